@@ -311,7 +311,7 @@ def page_of(found, version):
         "roofline, its tensor cores or its memory, whichever takes longer for the useful operations and bytes.", "",
         "*Limit* is the share at which the busiest pipe is never idle. Nothing is faster; how much slower it is, counting cannot",
         "see: latency, waits at barriers, contention for L2, the clock under full load (products reached 73 % of 989 TFLOP/s on the",
-        "H100 of [validation/results](../validation/results/h100_2026-11-22/README.md)). For kernels on the tensor cores *serial* is the",
+        "H100 of [validation/results](../validation/results/h100.md)). For kernels on the tensor cores *serial* is the",
         "share if the elementwise work overlapped no product at all. For the others *in flight* is the part of the bytes that memory",
         f"needs under way for {LATENCY} cycles of latency, that the loads ask for before they wait. Where caches serve part of what a",
         "kernel asks for, only what memory must move counts.", ""]

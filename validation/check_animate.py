@@ -2,18 +2,16 @@
 """Does `weft animate` make the frames that the original's arithmetic makes, from the picture and the speech to the pixels?
 
     check_animate.py [--weft build/weft] [--clips NAME ...] [--seed 1] [--device cpu] [--threads 2] [--keep DIR]
-                     [--output FILE.json]
+                        [--output FILE.json]
 
-A drawn face, speech and weights (sadtalker_inputs.py, widths of sadtalker_torch.SMALL) go through one run of `weft animate`
-and through sadtalker_chain.py, which is given the blinking and the noise that weft draws of the clip's seed. Frames are
+A drawn face, speech and weights (reference/sadtalker_inputs.py, widths of sadtalker.SMALL) go through one run of `weft animate`
+and through reference/sadtalker_chain.py, which is given the blinking and the noise that weft draws of the clip's seed. Frames are
 compared before they are encoded (animate.keep_frames): the mean difference of every frame is at most TOLERANCE levels of
 255. Clips cover all five kinds of preprocessing and every key that changes pixels. A clip whose frames hardly differ from
 each other would show nothing, so that fails, too. Exit status 0 if all hold.
 """
-import argparse
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,10 +21,8 @@ import numpy as np
 import torch
 import xxhash
 
-import sadtalker_chain
-import sadtalker_inputs
-import sadtalker_torch
-import step_cases
+import common
+from reference import sadtalker, sadtalker_chain, sadtalker_inputs
 
 TOLERANCE = 1.0  # levels of 255, of a frame's mean
 LEAST_MOTION = 0.5  # of neighbouring frames' mean difference, over a clip
@@ -58,7 +54,7 @@ def write_deck(folder, files, options, more=None):
     tables = {"model": {"name": "sadtalker"}} | tables
     for table, keys in (more or {}).items():
         tables[table] = tables.get(table, {}) | keys
-    (folder / "deck.toml").write_text(step_cases.toml(tables))
+    (folder / "deck.toml").write_text(common.toml(tables))
     return folder / "deck.toml"
 
 
@@ -68,11 +64,8 @@ def run_weft(args, folder, clips):
             sadtalker_inputs.write_wav(folder / f"{name}.wav", sadtalker_inputs.speech(frames / 25, args.seed))
             said = {"name": name, "picture": "face.png", "speech": f"{name}.wav", "seed": args.seed} | row
             out.write(json.dumps(said) + "\n")
-    command = [args.weft, "animate", "deck.toml", f"device.kind={args.device}", f"run.threads={args.threads}"]
     began = time.monotonic()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
+    common.run([args.weft, "animate", "deck.toml", f"device.kind={args.device}", f"run.threads={args.threads}"], args.threads, folder)
     return time.monotonic() - began
 
 
@@ -105,10 +98,10 @@ def check(args, folder):
         sadtalker_inputs.write_png(folder / file, picture)
     for file, frames in REFERENCES.items():
         sadtalker_inputs.write_video(folder / file, frames())
-    widths = sadtalker_torch.SMALL | {"fan_num_modules": 2}
+    widths = sadtalker.SMALL | {"fan_num_modules": 2}
     files = {name: folder / file for name, file in sadtalker_inputs.FILES.items()}
     if not all(path.exists() for path in files.values()):
-        sadtalker_inputs.weights(folder, widths, args.seed)
+        sadtalker_inputs.write_weights(folder, widths, args.seed)
     write_deck(folder, files, widths | {"size": 64}, {"animate": {"input": "clips.jsonl", "keep_frames": True}})
     seconds = run_weft(args, folder, clips)
     chains, results = {}, {}
@@ -128,16 +121,12 @@ def check(args, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weft", default="build/weft")
+    parser = common.parser(__doc__, seed=1, threads=2)
     parser.add_argument("--clips", nargs="+", default=list(CLIPS), choices=list(CLIPS))
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--keep", type=pathlib.Path, help="folder to leave everything in; weights that lie there are taken")
-    parser.add_argument("--output", type=pathlib.Path, help="JSON")
-    args = parser.parse_args()
-    args.weft = str(pathlib.Path(args.weft).resolve())
+    args = common.parse(parser)
+    facts = common.about(args, "cv2", "numpy")
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or pathlib.Path(temporary)
@@ -145,10 +134,7 @@ def main():
         seconds, results = check(args, folder)
     failed = [name for name, r in results.items() if "failed" in r]
     print(f"{len(results) - len(failed)} of {len(results)} clips hold; weft took {seconds:.0f} s")
-    if args.output:
-        about = {"what": "weft animate against sadtalker_chain.py, frames before encoding, levels of 255", "device": args.device,
-                 "widths": "sadtalker_torch.SMALL", "tolerance": TOLERANCE}
-        args.output.write_text(json.dumps(sadtalker_chain.provenance() | about | {"clips": results}, indent=1) + "\n")
+    common.write(args, facts, {"widths": "sadtalker.SMALL", "tolerance": TOLERANCE, "clips": results})
     return 1 if failed else 0
 
 

@@ -10,17 +10,13 @@ steps of the run in bf16 are no farther from those in f32 (root mean square of r
 
 Exit status 0 if it holds.
 """
-import argparse
-import json
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
 import numpy as np
 
-import compare_step
+import common
 
 DECK = """
 [run]
@@ -45,11 +41,9 @@ WINDOW = 50
 
 
 def train(weft, run, steps, threads, *options):
-    subprocess.run([weft, "train", run.parent / "deck.toml", f"run.dir={run}", f"train.steps={steps}", f"run.threads={threads}",
-                    *options], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                   env=os.environ | {"OMP_NUM_THREADS": str(threads)})
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return np.array([line["loss"] for line in lines if "loss" in line])
+    common.run([weft, "train", run.parent / "deck.toml", f"run.dir={run}", f"train.steps={steps}", f"run.threads={threads}", *options],
+               threads)
+    return np.array([line["loss"] for line in common.json_lines(run / "metrics.jsonl") if "loss" in line])
 
 
 def losses(weft, where, starts, steps, threads):
@@ -58,8 +52,7 @@ def losses(weft, where, starts, steps, threads):
         # Initial weights come of run.seed, as all draws do: a run of its own makes them.
         train(weft, where / f"seed{i}", 1, threads, "train.lr=0", f"run.seed={100 + i}")
         weights = where / f"seed{i}.safetensors"
-        subprocess.run([weft, "export", where / f"seed{i}", weights], check=True, stdout=subprocess.DEVNULL,
-                       stderr=subprocess.DEVNULL)
+        common.run([weft, "export", where / f"seed{i}", weights])
         runs[f"start {i}"] = train(weft, where / f"start{i}", steps, threads, f"model.weights={weights}")
     return runs
 
@@ -72,20 +65,14 @@ def distance(one, other):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weft", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent / "build" / "weft")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--starts", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=pathlib.Path)
-    a = parser.parse_args()
+    a = common.parse(common.parser(__doc__, steps=500, starts=2, threads=2))
     if a.steps < 2 * WINDOW or a.starts < 1:
         sys.exit(f"at least {2 * WINDOW} steps and one other start are wanted")
-    about = compare_step.provenance(argparse.Namespace(threads=a.threads, dtype="bf16", rounds=1, warmup=0, steps=a.steps))
+    facts = common.about(a)
     with tempfile.TemporaryDirectory() as folder:
         where = pathlib.Path(folder)
         (where / "deck.toml").write_text(DECK)
-        runs = losses(a.weft.resolve(), where, a.starts, a.steps, a.threads)
+        runs = losses(a.weft, where, a.starts, a.steps, a.threads)
     if any(len(v) != a.steps for v in runs.values()):
         sys.exit(f"of {a.steps} steps: " + ", ".join(f"{len(v)} ({name})" for name, v in runs.items()))
     f32, bf16 = runs["f32"], runs["bf16"]
@@ -100,8 +87,7 @@ def main():
         print(f"  {name:8} {d['rms']:.1e} rms, {d['largest']:.1e} at most; the last {result['last_mean'][name]:.4f} "
               f"(f32 {result['last_mean']['f32']:.4f})")
     print(f"bf16 is {means['bf16']['rms'] / limit:.2f} times as far from f32 as other initial weights in f32 are (limit 1)")
-    if a.json:
-        a.json.write_text(json.dumps(about | {"deck": DECK, **result, "losses": {n: v.tolist() for n, v in runs.items()}}) + "\n")
+    common.write(a, facts, {"deck": DECK, **result, "losses": {n: v.tolist() for n, v in runs.items()}})
     return 0 if means["bf16"]["rms"] <= limit else 1
 
 

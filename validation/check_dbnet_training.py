@@ -4,14 +4,12 @@
     check_dbnet_training.py [--weft build/weft] [--networks resnet18 resnet18+asf ...] [--pictures 3] [--side 96] [--json FILE]
 
 Pictures with words and their polygons are drawn here, as a list that `weft train` reads with data.augment = false; targets
-and loss on the other side are those of dbnet_torch.py, in float64. The gradient is what one step of SGD without momentum
+and loss on the other side are those of reference/dbnet.py, in float64. The gradient is what one step of SGD without momentum
 and decay subtracts, over the learning rate. An error is let through if it is within the tolerance, or no more than a few
 times that of PyTorch itself in float32: a ReLU's input close to zero moves whole gradients. Exit status 0 if all hold.
 """
-import argparse
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 
@@ -19,8 +17,8 @@ import cv2
 import numpy as np
 import torch
 
-import dbnet_torch
-import safetensors_io
+import common
+from reference import dbnet, safetensors_io
 
 TOLERANCE, TIMES = 1e-4, 5
 RATE = 100.0  # of the step: rounding of the weights then is small beside it
@@ -54,7 +52,7 @@ def draw_pictures(folder, count, side, seed):
 
 def maps_of(regions, side):
     """Targets of all pictures; thresholds as weft keeps them, in 8 bits."""
-    all_maps = [dbnet_torch.targets(side, side, [np.array(p["points"]) for p in polygons], [p["ignore"] for p in polygons])
+    all_maps = [dbnet.targets(side, side, [np.array(p["points"]) for p in polygons], [p["ignore"] for p in polygons])
                 for polygons in regions]
     text, counts, thresholds, near = (torch.from_numpy(np.stack(m)) for m in zip(*all_maps))
     steps = torch.round((thresholds.double() - 0.3) / 0.4 * 255)
@@ -65,8 +63,8 @@ def step_of_torch(model, pictures, maps, dtype):
     """Losses, and gradients and running statistics by name."""
     model = model.to(dtype).train()
     model.zero_grad()
-    logits, thresholds = model(dbnet_torch.normalise(pictures).to(dtype), want_threshold=True)
-    loss, parts = dbnet_torch.text_loss(logits, thresholds, *(m.to(dtype) for m in maps))
+    logits, thresholds = model(dbnet.normalise(pictures).to(dtype), want_threshold=True)
+    loss, parts = dbnet.text_loss(logits, thresholds, *(m.to(dtype) for m in maps))
     loss.backward()
     values = {n: p.grad.double().numpy() for n, p in model.named_parameters()}
     values |= {n: b.double().numpy().copy() for n, b in model.named_buffers() if ".running_" in n}
@@ -75,37 +73,15 @@ def step_of_torch(model, pictures, maps, dtype):
 
 def step_of_weft(weft, folder, network, side, count):
     backbone, *more = network.split("+")
-    (folder / "deck.toml").write_text(f"""
-[run]
-dir = "run"
-[data]
-path = "list.jsonl"
-crop = {side}
-augment = false
-[model]
-name = "dbnet"
-backbone = "{backbone}"
-asf = {str("asf" in more).lower()}
-deformable = "{"on" if "deformable" in more else "off"}"
-weights = "start.safetensors"
-[train]
-steps = 1
-batch_size = {count}
-optimizer = "sgd"
-momentum = 0
-weight_decay = 0
-lr_power = 0
-lr_detector = {RATE}
-""")
-
-    def run(*arguments):
-        done = subprocess.run([weft, *arguments], cwd=folder, capture_output=True, text=True)
-        if done.returncode != 0:
-            sys.exit(f"weft {' '.join(arguments)}: exit code {done.returncode}\n{done.stderr}")
-
-    run("train", "deck.toml")
-    run("export", "run", "end.safetensors")
-    metrics = json.loads((folder / "run/metrics.jsonl").read_text().splitlines()[0])
+    (folder / "deck.toml").write_text(common.toml({
+        "run": {"dir": "run"}, "data": {"path": "list.jsonl", "crop": side, "augment": False},
+        "model": {"name": "dbnet", "backbone": backbone, "asf": "asf" in more, "weights": "start.safetensors",
+                  "deformable": "on" if "deformable" in more else "off"},
+        "train": {"steps": 1, "batch_size": count, "optimizer": "sgd", "momentum": 0, "weight_decay": 0, "lr_power": 0,
+                  "lr_detector": RATE}}))
+    common.run([weft, "train", "deck.toml"], cwd=folder)
+    common.run([weft, "export", "run", "end.safetensors"], cwd=folder)
+    metrics = common.json_lines(folder / "run/metrics.jsonl")[0]
     terms = metrics["terms"]
     before, after = (safetensors_io.load(folder / f"{n}.safetensors") for n in ("start", "end"))
     values = {n: after[n].astype(np.float64) if ".running_" in n else (before[n].astype(np.float64) - after[n]) / RATE
@@ -114,6 +90,7 @@ lr_detector = {RATE}
 
 
 def error(got, wanted):
+    """Relative; a bias in front of batch norm has no gradient but rounding noise, which the floor lets pass."""
     return float(np.linalg.norm(got - wanted) / max(np.linalg.norm(wanted), 1e-12))
 
 
@@ -122,13 +99,13 @@ def compare(weft, network, pictures, side, seed):
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         shown, regions = draw_pictures(folder, pictures, side, seed)
-        model = dbnet_torch.draw(dbnet_torch.build(backbone, "asf" in more, deformable="deformable" in more), seed)
-        start = dbnet_torch.parameters(model)
+        model = dbnet.draw(dbnet.build(backbone, "asf" in more, deformable="deformable" in more), seed)
+        start = dbnet.parameters(model)
         safetensors_io.save(folder / "start.safetensors", start)
         got_losses, got = step_of_weft(weft, folder, network, side, pictures)
         maps = maps_of(regions, side)
-        losses, wanted = step_of_torch(dbnet_torch.load(model, start), shown, maps, torch.float64)
-        rounded_losses, rounded = step_of_torch(dbnet_torch.load(model.float(), start), shown, maps, torch.float32)
+        losses, wanted = step_of_torch(dbnet.load(model, start), shown, maps, torch.float64)
+        rounded_losses, rounded = step_of_torch(dbnet.load(model.float(), start), shown, maps, torch.float32)
     if got.keys() != wanted.keys():
         sys.exit(f"{network}: other names: {sorted(got.keys() ^ wanted.keys())[:6]}")
     worst, bad = ("", 0.0), []
@@ -150,22 +127,15 @@ def compare(weft, network, pictures, side, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--weft", default="build/weft")
+    parser = common.parser(__doc__, pictures=3, side=96, seed=1)
     parser.add_argument("--networks", nargs="+", default=["resnet18", "resnet18+asf", "resnet50", "oclip_resnet50+asf",
                                                           "resnet50+asf+deformable"])
-    parser.add_argument("--pictures", type=int, default=3)
-    parser.add_argument("--side", type=int, default=96)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json")
-    args = parser.parse_args()
-    weft = str(pathlib.Path(args.weft).resolve())
-    results = [compare(weft, n, args.pictures, args.side, args.seed) for n in args.networks]
-    if args.json:
-        pathlib.Path(args.json).write_text(json.dumps(
-            {"pytorch": torch.__version__, "opencv": cv2.__version__, "networks": results}, indent=2) + "\n")
-    sys.exit(1 if any(r["failures"] for r in results) else 0)
+    args = common.parse(parser)
+    facts = common.about(args, "cv2")
+    results = [compare(args.weft, n, args.pictures, args.side, args.seed) for n in args.networks]
+    common.write(args, facts, {"networks": results})
+    return 1 if any(r["failures"] for r in results) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

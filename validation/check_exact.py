@@ -7,11 +7,9 @@ they are done, compared by the hash of the state that they end with (docs/parall
 Three decks: STDiT3 with one bucket, STDiT3 with three, a VAE with a discriminator and clips of random length. Exit status 1
 if any two runs of a deck on as many ranks differ.
 """
-import argparse
 import json
 import os
 import pathlib
-import platform
 import random
 import signal
 import subprocess
@@ -19,8 +17,8 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests" / "e2e"))
-from tiny_models import TINY_VAE  # noqa: E402
+import common
+from tiny_models import TINY_VAE
 
 STDIT3 = """
 [run]
@@ -63,23 +61,12 @@ VAE_OPTIONS = ["vae_train.discriminator=patchgan", "vae_train.discriminator_star
                "vae_train.lecam_weight=10", "vae_train.image_share=0.2"]
 
 
-def processor_name():
-    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
-def command(weft, deck, run, ranks, options):
-    return ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), str(weft), "train", str(deck),
-            f"run.dir={run}", *options]
-
-
 def train(weft, deck, run, ranks, options, kill_after=None):
     """True when the run is done; all its ranks are killed after so many seconds."""
-    environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    job = subprocess.Popen(command(weft, deck, run, ranks, options), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                           text=True, env=environment, start_new_session=True)
+    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), str(weft), "train", str(deck), f"run.dir={run}",
+               *options]
+    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                           env=os.environ | {k: v for k, v in common.MPI.items() if "ALLOW" in k}, start_new_session=True)
     try:
         _, err = job.communicate(timeout=kill_after)
     except subprocess.TimeoutExpired:
@@ -98,14 +85,10 @@ def state_hash(run):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weft", default="build/weft", type=pathlib.Path)
-    parser.add_argument("--runs", default=10, type=int)
+    parser = common.parser(__doc__, runs=10, seed=1)
     parser.add_argument("--ranks", nargs="+", default=[1, 2, 3], type=int)
-    parser.add_argument("--seed", default=1, type=int)
-    parser.add_argument("--json", type=pathlib.Path)
-    args = parser.parse_args()
-    weft = args.weft.resolve()
+    args = common.parse(parser)
+    weft, facts = args.weft, common.about(args)
     rng = random.Random(args.seed)
     rows, failed = [], False
     for name, text in DECKS.items():
@@ -133,10 +116,7 @@ def main():
                              "kills": kills, "different_ends": len(ends)})
                 print(f"{name}, {ranks} ranks: {len(undisturbed)} undisturbed and {len(restarted)} restarted runs "
                       f"({kills} kills): {'the same bits' if len(ends) == 1 else f'{len(ends)} DIFFERENT ENDS'}", flush=True)
-    if args.json:
-        version = subprocess.run([weft, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
-        args.json.write_text(json.dumps({"weft": version, "processor": processor_name(),
-                                         "date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    common.write(args, facts, {"rows": rows})
     return 1 if failed else 0
 
 

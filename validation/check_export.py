@@ -8,20 +8,15 @@ The file is loaded by name, strictly: a missing, surplus or misshapen tensor end
 same random inputs: odd sizes that need padding, captions of different lengths, conditioning frames. The figure is the
 relative L2 error. Exit status 0 if it holds.
 """
-import argparse
 import pathlib
-import subprocess
 import sys
 import tempfile
 
 import numpy as np
 import torch
 
-import check_golden
-import safetensors_io
-import step_cases
-
-HERE = pathlib.Path(__file__).resolve().parent
+import common
+from reference import safetensors_io, stdit3
 
 
 def model_of(weights):
@@ -51,42 +46,30 @@ def random_inputs(model, seed=7):
             "width": np.full(batch, 80, np.float32)}
 
 
-def run(*argv):
-    done = subprocess.run([str(a) for a in argv], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"exit code {done.returncode}: {' '.join(map(str, argv))}\n{done.stdout}{done.stderr}")
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__)
     parser.add_argument("source", type=pathlib.Path, metavar="RUN_OR_WEIGHTS")
-    parser.add_argument("--weft", type=pathlib.Path, default=HERE.parent / "build" / "weft")
     parser.add_argument("--ema", action="store_true", help="export the moving average of the weights")
     parser.add_argument("--tolerance", type=float, default=1e-5)
-    args = parser.parse_args()
+    args = common.parse(parser)
 
     with tempfile.TemporaryDirectory(prefix="weft-export-") as name:
         folder = pathlib.Path(name)
         path = args.source
         if path.is_dir():
             path = folder / "weights.safetensors"
-            run(args.weft, "export", args.source, path, *(["--ema"] if args.ema else []))
+            common.run([args.weft, "export", args.source, path, *(["--ema"] if args.ema else [])])
         weights = safetensors_io.load(path)
         table = model_of(weights)
-        model = check_golden.build({"model": table}, weights, torch.float32)
+        model = stdit3.build(table, weights)
         inputs = random_inputs(table)
         with torch.no_grad():
-            theirs = model(**check_golden.to_torch(inputs, torch.float32)).numpy()
+            theirs = model(**stdit3.to_torch(inputs)).numpy()
 
-        deck, given, outputs = folder / "deck.toml", folder / "inputs.safetensors", folder / "outputs.safetensors"
-        deck.write_text(step_cases.toml({"model": {"name": "stdit3"} | table}))
-        safetensors_io.save(given, inputs | {"cotangent": np.zeros_like(theirs)})
-        run(args.weft, "probe", "forward", "--deck", deck, "--weights", path, "--inputs", given, "--outputs", outputs)
-        ours = safetensors_io.load(outputs)["out"]
+        ours = common.probe(args.weft, folder, "forward", inputs | {"cotangent": np.zeros_like(theirs)},
+                            deck=common.toml({"model": {"name": "stdit3"} | table}), weights=path)["out"]
 
-    if ours.shape != theirs.shape or not np.all(np.isfinite(ours)):
-        sys.exit(f"weft's output is wrong: shape {ours.shape}, expected {theirs.shape}, finite {np.isfinite(ours).all()}")
-    error = float(np.linalg.norm(ours.astype(np.float64) - theirs) / np.linalg.norm(theirs))
+    error = common.relative_error(ours, theirs)
     good = error <= args.tolerance
     print(f"{len(weights)} tensors load strictly; relative error of the output {error:.1e} (<= {args.tolerance:g}): "
           + ("ok" if good else "WRONG"))

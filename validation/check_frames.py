@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Picks frames of videos by weft and by OpenCV's VideoCapture, and compares every byte.
 
-    python3 validation/check_frames.py [--weft build/weft] [--keep FOLDER]
+    check_frames.py [--weft build/weft] [--keep FOLDER]
 
 Needs ffmpeg, numpy and OpenCV with the FFmpeg that weft has, since decoders and libswscale change a little: FFmpeg 5.1
 is in opencv-python-headless 4.8 to 4.10. OpenCV's side is what Open-Sora does: the last frame where there are fewer,
@@ -10,7 +10,6 @@ the first where the frame cannot be read, a black one where nothing can.
 Two things that OpenCV leaves open are fixed. Its decoders take one thread: with more, what a damaged frame looks like
 depends on their number. New memory is zero (MALLOC_PERTURB_): the last rows of 10-bit frames are not written.
 """
-import argparse
 import os
 import pathlib
 import subprocess
@@ -24,7 +23,7 @@ os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
 import cv2
 import numpy as np
 
-import safetensors_io
+import common
 
 # Moving colours with text and noise, so that a wrong frame or chroma shows.
 SOURCE = "testsrc2=size={size}:rate={rate},noise=alls=12:allf=t"
@@ -122,10 +121,9 @@ def by_opencv(path, index):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--weft", default="build/weft")
+    p = common.parser(__doc__)
     p.add_argument("--keep", help="a folder for the videos, made there if it is empty or absent")
-    a = p.parse_args()
+    a = common.parse(p)
     print(f"OpenCV {cv2.__version__}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(a.keep or temporary)
@@ -136,10 +134,7 @@ def main():
         inputs = {"index": np.array([i for _, i in jobs])}
         for n, (file, _) in enumerate(jobs):
             inputs[f"path.{n:03}"] = np.frombuffer(str(file).encode(), np.uint8)
-        given, made = pathlib.Path(temporary) / "in", pathlib.Path(temporary) / "out"
-        safetensors_io.save(given, inputs)
-        subprocess.run([a.weft, "probe", "video_frames", "--inputs", given, "--outputs", made], check=True)
-        out = safetensors_io.load(made)
+        out = common.probe(a.weft, pathlib.Path(temporary), "video_frames", inputs)
         same = 0
         for n, (file, index) in enumerate(jobs):
             wanted, stand_in = by_opencv(file, index)

@@ -3,17 +3,15 @@
 
     check_generate.py [--weft build/weft] [--ranks 1] [--tolerance 1e-4] [--json FILE]
 
-Tiny models with random weights: transformers' T5EncoderModel, STDiT3 and the sampler of this folder, diffusers' AutoencoderKL
-and the temporal VAE of vae_torch.py. The noise is the same because it is a function of (seed, purpose, step, clip): philox.py
+Tiny models with random weights: transformers' T5EncoderModel, STDiT3 and the sampler of reference/, diffusers' AutoencoderKL
+and the temporal VAE. The noise is the same because it is a function of (seed, purpose, step, clip): philox.py
 computes it once more. Clips: text to video (two chunks, an odd latent width), text to picture, a picture as an edited first
 frame, and two loops, the second going on from the re-encoded first with an edit ratio. PyTorch runs in f64 (T5 in f32), weft in
 f32; figures are relative L2 errors of the latents and of the frames before they are rounded to 8 bits, and the largest
 difference of a frame's value. Exit status 0 if all relative errors are below the tolerance.
 """
-import argparse
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 from unittest import mock
@@ -22,14 +20,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-import philox
-import rflow
-import safetensors_io
-import stdit3
-import t5_cases
-import vae_torch
+import common
+from reference import philox, rflow, safetensors_io, stdit3, t5, vae
 
-HERE = pathlib.Path(__file__).resolve().parent
 SEED, STEPS, GUIDANCE, HEIGHT, WIDTH, FPS = 11, 6, 7.0, 32, 56, 24
 T5 = {"d_model": 48, "d_kv": 8, "num_heads": 4, "d_ff": 64, "num_layers": 2}
 LENGTH = 40
@@ -51,28 +44,27 @@ class Pipeline:
 
     def __init__(self, where):
         torch.manual_seed(1)
-        self.tokenizer = t5_cases.train_tokenizer(where)
+        self.tokenizer = t5.train_tokenizer(where)
         self.vocab = self.tokenizer.get_piece_size() + 100
-        self.t5 = t5_cases.model_of(T5, self.vocab)
-        t5_cases.write_weights(self.t5, where / "t5.safetensors")
+        self.t5 = t5.model_of(T5, self.vocab)
+        t5.write_weights(self.t5, where / "t5.safetensors")
         self.model = stdit3.STDiT3(stdit3.Config(**MODEL)).eval()
         with torch.no_grad():
             for p in self.model.parameters():  # what starts at zero would hide itself
                 if not p.any():
                     p.normal_(0, 0.3 * (p.shape[0] / p.numel()) ** 0.5)
-        self.spatial = vae_torch.spatial(*SPATIAL.values()).eval()
-        self.temporal = vae_torch.Temporal(*TEMPORAL.values()).eval()
-        numpy = lambda m, prefix="": {prefix + k: v.numpy() for k, v in m.state_dict().items()}
-        safetensors_io.save(where / "model.safetensors", numpy(self.model))
-        safetensors_io.save(where / "vae.safetensors", {**numpy(self.spatial, "spatial_vae.module."),
-                                                        **numpy(self.temporal, "temporal_vae.")})
+        self.spatial = vae.spatial(*SPATIAL.values()).eval()
+        self.temporal = vae.Temporal(*TEMPORAL.values()).eval()
+        safetensors_io.save(where / "model.safetensors", common.arrays_of(self.model))
+        safetensors_io.save(where / "vae.safetensors", common.arrays_of(self.spatial, "spatial_vae.module.")
+                            | common.arrays_of(self.temporal, "temporal_vae."))
         for m in (self.model, self.spatial, self.temporal):
             m.double().requires_grad_(False)
         self.scale, self.shift = (torch.tensor(v).double().view(1, 4, 1, 1, 1) for v in (SCALE, SHIFT))
 
     def encode_text(self, text):
         ids = self.tokenizer.encode(text)[:LENGTH - 1] + [1]
-        y = t5_cases.encode_padded(self.t5, [ids], LENGTH).double()
+        y = t5.encode_padded(self.t5, [ids], LENGTH).double()
         mask = (torch.arange(LENGTH) < len(ids)).long()[None]
         return y[:, None], mask
 
@@ -83,17 +75,17 @@ class Pipeline:
         for t in range(x.shape[0]):
             moments = self.spatial.quant_conv(self.spatial.encoder(x[t:t + 1]))
             h, w = moments.shape[2:]
-            z2.append(vae_torch.draw(moments, noise("posterior", 1 + t, sample, (h, w, 4)).permute(2, 0, 1)[None]))
-        z2 = vae_torch.SCALING * torch.stack(z2, 2)
+            z2.append(vae.draw(moments, noise("posterior", 1 + t, sample, (h, w, 4)).permute(2, 0, 1)[None]))
+        z2 = vae.SCALING * torch.stack(z2, 2)
         moments = torch.cat([self.temporal.moments(c) for c in z2.split(CHUNK, 2)], 2)
-        z = vae_torch.draw(moments, noise("posterior", 0, sample, (4, *moments.shape[2:]))[None])
+        z = vae.draw(moments, noise("posterior", 0, sample, (4, *moments.shape[2:]))[None])
         return (z - self.shift) / self.scale
 
     def decode(self, z, frames):
         z, out = z * self.scale + self.shift, []
         for chunk in z.split(5, 2):
             n = min(CHUNK, frames - len(out) * CHUNK)
-            z2 = self.temporal.decode(chunk, n)[0].transpose(0, 1) / vae_torch.SCALING
+            z2 = self.temporal.decode(chunk, n)[0].transpose(0, 1) / vae.SCALING
             out.append(self.spatial.decoder(self.spatial.post_quant_conv(z2)))
         return torch.cat(out).transpose(0, 1)  # [3,T,H,W]
 
@@ -128,51 +120,22 @@ class Pipeline:
         return latents, torch.cat(shown, 1).permute(1, 2, 3, 0)
 
 
-def deck(where, pipeline, more):
-    return f"""
-[run]
-dir = "{where}"
-seed = {SEED}
-[model]
-{''.join(f'{k} = {json.dumps(v)}' + chr(10) for k, v in MODEL.items())}
-[vae]
-weights = "{where}/vae.safetensors"
-spatial_channels = {SPATIAL['channels']}
-spatial_res_blocks = {SPATIAL['blocks']}
-spatial_groups = {SPATIAL['groups']}
-filters = {TEMPORAL['filters']}
-num_res_blocks = {TEMPORAL['blocks']}
-channel_multipliers = {TEMPORAL['multipliers']}
-num_groups = {TEMPORAL['groups']}
-{t5_cases.deck(T5, pipeline.vocab, weights=str(where / 't5.safetensors'), max_length=LENGTH, clean=False)}
-[sampler]
-steps = {STEPS}
-cfg_scale = {GUIDANCE}
-[generate]
-weights = "{where}/model.safetensors"
-image_size = [{HEIGHT}, {WIDTH}]
-fps = {FPS}
-aes = 0
-tensors = true
-{more}
-"""
-
-
-def relative(ours, wanted):
-    wanted = wanted.numpy()
-    return float(np.linalg.norm(ours - wanted) / np.linalg.norm(wanted))
+def deck(where, pipeline, prompts, output, more):
+    return common.toml({
+        "run": {"dir": str(where), "seed": SEED}, "model": MODEL,
+        "vae": {"weights": str(where / "vae.safetensors"), "spatial_channels": SPATIAL["channels"],
+                "spatial_res_blocks": SPATIAL["blocks"], "spatial_groups": SPATIAL["groups"], "filters": TEMPORAL["filters"],
+                "num_res_blocks": TEMPORAL["blocks"], "channel_multipliers": TEMPORAL["multipliers"], "num_groups": TEMPORAL["groups"]},
+        "sampler": {"steps": STEPS, "cfg_scale": GUIDANCE},
+        "generate": {"weights": str(where / "model.safetensors"), "image_size": [HEIGHT, WIDTH], "fps": FPS, "aes": 0, "tensors": True,
+                     "prompts": prompts, "output": str(output), **more},
+    }) + t5.deck(T5, pipeline.vocab, weights=str(where / "t5.safetensors"), max_length=LENGTH, clean=False)
 
 
 def check(weft, ranks, where, pipeline, name, cases, more):
     prompts = [c["text"] + " " + json.dumps(c["options"]) for c in cases]
-    path = where / f"{name}.toml"
-    path.write_text(deck(where, pipeline, f"prompts = {json.dumps(prompts)}\noutput = \"{where / name}\"\n{more}"))
-    command = [str(weft), "generate", str(path)]
-    if ranks > 1:
-        command = ["mpirun", "--oversubscribe", "-n", str(ranks), *command]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"exit code {done.returncode}: {' '.join(command)}\n{done.stdout}{done.stderr}")
+    (where / f"{name}.toml").write_text(deck(where, pipeline, prompts, where / name, more))
+    common.run([weft, "generate", where / f"{name}.toml"], ranks=ranks)
     results = {}
     for i, case in enumerate(cases):
         ours = safetensors_io.load(where / name / f"sample_{i:04d}.safetensors")
@@ -180,8 +143,8 @@ def check(weft, ranks, where, pipeline, name, cases, more):
             latents, frames = pipeline.generate(case, i)
         if ours["frames"].shape != tuple(frames.shape):
             sys.exit(f"{case['name']}: frames {ours['frames'].shape}, wanted {tuple(frames.shape)}")
-        r = {"latents": [relative(ours[f"latent_{k}"], z) for k, z in enumerate(latents)],
-             "frames": relative(ours["frames"], frames),
+        r = {"latents": [common.relative_error(ours[f"latent_{k}"], z.numpy()) for k, z in enumerate(latents)],
+             "frames": common.relative_error(ours["frames"], frames.numpy()),
              "largest": float(np.abs(ours["frames"] - frames.numpy()).max()),
              "rms": float(frames.square().mean().sqrt())}
         print(f"{case['name']}: latents {', '.join(f'{e:.2e}' for e in r['latents'])}, frames {r['frames']:.2e}, largest "
@@ -191,12 +154,10 @@ def check(weft, ranks, where, pipeline, name, cases, more):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weft", default=HERE.parent / "build" / "weft")
-    parser.add_argument("--ranks", type=int, default=1)
+    parser = common.parser(__doc__, ranks=1)
     parser.add_argument("--tolerance", type=float, default=1e-4)
-    parser.add_argument("--json", type=pathlib.Path)
-    a = parser.parse_args()
+    a = common.parse(parser)
+    facts = common.about(a, "diffusers", "transformers")
     with tempfile.TemporaryDirectory() as folder:
         where = pathlib.Path(folder)
         pipeline = Pipeline(where)
@@ -209,19 +170,13 @@ def main():
             {"name": "text to picture", "text": "a small house", "frames": 1, "options": {"num_frames": 1}},
             {"name": "edited picture to video", "text": "the sea at night", "frames": 17, "references": [picture],
              "groups": [(0, 0, 0, 0, 1, 0.6)],
-             "options": {"num_frames": 17, "reference_path": file, "mask_strategy": "0,0,0,0,1,0.6"}}], "")
+             "options": {"num_frames": 17, "reference_path": file, "mask_strategy": "0,0,0,0,1,0.6"}}], {})
         results |= check(a.weft, a.ranks, where, pipeline, "loops", [
             {"name": "picture to video, two loops", "text": "people in a street", "frames": 34, "loops": 2,
              "condition_edit": 0.5, "references": [picture], "groups": [(0, 0, 0, 0, 1, 0.0)],
              "options": {"num_frames": 34, "reference_path": file, "mask_strategy": "0"}}],
-            "loop = 2\ncondition_frame_edit = 0.5\n")
-    if a.json:
-        def output(*command):
-            return subprocess.run(command, capture_output=True, text=True, cwd=HERE, check=False).stdout.strip()
-
-        cpu = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
-        a.json.write_text(json.dumps({"commit": output("git", "rev-parse", "--short", "HEAD"), "date": output("date", "-I"),
-                                      "cpu": f"{len(cpu)} x {cpu[0]}", "ranks": a.ranks, "torch": torch.__version__, **results}, indent=2) + "\n")
+            {"loop": 2, "condition_frame_edit": 0.5})
+    common.write(a, facts, {"cases": results})
     return 0 if all(max([*r["latents"], r["frames"]]) <= a.tolerance for r in results.values()) else 1
 
 

@@ -3,16 +3,14 @@
 
     check_gfpgan.py [--weft build/weft] [--device cpu] [--dtype f32] [--tolerance 1e-4] [--seed 0] [--json FILE]
 
-The original modules (gfpgan_torch.py), with random weights, in f64: `weft probe gfpgan` with the noise given, `weft probe
-parsenet`, and `weft probe gfpgan_paste` at both scales with faces that are turned, overlap and reach beyond the frame. Errors are
+The original modules (reference/gfpgan.py), with random weights, in f64: `weft_probe gfpgan` with the noise given, `weft_probe
+parsenet`, and `weft_probe gfpgan_paste` at both scales with faces that are turned, overlap and reach beyond the frame. Errors are
 the greatest ones, as a share of the greatest value. Pasted frames may differ by one level: the original cuts levels, and loses one
 where the face's share is above 0 but below 1e-5, which weft takes for 0 (docs/models/gfpgan.md). Exit status 0 if at most one in
 1000 values differs otherwise, and the rest holds.
 """
-import argparse
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,22 +18,14 @@ import time
 import numpy as np
 import torch
 
-import gfpgan_torch
-import safetensors_io
+import common
+from reference import gfpgan
 
 
 def probe(a, folder, what, weights, inputs):
-    deck = folder / "deck.toml"
-    deck.write_text('[model]\nname = "sadtalker"\n')
-    safetensors_io.save(folder / "inputs.safetensors", inputs)
-    command = [a.weft, "probe", what, "--deck", deck, "--inputs", folder / "inputs.safetensors", "--outputs",
-               folder / "outputs.safetensors", "--device", a.device, "--dtype", a.dtype]
-    if weights is not None:
-        safetensors_io.save(folder / "weights.safetensors",
-                            {k: v.numpy() for k, v in weights.items() if v.dtype == torch.float32})
-        command += ["--weights", folder / "weights.safetensors"]
-    subprocess.run([str(c) for c in command], check=True)
-    return safetensors_io.load(folder / "outputs.safetensors")
+    kept = weights and {k: v.numpy() for k, v in weights.items() if v.dtype == torch.float32}
+    return common.probe(a.weft, folder, what, inputs, "--device", a.device, "--dtype", a.dtype,
+                        deck='[model]\nname = "sadtalker"\n', weights=kept)
 
 
 def worst(got, wanted):
@@ -43,21 +33,21 @@ def worst(got, wanted):
 
 
 def check_restorer(a, folder, image):
-    net = gfpgan_torch.restorer(a.seed)
+    net = gfpgan.restorer(a.seed)
     torch.manual_seed(a.seed + 1)
-    noise = [torch.randn(1, 1, s, s) for s in gfpgan_torch.NOISE_SIDES]
+    noise = [torch.randn(1, 1, s, s) for s in gfpgan.NOISE_SIDES]
     inputs = {"image": image.numpy()} | {f"noise.{i:03}": n.numpy() for i, n in enumerate(noise)}
     got = probe(a, folder, "gfpgan", net.state_dict(), inputs)["face"]
     begin = time.perf_counter()
-    single = gfpgan_torch.restore(net, image, noise).numpy()
+    single = gfpgan.restore(net, image, noise).numpy()
     seconds = time.perf_counter() - begin
-    wanted = gfpgan_torch.restore(net.double(), image.double(), [n.double() for n in noise]).numpy()
+    wanted = gfpgan.restore(net.double(), image.double(), [n.double() for n in noise]).numpy()
     return {"error": worst(got, wanted), "error of PyTorch in f32": worst(single, wanted),
             "deviation of the face": float(wanted.std()), "seconds of PyTorch in f32": seconds}
 
 
 def check_parser(a, folder, image):
-    net = gfpgan_torch.parser(a.seed)
+    net = gfpgan.parser(a.seed)
     got = probe(a, folder, "parsenet", net.state_dict(), {"image": image.numpy()})
     with torch.no_grad():
         begin = time.perf_counter()
@@ -99,7 +89,7 @@ def check_paste(a, folder, scale):
     got = probe(a, folder, "gfpgan_paste", None,
                 {"frame": frame, "points": points, "faces": faces, "classes": classes,
                  "scale": np.array([scale], np.int64)})
-    transforms, crops, wanted = gfpgan_torch.paste(frame, points, faces, classes, scale)
+    transforms, crops, wanted = gfpgan.paste(frame, points, faces, classes, scale)
     off = got["result"].astype(int) - wanted.astype(int)
     cut = np.abs(got["crops"].astype(int) - crops.astype(int))
     return {"transforms": float(np.abs(got["transforms"] - transforms).max()), "crop levels, at most": int(cut.max()),
@@ -108,15 +98,13 @@ def check_paste(a, folder, scale):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--weft", default=pathlib.Path(__file__).resolve().parent.parent / "build" / "weft")
+    p = common.parser(__doc__, seed=0)
     p.add_argument("--device", default="cpu")
     p.add_argument("--dtype", default="f32")
     p.add_argument("--tolerance", type=float, default=1e-4)
-    p.add_argument("--seed", type=int, default=0)
     p.add_argument("--only", choices=("restorer", "parser", "paste"))
-    p.add_argument("--json", type=pathlib.Path)
-    a = p.parse_args()
+    a = common.parse(p)
+    facts = common.about(a)
     torch.manual_seed(a.seed)
     image = torch.nn.functional.interpolate(torch.rand(1, 3, 33, 33), (512, 512), mode="bicubic").clamp(0, 1) * 2 - 1
     results = {}
@@ -132,8 +120,7 @@ def main():
     good = all(r["error"] < a.tolerance for r in results.values() if "error" in r)
     good &= all(r["levels, at most"] <= 1 and r["other values off"] < 1e-3 and r["transforms"] < 1e-3 and
                 r["crop levels, at most"] == 0 for r in results.values() if "transforms" in r)
-    if a.json:
-        a.json.write_text(json.dumps(results, indent=1) + "\n")
+    common.write(a, facts, {"cases": results})
     return 0 if good else 1
 
 

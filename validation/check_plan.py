@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
 """`weft plan --fabric local` against real runs: step time and memory of five decks on CPU ranks, two of them a VAE's.
 
-    python3 validation/check_plan.py --weft build/weft --json validation/results/plan_cpu_DATE.json
+    check_plan.py [--weft build/weft] [--ranks 1 2] [--rounds 3] [--decks NAME ...] [--json FILE]
 
 For each deck and rank count: plan, train, plan, train ..., so that both sides see the same machine. Step times are medians
 over all runs (of a run the steps after the first four), memory is the arena's peak as the run reports it. Exit status 1 if
 a prediction is further off than the bounds (15 % in time, 3 % in memory).
 """
-import argparse
-import datetime
 import json
 import os
 import pathlib
 import statistics
-import subprocess
 import tempfile
+
+import common
 
 TIME_BOUND, MEMORY_BOUND = 0.15, 0.03
 WARM_UP = 4
@@ -81,16 +80,6 @@ DECKS = {name: DECK.format(**deck) for name, deck in DECKS.items()} | {
         "random_length", 'discriminator = "patchgan"\ndiscriminator_start = 0\nrandom_length')}
 
 
-def run(weft, ranks, arguments, cwd):
-    environment = dict(os.environ, OMP_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1",
-                       OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_mpi_yield_when_idle="1",
-                       OMPI_MCA_btl_vader_single_copy_mechanism="none")
-    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), weft, *arguments]
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
-
-
 def compare(weft, deck, ranks, rounds):
     """Median predicted and measured step, and the bytes of memory of both."""
     planned, measured, step_medians = [], [], []
@@ -98,13 +87,11 @@ def compare(weft, deck, ranks, rounds):
         folder = pathlib.Path(folder)
         (folder / "deck.toml").write_text(deck)
         for _ in range(rounds):
-            run(weft, ranks, ["plan", "deck.toml", "--fabric", "local", "--json", "plan.json"],
-                folder)
+            common.run([weft, "plan", "deck.toml", "--fabric", "local", "--json", "plan.json"], 1, folder, ranks)
             plan = json.loads((folder / "plan.json").read_text())
             planned.append(plan["step"]["seconds"])
-            run(weft, ranks, ["train", "deck.toml"], folder)
-            lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-            steps = [json.loads(line) for line in lines]
+            common.run([weft, "train", "deck.toml"], 1, folder, ranks)
+            steps = common.json_lines(folder / "run" / "metrics.jsonl")
             seconds = [s["seconds"] for s in steps[WARM_UP:]]
             measured += seconds
             step_medians.append(statistics.median(seconds))
@@ -116,28 +103,18 @@ def compare(weft, deck, ranks, rounds):
                 exposed_planned=plan["step"]["exposed_reduce"] + plan["step"]["exposed_gather"])
 
 
-def hardware():
-    with open("/proc/cpuinfo", encoding="utf-8") as f:
-        model = next(line.split(":")[1].strip() for line in f if line.startswith("model name"))
-    return f"{model}, {os.cpu_count()} cores"
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--weft", default="build/weft")
+    parser = common.parser(__doc__, rounds=3)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--decks", nargs="+", default=list(DECKS), choices=list(DECKS))
-    parser.add_argument("--json")
-    a = parser.parse_args()
-    weft = str(pathlib.Path(a.weft).resolve())
-    version = subprocess.run([weft, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
+    a = common.parse(parser)
+    facts = common.about(a)
     rows, worst = [], True
     print(f"{'deck':<12} {'ranks':>5} {'planned':>10} {'measured':>10} {'error':>7}   memory error")
     for name in a.decks:
         for ranks in a.ranks:
             row = dict(deck=name, load_before=os.getloadavg()[0],
-                       **compare(weft, DECKS[name], ranks, a.rounds))
+                       **compare(a.weft, DECKS[name], ranks, a.rounds))
             row["time_error"] = row["planned_seconds"] / row["measured_seconds"] - 1
             row["memory_error"] = row["planned_bytes"] / row["measured_bytes"] - 1
             worst = worst and (abs(row["time_error"]) <= TIME_BOUND and
@@ -146,11 +123,7 @@ def main():
             print(f"{name:<12} {ranks:>5} {row['planned_seconds']:>8.4f} s "
                   f"{row['measured_seconds']:>8.4f} s {100 * row['time_error']:>+6.1f}% "
                   f"{100 * row['memory_error']:>+10.2f}%", flush=True)
-    if a.json:
-        result = dict(build=version, date=datetime.date.today().isoformat(), hardware=hardware(),
-                      command="validation/check_plan.py", bounds=[TIME_BOUND, MEMORY_BOUND],
-                      decks={name: DECKS[name] for name in a.decks}, rows=rows)
-        pathlib.Path(a.json).write_text(json.dumps(result, indent=1) + "\n")
+    common.write(a, facts, {"bounds": [TIME_BOUND, MEMORY_BOUND], "decks": {n: DECKS[n] for n in a.decks}, "rows": rows})
     return 0 if worst else 1
 
 

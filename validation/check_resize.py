@@ -1,16 +1,12 @@
 #!/usr/bin/env python3
 """Resizes random images by weft and by Pillow, and compares every byte.
 
-    python3 validation/check_resize.py [--weft build/weft] [--count 1000] [--seed 1]
+    check_resize.py [--weft build/weft] [--count 1000] [--seed 1]
 
 Needs numpy and Pillow; weft gives the bytes of Pillow 9.4 (pip install "pillow==9.4.0"). Later versions run the vertical
 pass first for some sizes with fewer rows: there BILINEAR differs by one level at most, which is then what is checked.
 """
-import argparse
-import json
 import pathlib
-import struct
-import subprocess
 import sys
 import tempfile
 
@@ -18,29 +14,7 @@ import numpy as np
 import PIL
 from PIL import Image
 
-NAMES = {"uint8": "U8", "int64": "I64"}
-
-
-def save(path, tensors):
-    header, at = {}, 0
-    for name, t in tensors.items():
-        header[name] = {"dtype": NAMES[str(t.dtype)], "shape": t.shape, "data_offsets": [at, at + t.nbytes]}
-        at += t.nbytes
-    text = json.dumps(header).encode()
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for t in tensors.values():
-            file.write(t.tobytes())
-
-
-def load(path):
-    data = pathlib.Path(path).read_bytes()
-    length = struct.unpack("<Q", data[:8])[0]
-    header = json.loads(data[8:8 + length])
-    return {name: np.frombuffer(data, np.uint8, e["data_offsets"][1] - e["data_offsets"][0],
-                                8 + length + e["data_offsets"][0]).reshape(e["shape"])
-            for name, e in header.items() if name != "__metadata__"}
-
+import common
 
 def side(rng):
     """Mostly ordinary sides, some of a few pixels."""
@@ -48,11 +22,7 @@ def side(rng):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--weft", default="build/weft")
-    p.add_argument("--count", type=int, default=1000)
-    p.add_argument("--seed", type=int, default=1)
-    a = p.parse_args()
+    a = common.parse(common.parser(__doc__, count=1000, seed=1))
     exact = tuple(int(v) for v in PIL.__version__.split(".")[:2]) <= (9, 5)
     rng = np.random.default_rng(a.seed)
     inputs = {}
@@ -68,12 +38,7 @@ def main():
         inputs[f"image.{i}"], inputs[f"label.{i}"] = image, rng.integers(0, 256, (height, width), dtype=np.uint8)
         inputs[f"size.{i}"] = np.array(size, np.int64)
     with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
-        (folder / "deck.toml").write_text('[model]\nname = "image_resize"\n')
-        save(folder / "in.safetensors", inputs)
-        subprocess.run([a.weft, "probe", "resize_image", "--deck", folder / "deck.toml", "--inputs", folder / "in.safetensors",
-                        "--outputs", folder / "out.safetensors"], check=True)
-        outputs = load(folder / "out.safetensors")
+        outputs = common.probe(a.weft, pathlib.Path(folder), "resize_image", inputs, deck='[model]\nname = "image_resize"\n')
     differ, worst, labels = 0, 0, 0
     for i in range(a.count):
         size = tuple(int(v) for v in inputs[f"size.{i}"])

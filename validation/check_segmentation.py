@@ -2,35 +2,28 @@
 """Do the segmentation models of weft agree with PyTorch: outputs, losses, gradients, running statistics, predicted pixels?
 
     check_segmentation.py [--weft build/weft] [--device cpu] [--dtype f32] [--pairs ENCODER+DECODER ... | --all]
-                          [--original DIR] [--golden DIR] [--parts golden networks evaluate] [--json FILE]
+                          [--original DIR] [--parts networks evaluate] [--json FILE]
 
-golden      the PyTorch models (segmentation_torch.py) reproduce what the original computed, in float64
-networks    `weft probe` on random weights and images beside those models in float64. An error is let through if it is
-            within the tolerance, or no more than a few times that of PyTorch itself in weft's number format: a
-            ReLU's input close to zero moves whole gradients
+networks    `weft_probe` on random weights and images beside PyTorch (reference/segmentation.py) in float64. An error is let
+            through if it is within the tolerance, or no more than a few times that of PyTorch itself in weft's number
+            format: a ReLU's input close to zero moves whole gradients
 evaluate    `weft ingest` and `weft evaluate` of pictures drawn here: counts of the predictions that it writes are its
             counts to the last pixel, and predictions are those of PyTorch except where two classes are as good as equal
 
-With --original the original's own code is asked too (see segmentation_original.py): its modules give the same numbers as
-those of this folder, its dataset, evaluation and metrics the predictions and counts. Exit status 0 if all hold.
+With --original the original's own code is asked too (see reference/segmentation_original.py): its modules give the same numbers as
+those of reference/, its dataset, evaluation and metrics the predictions and counts. Exit status 0 if all hold.
 """
-import argparse
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
-import tomllib
 
 import numpy as np
 import torch
 
-import check_golden
-import safetensors_io
-import segmentation_original
-import segmentation_torch
-import step_cases
+import common
+from common import relative_error
+from reference import safetensors_io, segmentation, segmentation_original
 
 CLASSES = 7
 PAIRS = ["resnet18dilated+ppm_deepsup", "resnet18dilated+c1", "resnet50dilated+ppm_deepsup", "resnet50dilated+upernet",
@@ -49,71 +42,6 @@ NEWER_PILLOW_MARGIN = 2e-2
 def trains(encoder, decoder):
     """In the original, deep supervision needs both maps at one size."""
     return not (decoder.endswith("deepsup") and not encoder.endswith("dilated"))
-
-
-def error(actual, expected):
-    return check_golden.relative_error(torch.as_tensor(np.asarray(actual, np.float64)), np.asarray(expected, np.float64))
-
-
-def environment():
-    return os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
-
-def run(args, *words):
-    argv = [str(args.weft), *map(str, words)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment())
-    if done.returncode != 0:
-        raise RuntimeError(f"exit code {done.returncode} of {' '.join(argv)}\n{done.stdout}{done.stderr}")
-    return done
-
-
-def golden(args):
-    """Whether the reference itself holds."""
-    good, cases = True, 0
-    maker = args.golden / "make_weights.py"
-    for deck_path in sorted(args.golden.glob("seg_*.toml")):
-        name = deck_path.stem
-        kind = name.rsplit("_", 1)[1]
-        if kind != "infer" and "train" not in name:
-            continue
-        deck = tomllib.loads(deck_path.read_text())["model"]
-        with tempfile.TemporaryDirectory() as folder:
-            weights = pathlib.Path(folder) / "w.safetensors"
-            subprocess.run([sys.executable, str(maker), str(args.golden / f"{name}.manifest.json"), str(weights)], check=True)
-            model = segmentation_torch.build(deck["encoder"], deck["decoder"], deck["num_classes"], deck["dropout"])
-            segmentation_torch.load(model, safetensors_io.load(weights)).double()
-            inputs = safetensors_io.load(args.golden / f"{name}.inputs.safetensors")
-            image = torch.from_numpy(inputs["image"].copy()).double()
-            if kind == "infer":
-                with torch.no_grad():
-                    found = {"probabilities": model.eval().probabilities(image).numpy()}
-            else:
-                found = train_results(model, image, torch.from_numpy(inputs["label"].copy()))
-            out = pathlib.Path(folder) / "o.safetensors"
-            safetensors_io.save(out, found)
-            verdict = subprocess.run([sys.executable, str(args.golden / "compare.py"),
-                                      str(args.golden / f"{name}.expected.safetensors"), str(out), "--tolerance", "1e-6"],
-                                     capture_output=True, text=True, check=False)
-        cases += 1
-        good &= verdict.returncode == 0
-        print(f"golden    {name:28} {verdict.stdout.strip().splitlines()[-1]}  "
-              + ("ok" if verdict.returncode == 0 else "FAIL"), flush=True)
-    if cases == 0:
-        print(f"golden    {args.golden} has no case seg_*_infer or seg_*_train: FAIL")
-    return good and cases > 0
-
-
-def train_results(model, image, label, autocast=False):
-    """Loss, accuracy, gradients and running statistics of one training step's forward and backward pass."""
-    model.train()
-    model.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        loss, accuracy = model.loss(image, label)
-    loss.backward()
-    found = {"loss": loss.detach().reshape(1), "accuracy": accuracy.reshape(1)}
-    found |= {"grad." + n: p.grad for n, p in model.named_parameters()}
-    found |= {"buffer." + n: b for n, b in model.named_buffers() if not n.endswith("num_batches_tracked")}
-    return {n: t.double().numpy() for n, t in found.items()}
 
 
 def joined(found, names):
@@ -135,28 +63,23 @@ def inspect_pair(pair, args, folder):
     """Errors of weft, and of PyTorch in the same number format, against float64: {what: (weft, PyTorch)}."""
     encoder, decoder = pair.split("+")
     stride = 8 if encoder.endswith("dilated") else 32
-    rate = segmentation_torch.label_rate(encoder, decoder)
+    rate = segmentation.label_rate(encoder, decoder)
     generator = torch.Generator().manual_seed(3)
     # Four images: batch norm over a pyramid's single cell needs more than two values.
     height, width = (64, 96) if stride == 8 else (64, 128)
     image = torch.randn((4, 3, height, width), generator=generator)
     label = torch.randint(-1, CLASSES, (4, height // rate, width // rate), generator=generator)
-    model = calm(segmentation_torch.draw(segmentation_torch.build(encoder, decoder, CLASSES, 0.0), 11), image[:1])
-    arrays = segmentation_torch.parameters(model)
-    weights, deck = folder / "weights.safetensors", folder / "deck.toml"
-    safetensors_io.save(weights, arrays)
-    deck.write_text(step_cases.toml({"model": {"name": "segmentation", "encoder": encoder, "decoder": decoder,
-                                               "num_classes": CLASSES, "dropout": 0.0}}))
+    model = calm(segmentation.draw(segmentation.build(encoder, decoder, CLASSES, 0.0), 11), image[:1])
+    arrays = segmentation.parameters(model)
+    table = common.toml({"model": {"name": "segmentation", "encoder": encoder, "decoder": decoder, "num_classes": CLASSES,
+                                   "dropout": 0.0}})
 
     def probe(what, inputs, *options):
-        given, out = folder / "in.safetensors", folder / "out.safetensors"
-        safetensors_io.save(given, {k: v.numpy() for k, v in inputs.items()})
-        run(args, "probe", what, "--deck", deck, "--weights", weights, "--inputs", given, "--outputs", out, "--device",
-            args.device, "--dtype", args.dtype, *options)
-        return safetensors_io.load(out)
+        return common.probe(args.weft, folder, what, inputs, "--device", args.device, "--dtype", args.dtype, *options, deck=table,
+                            weights=arrays)
 
     def fresh(dtype):
-        return segmentation_torch.load(segmentation_torch.build(encoder, decoder, CLASSES, 0.0), arrays).to(dtype)
+        return segmentation.load(segmentation.build(encoder, decoder, CLASSES, 0.0), arrays).to(dtype)
 
     low = args.dtype == "bf16"
     result = {}
@@ -167,34 +90,35 @@ def inspect_pair(pair, args, folder):
         if args.original:
             module = segmentation_original.build(encoder, decoder, CLASSES, arrays, 0.0, use_softmax=True).double().eval()
             theirs = module({"img_data": image[:1].double()}, segSize=(height, width)).numpy()
-            result["original"] = (error(exact, theirs), 0.0)
-    result["output"] = (error(probe("forward", {"image": image[:1]})["probabilities"], exact), error(torch_own, exact))
+            result["original"] = (relative_error(exact, theirs), 0.0)
+    found = probe("forward", {"image": image[:1]})["probabilities"]
+    result["output"] = (relative_error(found, exact), relative_error(torch_own, exact))
     if trains(encoder, decoder):
         found = probe("loss", {"image": image, "label": label}, "--backward")
-        exact = train_results(fresh(torch.float64), image.double(), label)
-        torch_own = train_results(fresh(torch.float32), image, label, low)
+        exact = segmentation.train_results(fresh(torch.float64), image.double(), label)
+        torch_own = segmentation.train_results(fresh(torch.float32), image, label, low)
         missing = set(exact) - set(found)
         if missing:
-            raise RuntimeError(f"{pair}: weft wrote no {sorted(missing)[:5]}")
+            sys.exit(f"{pair}: weft wrote no {sorted(missing)[:5]}")
         gradients = [n for n in exact if n.startswith("grad.")]
         statistics = [n for n in exact if n.endswith(("running_mean", "running_var")) and "_tmp" not in n]
         for what, names in (("loss", ["loss"]), ("gradients", gradients), ("statistics", statistics)):
             wanted = joined(exact, names)
-            result[what] = (error(joined(found, names), wanted), error(joined(torch_own, names), wanted))
+            result[what] = (relative_error(joined(found, names), wanted), relative_error(joined(torch_own, names), wanted))
     return result
 
 
 def networks(args):
     pairs = args.pairs
     if args.all:
-        pairs = [f"{e}+{d}" for e in segmentation_torch.ENCODERS for d in segmentation_torch.DECODERS
-                 if segmentation_torch.fits(e, d)]
+        pairs = [f"{e}+{d}" for e in segmentation.ENCODERS for d in segmentation.DECODERS
+                 if segmentation.fits(e, d)]
     good, table = True, []
     for pair in pairs:
         with tempfile.TemporaryDirectory(prefix="weft-seg-") as folder:
             try:
                 result = inspect_pair(pair, args, pathlib.Path(folder))
-            except RuntimeError as e:
+            except SystemExit as e:
                 print(f"network   {pair:32} FAIL: {e}", flush=True)
                 good = False
                 continue
@@ -227,30 +151,6 @@ def draw_pictures(folder, count):
     return records
 
 
-def counts_of(predictions, label, classes):
-    """Intersection and union of each class over the labelled pixels, and the rightly predicted ones."""
-    known = label >= 0
-    right = np.bincount(label[known & (predictions == label)], minlength=classes)
-    union = (np.bincount(predictions[known], minlength=classes) + np.bincount(label[known], minlength=classes)) - right
-    return right, union
-
-
-def scores_of(model, picture, data):
-    """PyTorch's scores [classes, H, W] of a PIL image at all scales, resized by Pillow."""
-    from PIL import Image
-
-    width, height = picture.size
-    total = 0
-    for short in data["short_sides"]:
-        scale = min(short / min(height, width), data["max_side"] / max(height, width))
-        sizes = [(int(side * scale) - 1) // data["padding"] * data["padding"] + data["padding"] for side in (width, height)]
-        pixels = np.float32(np.asarray(picture.resize(sizes, Image.BILINEAR))) / np.float32(255)
-        pixels = (pixels - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
-        with torch.no_grad():
-            total = total + model.probabilities(torch.from_numpy(pixels.transpose(2, 0, 1)[None].copy()), (height, width))
-    return (total / len(data["short_sides"]))[0].numpy()
-
-
 def evaluate(args):
     from PIL import Image, __version__ as pillow
 
@@ -260,22 +160,22 @@ def evaluate(args):
 
     data = {"short_sides": [48, 64, 90], "max_side": 140, "padding": 8}
     encoder, decoder = "resnet18dilated", "ppm_deepsup"
-    model = segmentation_torch.draw(segmentation_torch.build(encoder, decoder, CLASSES, 0.0), 21).eval()
-    arrays = segmentation_torch.parameters(model)
+    model = segmentation.draw(segmentation.build(encoder, decoder, CLASSES, 0.0), 21).eval()
+    arrays = segmentation.parameters(model)
     with tempfile.TemporaryDirectory(prefix="weft-seg-") as name:
         folder = pathlib.Path(name)
         records = draw_pictures(folder, 4)
         safetensors_io.save(folder / "weights.safetensors", arrays)
         deck = folder / "deck.toml"
-        deck.write_text(step_cases.toml({
+        deck.write_text(common.toml({
             "run": {"dir": str(folder / "run"), "threads": args.threads}, "device": {"kind": args.device},
             "data": data | {"path": str(folder / "store.h5")},
             "model": {"name": "segmentation", "encoder": encoder, "decoder": decoder, "num_classes": CLASSES, "dropout": 0.0,
                       "dtype": args.dtype, "weights": str(folder / "weights.safetensors")},
             "ingest": {"images": str(folder / "list.odgt"), "output": str(folder / "store.h5"), "num_classes": CLASSES},
             "evaluate": {"output": str(folder / "evaluation"), "predictions": True}}))
-        run(args, "ingest", deck)
-        run(args, "evaluate", deck)
+        common.run([args.weft, "ingest", deck])
+        common.run([args.weft, "evaluate", deck])
         found = json.loads((folder / "evaluation" / "evaluation.json").read_text())
         theirs = None
         if args.original:
@@ -283,7 +183,7 @@ def evaluate(args):
             items = segmentation_original.validation_set(folder, records, data)
         right, union = np.zeros(CLASSES, np.int64), np.zeros(CLASSES, np.int64)
         other = wrong = pixels = 0
-        lines = [json.loads(line) for line in (folder / "evaluation" / "images.jsonl").read_text().splitlines()]
+        lines = common.json_lines(folder / "evaluation" / "images.jsonl")
         files = [line["prediction"] for line in sorted((x for x in lines if "prediction" in x), key=lambda x: x["name"])]
         files = [f["file"] if isinstance(f, dict) else f for f in files]
         by_name = {pathlib.Path(f).stem: f for f in files}
@@ -292,10 +192,10 @@ def evaluate(args):
             stem = next(s for s in by_name if f"image_{i}" in s)
             predictions = np.asarray(Image.open(folder / "evaluation" / by_name[stem])).astype(np.int64) - 1
             label = np.asarray(Image.open(folder / record["fpath_segm"])).astype(np.int64) - 1
-            a, b = counts_of(predictions, label, CLASSES)
+            a, b = segmentation.counts_of(predictions, label, CLASSES)
             right, union = right + a, union + b
             if theirs is None:
-                scores = scores_of(model, Image.open(folder / record["fpath_img"]).convert("RGB"), data)
+                scores = segmentation.scores_of(model, Image.open(folder / record["fpath_img"]).convert("RGB"), data)
             else:
                 result = segmentation_original.evaluate(theirs, items[i], CLASSES)
                 scores = result["scores"][0].numpy()
@@ -320,35 +220,26 @@ def evaluate(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weft", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent / "build" / "weft")
+    parser = common.parser(__doc__, threads=2)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="f32", choices=["f32", "bf16"])
     parser.add_argument("--pairs", nargs="+", default=PAIRS, metavar="ENCODER+DECODER")
     parser.add_argument("--all", action="store_true", help="every encoder with every decoder that fits")
-    parser.add_argument("--parts", nargs="+", default=["golden", "networks", "evaluate"],
-                        choices=["golden", "networks", "evaluate"])
+    parser.add_argument("--parts", nargs="+", default=["networks", "evaluate"], choices=["networks", "evaluate"])
     parser.add_argument("--original", type=pathlib.Path, help="folder that holds the original's package mit_semseg")
-    parser.add_argument("--golden", type=pathlib.Path, help="folder of golden cases; without it that part is left out")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=pathlib.Path)
-    args = parser.parse_args()
-    args.weft = args.weft.resolve()
+    args = common.parse(parser)
+    facts = common.about(args)
     torch.set_num_threads(args.threads)
     if args.original:
         segmentation_original.use(args.original)
-    good, report = True, {"device": args.device, "dtype": args.dtype, "torch": torch.__version__,
-                          "original": bool(args.original)}
-    if "golden" in args.parts and args.golden:
-        good &= golden(args)
+    good, report = True, {}
     if "networks" in args.parts:
         held, report["networks"] = networks(args)
         good &= held
     if "evaluate" in args.parts:
         held, report["evaluate"] = evaluate(args)
         good &= held
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    common.write(args, facts, report)
     return 0 if good else 1
 
 

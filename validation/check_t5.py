@@ -8,38 +8,26 @@ layer of XXL's width (d_model 4096, d_ff 10240, 64 heads; about 0.8 GB of weight
 through `weft text --features` (only real tokens) and through transformers in f32, padded to 300 as Open-Sora pads them.
 The figure is the relative L2 error over all real tokens, and the worst caption's. Exit status 0 if both hold.
 """
-import argparse
-import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 
 import torch
 
-import captions
-import compare_step
-import safetensors_io
-import t5_cases
-
-HERE = pathlib.Path(__file__).resolve().parent
+import common
+from reference import captions, safetensors_io, t5
 
 
 def check(weft, where, name, shape, texts, tokenizer, ranks):
     vocab = tokenizer.get_piece_size() + 100
-    model = t5_cases.model_of(shape, vocab)
-    t5_cases.write_weights(model, where / "t5.safetensors")
-    (where / "deck.toml").write_text(t5_cases.deck(shape, vocab, weights=str(where / "t5.safetensors"), clean=False))
+    model = t5.model_of(shape, vocab)
+    t5.write_weights(model, where / "t5.safetensors")
+    (where / "deck.toml").write_text(t5.deck(shape, vocab, weights=str(where / "t5.safetensors"), clean=False))
     (where / "in.txt").write_text("".join(t + "\n" for t in texts))
-    command = [weft, "text", where / "deck.toml", where / "in.txt", "--features", where / "out.safetensors"]
-    if ranks > 1:
-        command = ["mpirun", "--oversubscribe", "-n", str(ranks), *command]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"exit code {done.returncode}: weft text\n{done.stdout}{done.stderr}")
+    common.run([weft, "text", where / "deck.toml", where / "in.txt", "--features", where / "out.safetensors"], ranks=ranks)
     ours = safetensors_io.load(where / "out.safetensors")
     ids = [tokenizer.encode(t)[:299] + [1] for t in texts]
-    theirs = t5_cases.encode_padded(model, ids, 300)
+    theirs = t5.encode_padded(model, ids, 300)
     total = norm = worst = 0.0
     for i, one in enumerate(ids):
         mine, wanted = torch.tensor(ours[str(i)]), theirs[i, :len(one)]
@@ -54,27 +42,21 @@ def check(weft, where, name, shape, texts, tokenizer, ranks):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weft", default=HERE.parent / "build" / "weft")
-    parser.add_argument("--ranks", type=int, default=1)
+    parser = common.parser(__doc__, ranks=1)
     parser.add_argument("--tolerance", type=float, default=1e-4)
     parser.add_argument("--small", action="store_true", help="leave the real-width layer out")
-    parser.add_argument("--json", type=pathlib.Path)
-    a = parser.parse_args()
+    a = common.parse(parser)
+    facts = common.about(a, "transformers")
     texts = captions.captions(20, 9) + ["", "a", " ".join(captions.WORDS * 6)]
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         where = pathlib.Path(folder)
-        tokenizer = t5_cases.train_tokenizer(where)
-        results["small"] = check(a.weft, where, "small", t5_cases.SMALL, texts, tokenizer, a.ranks)
+        tokenizer = t5.train_tokenizer(where)
+        results["small"] = check(a.weft, where, "small", t5.SMALL, texts, tokenizer, a.ranks)
         if not a.small:
-            results["real_layer"] = check(a.weft, where, "real layer", t5_cases.REAL_LAYER, texts[:4] + texts[-3:], tokenizer,
+            results["real_layer"] = check(a.weft, where, "real layer", t5.REAL_LAYER, texts[:4] + texts[-3:], tokenizer,
                                           a.ranks)
-    if a.json:
-        about = compare_step.provenance(argparse.Namespace(threads=2, rounds=1, warmup=0, steps=1))
-        about = {key: about[key] for key in ("date", "commit", "uncommitted_changes", "hardware", "versions")}
-        about |= {"ranks": a.ranks, "tolerance": a.tolerance, "cases": results}
-        a.json.write_text(json.dumps(about, indent=1) + "\n")
+    common.write(a, facts, {"cases": results})
     return 0 if all(r["worst_caption"] <= a.tolerance for r in results.values()) else 1
 
 

@@ -9,29 +9,21 @@ captions.py, which uses ftfy, BeautifulSoup and Python's re; also with broken en
 unknown characters and great length through `weft text --tokens`, the sentencepiece module and, where it can load the model,
 transformers' T5 tokenizer. Exit status 0 if every plain caption and every id is the same, and 95 % of the broken captions.
 """
-import argparse
-import json
 import pathlib
 import random
-import subprocess
 import sys
 import tempfile
 
-import sentencepiece
-
-import captions as reference
-
-HERE = pathlib.Path(__file__).resolve().parent
+import common
+from reference import captions as reference
+from reference import t5
 
 
 def weft_text(weft, where, lines, option, *overrides):
     """The lines that `weft text` makes of these."""
     (where / "deck.toml").write_text("")
     (where / "in.txt").write_bytes("".join(line + "\n" for line in lines).encode())
-    done = subprocess.run([weft, "text", where / "deck.toml", where / "in.txt", *overrides, option, where / "out.txt"],
-                          capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"exit code {done.returncode}: weft text\n{done.stdout}{done.stderr}")
+    common.run([weft, "text", where / "deck.toml", where / "in.txt", *overrides, option, where / "out.txt"])
     return (where / "out.txt").read_bytes().decode().split("\n")[:-1]
 
 
@@ -64,19 +56,9 @@ def lines_to_tokenize(n):
     return lines
 
 
-def train(where, lines):
-    """A model with the settings of T5's: unigram, nmt_nfkc, ids 0, 1, 2 for padding, </s>, unknown."""
-    (where / "train.txt").write_text("\n".join(lines * 3))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(where / "train.txt"), model_prefix=str(where / "spiece"), model_type="unigram", vocab_size=700,
-        character_coverage=0.9995, normalization_rule_name="nmt_nfkc", pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
-        hard_vocab_limit=False, minloglevel=2)
-
-
 def check_tokens(weft, where):
     lines = lines_to_tokenize(1000)
-    train(where, [" ".join(line.split()) for line in lines[:700]])
-    model = sentencepiece.SentencePieceProcessor(model_file=str(where / "spiece.model"))
+    model = t5.train_tokenizer(where, 700, [" ".join(line.split()) for line in lines[:700]] * 3, character_coverage=0.9995)
     longest = 300
     ours = weft_text(weft, where, lines, "--tokens", f"t5.tokenizer={where / 'spiece.model'}", "t5.clean=false",
                      f"t5.max_length={longest}")
@@ -101,19 +83,14 @@ def check_tokens(weft, where):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weft", default=HERE.parent / "build" / "weft")
-    parser.add_argument("--captions", type=int, default=4000)
-    parser.add_argument("--show", type=int, default=5, help="differences to print")
-    parser.add_argument("--json", type=pathlib.Path)
-    a = parser.parse_args()
+    a = common.parse(common.parser(__doc__, captions=4000, show=5))  # show: differences to print
+    facts = common.about(a)
     with tempfile.TemporaryDirectory() as folder:
         where = pathlib.Path(folder)
         rates = check_cleaning(a.weft, where, a.captions, a.show)
         token_rates, counts = check_tokens(a.weft, where)
     rates.update(token_rates)
-    if a.json:
-        a.json.write_text(json.dumps({"agreement": rates, "captions": a.captions, "tokenizer": counts}, indent=2) + "\n")
+    common.write(a, facts, {"agreement": rates, "captions": a.captions, "tokenizer": counts})
     broken = rates.pop("cleaning_broken_encodings")
     return 0 if all(rate == 1 for rate in rates.values()) and broken >= 0.95 else 1
 

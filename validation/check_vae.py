@@ -3,25 +3,22 @@
 
     check_vae.py [--weft build/weft] [--tolerance 1e-4] [--skip-real] [--json FILE]
 
-`weft probe forward` with the noise of both posteriors given, against PyTorch in f64: moments, latents, reconstructions and, for
+`weft_probe forward` with the noise of both posteriors given, against PyTorch in f64: moments, latents, reconstructions and, for
 narrow models, every gradient. One pass has the released width (f32 in PyTorch, forward alone). Then pictures go through `weft
 reconstruct`, and its PSNR and SSIM are held to scikit-image's, on the very pixels that it wrote. Figures are relative L2
 errors; exit status 0 if all are below the tolerance. Gradients of the biases of keys are left out: they are zero but for rounding.
 """
-import argparse
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 
 import numpy as np
 import torch
 
-import safetensors_io
-import vae_torch
+import common
+from reference import vae
 
-HERE = pathlib.Path(__file__).resolve().parent
 RELEASED = dict(channels=[128, 256, 512, 512], blocks=2, groups=32, filters=128, t_blocks=4, multipliers=[1, 2, 2, 4],
                 halves=[False, True, True], t_groups=32)
 NARROW = dict(channels=[32, 64, 96, 96], blocks=2, groups=16, filters=16, t_blocks=2, multipliers=[1, 2, 2, 4],
@@ -36,17 +33,17 @@ CASES = {
 }
 
 
-def deck(s):
-    return (f"[model]\nname = \"vae\"\n[vae]\nspatial_channels = {s['channels']}\nspatial_res_blocks = {s['blocks']}\n"
-            f"spatial_groups = {s['groups']}\nfilters = {s['filters']}\nnum_res_blocks = {s['t_blocks']}\n"
-            f"channel_multipliers = {s['multipliers']}\ntemporal_downsample = {str(s['halves']).lower()}\n"
-            f"num_groups = {s['t_groups']}\nmicro_frame_size = 0\n")
+def deck(s, **more):
+    return common.toml({"model": {"name": "vae"}, "vae": {
+        "spatial_channels": s["channels"], "spatial_res_blocks": s["blocks"], "spatial_groups": s["groups"], "filters": s["filters"],
+        "num_res_blocks": s["t_blocks"], "channel_multipliers": s["multipliers"], "temporal_downsample": s["halves"],
+        "num_groups": s["t_groups"], "micro_frame_size": 0, **more}})
 
 
 def models(s, seed):
     torch.manual_seed(seed)
-    two_d = vae_torch.spatial(s["channels"], s["blocks"], s["groups"])
-    temporal = vae_torch.Temporal(s["filters"], s["t_blocks"], s["multipliers"], s["halves"], s["t_groups"])
+    two_d = vae.spatial(s["channels"], s["blocks"], s["groups"])
+    temporal = vae.Temporal(s["filters"], s["t_blocks"], s["multipliers"], s["halves"], s["t_groups"])
     with torch.no_grad():
         for model in (two_d, temporal):
             for module in model.modules():
@@ -69,19 +66,17 @@ def forward(two_d, temporal, x, noise_2d, noise):
     together = lambda v: v.unflatten(0, (b, t)).transpose(1, 2)
     clamp = lambda m: torch.cat([m.chunk(2, 1)[0], m.chunk(2, 1)[1].clamp(-30, 20)], 1)
     out = {"moments_2d": clamp(together(two_d.quant_conv(two_d.encoder(apart(x)))))}
-    out["latent_2d"] = vae_torch.SCALING * vae_torch.draw(out["moments_2d"], noise_2d)
+    out["latent_2d"] = vae.SCALING * vae.draw(out["moments_2d"], noise_2d)
     out["moments"] = clamp(temporal.moments(out["latent_2d"]))
-    out["latent"] = vae_torch.draw(out["moments"], noise)
+    out["latent"] = vae.draw(out["moments"], noise)
     out["reconstruction_2d"] = temporal.decode(out["latent"], t)
     out["reconstruction"] = together(two_d.decoder(two_d.post_quant_conv(apart(out["reconstruction_2d"])
-                                                                         / vae_torch.SCALING)))
+                                                                         / vae.SCALING)))
     return out
 
 
 def error(got, wanted):
-    got, wanted = torch.as_tensor(np.array(got)).double(), wanted.detach().double()
-    scale = wanted.norm().item()
-    return ((got - wanted).norm().item() / scale) if scale > 0 else got.norm().item()
+    return common.relative_error(np.array(got), wanted.detach().double().numpy())
 
 
 def check(weft, where, shape, size, backward, seed):
@@ -89,17 +84,12 @@ def check(weft, where, shape, size, backward, seed):
     factor, side = 2 ** sum(shape["halves"]), 2 ** (len(shape["channels"]) - 1)
     dtype = torch.float64 if backward else torch.float32
     two_d, temporal = models(shape, seed)
-    safetensors_io.save(where / "weights.safetensors", {n: p.detach().numpy() for n, p in names(two_d, temporal)})
     lt, lh, lw = -(-t // factor), h // side, w // side
     inputs = {"x": torch.rand(b, 3, t, h, w) * 2 - 1, "noise_2d": torch.randn(b, 4, t, lh, lw),
               "noise": torch.randn(b, 4, lt, lh, lw), "cotangent": torch.randn(b, 3, t, lh * side, lw * side),
               "cotangent_moments": torch.randn(b, 8, lt, lh, lw), "cotangent_moments_2d": torch.randn(b, 8, t, lh, lw)}
-    safetensors_io.save(where / "inputs.safetensors", {n: v.numpy() for n, v in inputs.items()})
-    (where / "deck.toml").write_text(deck(shape))
-    subprocess.run([weft, "probe", "forward", "--deck", where / "deck.toml", "--weights", where / "weights.safetensors",
-                    "--inputs", where / "inputs.safetensors", "--outputs", where / "out.safetensors", "--device", "cpu",
-                    "run.threads=2"] + (["--backward"] if backward else []), check=True, stderr=subprocess.DEVNULL)
-    got = safetensors_io.load(where / "out.safetensors")
+    got = common.probe(weft, where, "forward", inputs, "--device", "cpu", "run.threads=2", *(["--backward"] if backward else []),
+                       deck=deck(shape), weights={n: p.detach().numpy() for n, p in names(two_d, temporal)})
     two_d, temporal = two_d.to(dtype), temporal.to(dtype)
     inputs = {n: v.to(dtype) for n, v in inputs.items()}
     x = inputs["x"].requires_grad_(backward)
@@ -126,9 +116,9 @@ def check_quality(weft, where):
         picture = np.stack([127 + 100 * np.sin(x / 7 + c) * np.cos(y / 9 - c) for c in range(3)], -1)
         picture = (picture + rng.normal(0, 8, picture.shape)).clip(0, 255).astype(np.uint8)
         io.imsave(where / f"{i}.png", picture, check_contrast=False)
-    (where / "deck.toml").write_text(deck(OTHER) + f"weights = \"random:3\"\n[run]\ndir = \"{where}/run\"\nthreads = 1\n"
-                                     f"[reconstruct]\ninputs = [\"{where}/0.png\", \"{where}/1.png\"]\n")
-    subprocess.run([weft, "reconstruct", where / "deck.toml"], check=True, stderr=subprocess.DEVNULL)
+    (where / "deck.toml").write_text(deck(OTHER, weights="random:3") + common.toml({
+        "run": {"dir": str(where / "run"), "threads": 1}, "reconstruct": {"inputs": [str(where / "0.png"), str(where / "1.png")]}}))
+    common.run([weft, "reconstruct", where / "deck.toml"])
     clips = json.loads((where / "run/reconstructed/reconstruct.json").read_text())["clips"]
     worst = 0.0
     for clip in clips:
@@ -141,33 +131,24 @@ def check_quality(weft, where):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weft", default=HERE.parent / "build" / "weft")
+    parser = common.parser(__doc__)
     parser.add_argument("--tolerance", type=float, default=1e-4)
     parser.add_argument("--skip-real", action="store_true", help="leave the pass of the released width out (6 GiB)")
-    parser.add_argument("--json", type=pathlib.Path)
-    a = parser.parse_args()
+    a = common.parse(parser)
+    facts = common.about(a, "diffusers", "skimage")
     torch.set_num_threads(2)
     results = {}
     for i, (name, (shape, size, backward)) in enumerate(CASES.items()):
         if a.skip_real and shape is RELEASED:
             continue
         with tempfile.TemporaryDirectory() as where:
-            results[name] = check(str(a.weft), pathlib.Path(where), shape, size, backward, i + 1)
+            results[name] = check(a.weft, pathlib.Path(where), shape, size, backward, i + 1)
         r = results[name]
         print(f"{name}: {r['tensors']} tensors, worst {r['worst']} {r['error']:.2e}", flush=True)
     with tempfile.TemporaryDirectory() as where:
-        results["PSNR and SSIM"] = check_quality(str(a.weft), pathlib.Path(where))
+        results["PSNR and SSIM"] = check_quality(a.weft, pathlib.Path(where))
     print(f"PSNR and SSIM beside scikit-image: {results['PSNR and SSIM']['error']:.2e}")
-    if a.json:
-        import diffusers
-        import skimage
-
-        import compare_step
-        about = compare_step.provenance(argparse.Namespace(threads=2, rounds=1, warmup=0, steps=1))
-        about["versions"] |= {"diffusers": diffusers.__version__, "scikit-image": skimage.__version__}
-        about = {key: about[key] for key in ("date", "commit", "uncommitted_changes", "hardware", "versions")}
-        a.json.write_text(json.dumps(about | {"tolerance": a.tolerance, "cases": results}, indent=1) + "\n")
+    common.write(a, facts, {"cases": results})
     return 0 if all(r["error"] <= a.tolerance for r in results.values()) else 1
 
 

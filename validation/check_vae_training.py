@@ -7,19 +7,16 @@ A tiny VAE (diffusers' AutoencoderKL and the temporal one), a VGG16 for LPIPS fr
 last cases, a PatchGAN, all with random weights. Footage is cut by `weft ingest`; one step of four clips is trained by the real
 binary in each of the stages of docs/models/video_vae.md, Training stages. Losses are those of its metrics,
 gradients those of the first moments in its
-checkpoint. PyTorch computes the same in f64 with the same draws, which are functions of (seed, purpose, step, sample): Philox
-is written out below. With LeCam two steps are trained (lr = 0), for its averages come from the
+checkpoint. PyTorch computes the same in f64 with the same draws, which are functions of (seed, purpose, step, sample)
+(reference/philox.py). With LeCam two steps are trained (lr = 0), for its averages come from the
 first. The figures are relative L2 errors over all gradients of the VAE (and of the discriminator), and of the
 loss's terms, one a seed. |x|, the identity loss, ReLU and hinge have kinks: where rounding puts an element on the other side of
 one, its gradient is another, in PyTorch's f32 as in ours, and with it what lies before. Losses are to be within the tolerance
 with every seed. A wrong formula is wrong with every seed, a kink is chance: gradients are to be within it with two seeds at
 least, and within 1e-2 with all. Everything is printed, with the error of PyTorch's own f32 beside it. Exit status 0 if so.
 """
-import argparse
 import json
 import pathlib
-import re
-import subprocess
 import sys
 import tempfile
 
@@ -28,12 +25,10 @@ import lpips
 import numpy as np
 import torch
 
-import compare_step
-import safetensors_io
-import vae_torch
+import common
+from reference import philox, safetensors_io, vae
 
-HERE = pathlib.Path(__file__).resolve().parent
-SEED = 8  # of the draws: each of --seeds in turn
+PURPOSE = philox.purposes()
 STEPS_OF_LECAM = 2  # its running averages are 0 in the first
 SHAPE = {"channels": [8, 16], "blocks": 1, "groups": 4}
 TEMPORAL = {"filters": 8, "blocks": 1, "multipliers": [1, 2, 2, 4], "halves": [False, True, True], "groups": 4}
@@ -54,103 +49,36 @@ STAGES = {
 }
 
 
-def purposes():
-    """Numbers of the random streams, as src/core/philox.h counts them."""
-    text = (HERE.parent / "src/core/philox.h").read_text()
-    names = re.sub(r"//.*", "", re.search(r"enum class Purpose[^{]*{(.*?)}", text, re.S).group(1))
-    return {n.split("=")[0].strip(): i + 1 for i, n in enumerate(names.strip().strip(",").split(","))}
-
-
-def philox(purpose, step, sample, count):
-    """Words of Philox4x32-10, `count` of them."""
-    blocks = -(-count // 4)
-    c = [np.arange(blocks, dtype=np.uint64), np.full(blocks, (purpose << 24) | step, np.uint64),
-         np.full(blocks, sample, np.uint64), np.zeros(blocks, np.uint64)]
-    key, low = [SEED, 0], np.uint64(0xFFFFFFFF)
-    for _ in range(10):
-        p0, p1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
-        c = [(p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(key[0]), p1 & low,
-             (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(key[1]), p0 & low]
-        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    return np.stack(c, 1).reshape(-1)
-
-
-def unit(words):
-    return (words >> np.uint64(8)).astype(np.float64) * 2.0 ** -24
-
-
-def normals(purpose, step, sample, shape):
-    """Box-Muller on pairs of words; `shape` is channels last, the result [.., T, h, w] behind the channels."""
-    count = int(np.prod(shape))
-    words = philox(purpose, step, sample, count).reshape(-1, 2)
-    radius = np.sqrt(-2 * np.log(((words[:, 0] >> np.uint64(8)).astype(np.float64) + 0.5) * 2.0 ** -24))
-    angle = 2 * np.pi * unit(words[:, 1])
-    flat = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1)[:count]
-    return torch.tensor(flat.reshape(shape))
-
-
-def run(command):
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"exit code {done.returncode}: {' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
-
-
-def first_moments(where):
-    """exp_avg of a checkpoint that one rank wrote, by tensor (docs/checkpoints.md)."""
+def arrays_of(where, array):
+    """`master` or `exp_avg` of a checkpoint that one rank wrote, by tensor (docs/checkpoints.md)."""
     manifest = json.loads((where / "manifest.json").read_text())
-    flat = np.fromfile(where / "shard_0000.bin", "<f4")
-    begin = 0
-    for array in manifest["arrays"]:
-        if array["name"] == "exp_avg":
+    flat, begin = np.fromfile(where / "shard_0000.bin", "<f4"), 0
+    for held in manifest["arrays"]:
+        if held["name"] == array:
             break
-        begin += array["elements"]
+        begin += held["elements"]
     return {t["name"]: flat[begin + t["offset"]:begin + t["offset"] + int(np.prod(t["shape"]))].reshape(t["shape"])
             for t in manifest["tensors"]}
-
-
-def toml(value):
-    return json.dumps(value)
 
 
 def steps_of(settings):
     return STEPS_OF_LECAM if settings["lecam_weight"] else 1
 
 
-def weft_steps(weft, where, settings, store):
+def weft_steps(weft, where, settings, store, seed):
     """Metrics of the steps, and their gradients in one sum: each weighs 0.9 of the one after it, as in Adam's first moment."""
     steps = steps_of(settings)
-    deck = f"""
-[run]
-dir = "{where / 'run'}"
-seed = {SEED}
-resume = false
-[data]
-path = "{store}"
-[model]
-name = "vae"
-[vae]
-weights = "{where / 'vae.safetensors'}"
-spatial_channels = {SHAPE['channels']}
-spatial_res_blocks = {SHAPE['blocks']}
-spatial_groups = {SHAPE['groups']}
-filters = {TEMPORAL['filters']}
-num_res_blocks = {TEMPORAL['blocks']}
-channel_multipliers = {TEMPORAL['multipliers']}
-temporal_downsample = {toml(TEMPORAL['halves'])}
-num_groups = {TEMPORAL['groups']}
-micro_batch_size = 2
-[vae_train]
-lpips_weights = "{where / 'lpips.safetensors'}"
-""" + "".join(f"{k} = {toml(v)}\n" for k, v in settings.items()) + """
-[train]
-batch_size = 4
-lr = 0
-grad_clip = 0
-""" + f"steps = {steps}\n"
-    (where / "deck.toml").write_text(deck)
-    run([weft, "train", where / "deck.toml"])
-    metrics = [json.loads(line) for line in (where / "run" / "metrics.jsonl").read_text().splitlines()[-steps:]]
-    moments = first_moments(where / "run" / f"step_{steps}")
+    (where / "deck.toml").write_text(common.toml({
+        "run": {"dir": str(where / "run"), "seed": seed, "resume": False}, "data": {"path": str(store)}, "model": {"name": "vae"},
+        "vae": {"weights": str(where / "vae.safetensors"), "spatial_channels": SHAPE["channels"], "spatial_res_blocks": SHAPE["blocks"],
+                "spatial_groups": SHAPE["groups"], "filters": TEMPORAL["filters"], "num_res_blocks": TEMPORAL["blocks"],
+                "channel_multipliers": TEMPORAL["multipliers"], "temporal_downsample": TEMPORAL["halves"],
+                "num_groups": TEMPORAL["groups"], "micro_batch_size": 2},
+        "vae_train": {"lpips_weights": str(where / "lpips.safetensors")} | settings,
+        "train": {"batch_size": 4, "lr": 0, "grad_clip": 0, "steps": steps}}))
+    common.run([weft, "train", where / "deck.toml"])
+    metrics = common.json_lines(where / "run" / "metrics.jsonl")[-steps:]
+    moments = arrays_of(where / "run" / f"step_{steps}", "exp_avg")
     return metrics, {n: m.astype(np.float64) / 0.1 for n, m in moments.items()}
 
 
@@ -160,38 +88,37 @@ def clips_of(store):
         return bucket["frames"][:]
 
 
-def torch_steps(parts, settings, clips, samples):
+def torch_steps(parts, settings, clips, samples, seed):
     """Of the last step the clips' mean loss and its terms; the gradients of all, summed as weft_steps has them."""
     averages, total = (0.0, 0.0), {}
     for step, of_step in enumerate(samples):
-        loss, terms, grads = torch_step(parts, {**settings, "averages": averages}, clips, of_step, step)
+        loss, terms, grads = torch_step(parts, {**settings, "averages": averages}, clips, of_step, step, seed)
         averages = tuple(0.999 * a + 0.001 * terms.get(n, 0.0) for a, n in zip(averages, ("logit_real", "logit_made")))
         total = {n: g + 0.9 * total.get(n, 0.0) for n, g in grads.items()}
     return loss, terms, total
 
 
-def torch_step(parts, settings, clips, samples, step):
+def torch_step(parts, settings, clips, samples, step, seed):
     """The mean loss of the clips, its terms and gradients."""
-    streams, total, terms = purposes(), 0.0, {}
+    total, terms = 0.0, {}
     two_d, temporal, _, critic = parts
     for p in [*two_d.parameters(), *temporal.parameters(), *(critic.parameters() if critic else [])]:
         p.grad = None
     scale = 2 ** (len(SHAPE["channels"]) - 1)
     for sample in samples:
-        words = unit(philox(streams["clip_length"], step, sample, 2)), philox(streams["clip_length"], step, sample, 2)
+        first, second = philox.words(seed, PURPOSE["clip_length"], step, sample, 2)[:2]
         frames = clips.shape[1]
-        if words[0][0] < settings["image_share"]:
+        if (int(first) >> 8) * 2.0**-24 < settings["image_share"]:
             frames = 1
         elif settings["random_length"]:
-            frames = 1 + int(words[1][1]) * frames // 2 ** 32
+            frames = 1 + int(second) * frames // 2 ** 32
         h, w = clips.shape[2] // scale, clips.shape[3] // scale
-        noise = [normals(streams["spatial_posterior"], step, sample, (frames, h, w, 4)).permute(0, 3, 1, 2),
-                 normals(streams["posterior"], step, sample,
-                         (1, -(-frames // temporal.factor), h, w, 4)).permute(0, 4, 1, 2, 3)]
+        noise = [torch.tensor(philox.normals(seed, PURPOSE[purpose], step, sample, shape)).movedim(-1, 1) for purpose, shape in (
+            ("spatial_posterior", (frames, h, w, 4)), ("posterior", (1, -(-frames // temporal.factor), h, w, 4)))]
         dtype = next(temporal.parameters()).dtype
         x = (torch.tensor(clips[sample][:frames]).double().permute(3, 0, 1, 2)[None] / 127.5 - 1).to(dtype)
         noise = [eps.to(dtype) for eps in noise]
-        loss, of_clip, of_critic = vae_torch.losses(parts, x, noise, settings)
+        loss, of_clip, of_critic = vae.losses(parts, x, noise, settings)
         saved = [p.grad.clone() if p.grad is not None else None for p in critic.parameters()] if critic else []
         (loss / len(samples)).backward()
         if critic:  # the generator's loss teaches the discriminator nothing
@@ -216,17 +143,14 @@ def difference(ours, theirs, names):
 
 
 def main():
-    global SEED
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--weft", default=str(HERE.parent / "build/weft"))
+    parser = common.parser(__doc__)
     parser.add_argument("--tolerance", type=float, default=1e-4)
-    parser.add_argument("--json")
-    parser.add_argument("--only", help="one case by name")
+    parser.add_argument("--only", choices=list(STAGES))
     parser.add_argument("--seeds", default="5,6,7,8,9")
-    options = parser.parse_args()
-    seeds = [int(s) for s in options.seeds.split(",")]
+    options = common.parse(parser)
+    facts, seeds = common.about(options, "diffusers", "lpips"), [int(s) for s in options.seeds.split(",")]
     torch.manual_seed(1)
-    two_d, temporal = vae_torch.spatial(**SHAPE), vae_torch.Temporal(**TEMPORAL)
+    two_d, temporal = vae.spatial(**SHAPE), vae.Temporal(**TEMPORAL)
     judge = lpips.LPIPS(net="vgg", pretrained=False, pnet_rand=True, verbose=False).eval().requires_grad_(False)
     for lin in judge.lins:
         lin.model[1].weight.data.abs_()
@@ -238,48 +162,41 @@ def main():
         safetensors_io.save(where / "vae.safetensors", {n: p.detach().numpy() for n, p in names.items()})
         safetensors_io.save(where / "lpips.safetensors", {n: p.numpy() for n, p in judge.state_dict().items()})
         store = where / "clips.h5"
-        (where / "ingest.toml").write_text(f"""
-[ingest]
-inputs = ["lavfi:testsrc2=size=64x64:rate=10:duration=4"]
-output = "{store}"
-frames = [5]
-height = 32
-width = 32
-""")
-        run([options.weft, "ingest", where / "ingest.toml"])
+        (where / "ingest.toml").write_text(common.toml({"ingest": {
+            "inputs": ["lavfi:testsrc2=size=64x64:rate=10:duration=4"], "output": str(store), "frames": [5], "height": 32,
+            "width": 32}}))
+        common.run([options.weft, "ingest", where / "ingest.toml"])
         clips = clips_of(store)
         for name, changes in STAGES.items():
             if options.only and name != options.only:
                 continue
             settings = {**DEFAULTS, **changes}
             results[name] = of_seed = []
-            for SEED in seeds:
-                steps, ours = weft_steps(options.weft, where, settings, store)
+            for seed in seeds:
+                steps, ours = weft_steps(options.weft, where, settings, store, seed)
                 metrics, samples = steps[-1], [s["samples"] for s in steps]
                 critic = None
                 if settings["discriminator"] != "none":
-                    critic = vae_torch.patch_gan()
-                    start = export_discriminator(where / "run" / f"step_{len(steps)}")
-                    critic.load_state_dict({n: torch.tensor(v) for n, v in start.items()}, strict=False)
+                    critic = vae.patch_gan()
+                    # As a step with learning rate 0 left it.
+                    start = arrays_of(where / "run" / f"step_{len(steps)}", "master")
+                    critic.load_state_dict({n.removeprefix("discriminator."): torch.tensor(v) for n, v in start.items()
+                                            if n.startswith("discriminator.")}, strict=False)
                 parts = (two_d, temporal, judge, critic)
-                _, _, single = torch_steps([p and p.float() for p in parts], settings, clips, samples)
-                loss, terms, theirs = torch_steps([p and p.double() for p in parts], settings, clips, samples)
+                _, _, single = torch_steps([p and p.float() for p in parts], settings, clips, samples, seed)
+                loss, terms, theirs = torch_steps([p and p.double() for p in parts], settings, clips, samples, seed)
                 row = {"loss": abs(metrics["loss"] / loss - 1),
                        "terms": max(abs(metrics["terms"][t] - v) / abs(v) for t, v in terms.items() if v != 0)}
-                vae = [n for n in ours if not n.startswith("discriminator.")]
-                row["gradients"] = difference(ours, theirs, vae)
-                row["PyTorch's own in f32"] = difference(single, theirs, vae)
+                of_vae = [n for n in ours if not n.startswith("discriminator.")]
+                row["gradients"] = difference(ours, theirs, of_vae)
+                row["PyTorch's own in f32"] = difference(single, theirs, of_vae)
                 if critic:
-                    row["disc. f32 PyTorch"] = difference(single, theirs, [n for n in ours if n not in vae])
-                    row["discriminator"] = difference(ours, theirs, [n for n in ours if n not in vae])
+                    row["disc. f32 PyTorch"] = difference(single, theirs, [n for n in ours if n not in of_vae])
+                    row["discriminator"] = difference(ours, theirs, [n for n in ours if n not in of_vae])
                 of_seed.append(row)
-                print(f"{name}, seed {SEED}: {len(metrics['samples'])} clips, terms {', '.join(t for t, v in terms.items() if v)}; "
+                print(f"{name}, seed {seed}: {len(metrics['samples'])} clips, terms {', '.join(t for t, v in terms.items() if v)}; "
                       + ", ".join(f"{k} {v:.1e}" for k, v in row.items()), flush=True)
-    if options.json:
-        about = compare_step.provenance(argparse.Namespace(threads=2, rounds=1, warmup=0, steps=1))
-        about = {key: about[key] for key in ("date", "commit", "uncommitted_changes", "hardware", "versions")}
-        about |= {"tolerance": options.tolerance, "seeds": seeds, "cases": results}
-        pathlib.Path(options.json).write_text(json.dumps(about, indent=1) + "\n")
+    common.write(options, facts, {"seeds": seeds, "cases": results})
     good = True
     for name, rows in results.items():
         exact = all(row[k] < options.tolerance for row in rows for k in ("loss", "terms"))
@@ -288,16 +205,6 @@ width = 32
         print(f"{name}: gradients within {options.tolerance} with {within} of {len(rows)} seeds, worst {max(gradients):.1e}")
         good = good and exact and within >= min(2, len(rows)) and max(gradients) < 1e-2
     return 0 if good else 1
-
-
-def export_discriminator(where):
-    """The discriminator's weights in a checkpoint, which a step with learning rate 0 left as they were."""
-    manifest = json.loads((where / "manifest.json").read_text())
-    flat = np.fromfile(where / "shard_0000.bin", "<f4")
-    assert manifest["arrays"][0]["name"] == "master"
-    prefix = "discriminator."
-    return {t["name"][len(prefix):]: flat[t["offset"]:t["offset"] + int(np.prod(t["shape"]))].reshape(t["shape"])
-            for t in manifest["tensors"] if t["name"].startswith(prefix)}
 
 
 if __name__ == "__main__":

@@ -1,27 +1,24 @@
 #!/usr/bin/env python3
 """How fast does `weft animate` render beside PyTorch, what do two ranks gain over one, and how does memory grow with a clip?
 
-    compare_animate.py [--weft build/weft] [--parts speed ranks memory] [--rounds 3] [--threads 2] [--mpiexec mpirun]
-                       [--frames 4] [--seconds 10 100] [--note TEXT] [--output FILE.json]
+    compare_animate.py [--weft build/weft] [--parts speed ranks memory] [--rounds 3] [--threads 2] [--frames 4]
+                       [--clip-frames 40] [--seconds 10 100] [--json FILE]
 
-speed   frames of 256 x 256 with the released widths: weft, sadtalker_torch.py in the original's arrangement (the source's
+speed   frames of 256 x 256 with the released widths: weft, reference/sadtalker.py in the original's arrangement (the source's
         features computed again for both lanes of every batch), and the same with the source kept. Rounds in turn, medians;
         weft's time is that of its renderer as animate_report.json has it
 ranks   one such clip: one rank, two ranks, and two jobs of one rank at the same time, which is the most that any sharing can
         gain; one thread each; rounds in turn, medians
-memory  clips of that many seconds of speech, 64 x 64, with the widths of sadtalker_torch.SMALL: the process's peak memory and
+memory  clips of that many seconds of speech, 64 x 64, with the widths of sadtalker.SMALL: the process's peak memory and
         that of the arena; beside it the original's way with frames, a list of them in f32, stacked, then turned to 8 bits as
         a whole, at 256 x 256
-
-A measurement counts only if the machine did nothing else; the load before each part is in the file.
 """
-import argparse
 import contextlib
+import itertools
 import json
 import os
 import pathlib
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,18 +28,17 @@ import numpy as np
 import torch
 
 import check_animate
-import safetensors_io
-import sadtalker_chain
-import sadtalker_inputs
-import sadtalker_torch
+import common
+from reference import sadtalker, sadtalker_chain, sadtalker_inputs, safetensors_io
 
-SMALL = sadtalker_torch.SMALL | {"fan_num_modules": 2}
+SMALL = sadtalker.SMALL | {"fan_num_modules": 2}
+NUMBERS = itertools.count()
 
 
 def prepare(folder, widths, size, modules=2):
     """Inputs and weights of a part."""
     sadtalker_inputs.write_png(folder / "face.png", sadtalker_inputs.face())
-    return sadtalker_inputs.weights(folder, widths, size=max(size, 64), modules=modules)
+    return sadtalker_inputs.write_weights(folder, widths, size=max(size, 64), modules=modules)
 
 
 def released(folder, frames, piece=250):
@@ -59,12 +55,12 @@ def released(folder, frames, piece=250):
 
 
 def start(args, folder, name, ranks, threads, *overrides):
-    command = [args.weft, "animate", str(folder / "deck.toml"), f"animate.output={name}", f"run.threads={threads}", *overrides]
-    if ranks > 1:
-        command = [*args.mpiexec.split(), "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *command]
-    env = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    """A job under way, with an output of its own."""
+    name = f"{name}{next(NUMBERS)}"
+    command = common.mpi(ranks, [args.weft, "animate", folder / "deck.toml", f"animate.output={name}", f"run.threads={threads}",
+                                 *overrides])
     log = open(folder / f"{name}.log", "w")
-    return folder, name, command, subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=env)
+    return folder, name, command, subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=common.environment(threads))
 
 
 def finished(started):
@@ -82,17 +78,13 @@ def finished(started):
     return report | {"peak_resident": peak}
 
 
-def medians(rounds):
-    return {name: statistics.median(values) for name, values in rounds.items()}
-
-
 # ---- speed ----
 
 def speed(args, folder):
     files, rows = released(folder, args.frames)
     clip = safetensors_io.load(files["sadtalker"]) | safetensors_io.load(files["mapping"])
     clip = {n: a for n, a in clip.items() if not n.startswith("face_3drecon.")}
-    nets = sadtalker_torch.load(sadtalker_torch.Networks(), clip).eval()
+    nets = sadtalker.load(sadtalker.Networks(), clip).eval()
     del clip
     image = torch.from_numpy(sadtalker_chain.resize(sadtalker_inputs.face(), 256, 256)).permute(2, 0, 1) / 255
     torch.set_num_threads(args.threads)
@@ -100,21 +92,20 @@ def speed(args, folder):
 
     def by_torch(keep):
         with torch.inference_mode():
-            steps = sadtalker_torch.render(nets, image, source, driven, keep_source=keep)
+            steps = sadtalker.render(nets, image, source, driven, keep_source=keep)
             next(steps)
             began = time.monotonic()
             for _ in steps:
                 pass
             return (time.monotonic() - began) / args.frames
 
-    rounds = {"weft": [], "torch_original": [], "torch_source_kept": []}
-    for r in range(args.rounds):
-        report = finished(start(args, folder, f"speed{r}", 1, args.threads))
-        rounds["weft"].append(sum(rank["render"] for rank in report["ranks"]) / args.frames)
-        rounds["torch_original"].append(by_torch(False))
-        rounds["torch_source_kept"].append(by_torch(True))
-        print(f"speed  round {r}: " + ", ".join(f"{n} {v[-1]:.2f} s" for n, v in rounds.items()) + " a frame", flush=True)
-    middle = medians(rounds)
+    def weft():
+        report = finished(start(args, folder, "speed", 1, args.threads))
+        return sum(rank["render"] for rank in report["ranks"]) / args.frames
+
+    rounds = common.in_turn({"weft": weft, "torch_original": lambda: by_torch(False), "torch_source_kept": lambda: by_torch(True)},
+                            args.rounds)
+    middle = common.medians(rounds)
     ratios = {n: middle[n] / middle["weft"] for n in rounds if n != "weft"}
     print("speed  " + ", ".join(f"{n} / weft {x:.2f}" for n, x in ratios.items()))
     return {"size": 256, "widths": "released", "frames": args.frames, "batch": 2, "threads": args.threads,
@@ -131,16 +122,19 @@ def ranks(args, folder):
     def rate(report):
         return frames / max(rank["last_end"] for rank in report["ranks"])
 
-    rounds, busy = {"one": [], "two": [], "beside": []}, []
-    for r in range(args.rounds):
-        rounds["one"].append(rate(finished(start(args, folder, f"one{r}", 1, 1))))
-        report = finished(start(args, folder, f"two{r}", 2, 1))
-        rounds["two"].append(rate(report))
+    busy = []
+
+    def two():
+        report = finished(start(args, folder, "two", 2, 1))
         busy.append([rank["busy_share"] for rank in report["ranks"]])
-        both = [start(args, folder, f"beside{r}_{i}", 1, 1) for i in range(2)]
-        rounds["beside"].append(sum(rate(finished(job)) for job in both))
-        print(f"ranks  round {r}: " + ", ".join(f"{n} {v[-1]:.2f}" for n, v in rounds.items()) + " frames/s", flush=True)
-    middle = medians(rounds)
+        return rate(report)
+
+    def beside():
+        both = [start(args, folder, "beside", 1, 1) for _ in range(2)]
+        return sum(rate(finished(job)) for job in both)
+
+    rounds = common.in_turn({"one": lambda: rate(finished(start(args, folder, "one", 1, 1))), "two": two, "beside": beside}, args.rounds)
+    middle = common.medians(rounds)
     print(f"ranks  two over one {middle['two'] / middle['one']:.2f}, "
           f"two jobs beside each other {middle['beside'] / middle['one']:.2f}")
     return {"size": 256, "widths": "released", "frames": frames, "piece": piece, "threads_a_rank": 1,
@@ -159,7 +153,7 @@ frames, side = int(sys.argv[1]), int(sys.argv[2])
 def peak():
     return 1024 * int(re.search(r"VmHWM:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 before = peak()
-predictions = [torch.rand((2, 3, side, side)) for _ in range(frames // 2)]
+predictions = [torch.rand((2, 3, side, side)) for _ in range(-(-frames // 2))]
 together = torch.stack(predictions, dim=1).reshape(-1, 3, side, side)[:frames]
 video = [np.transpose(together[i].numpy(), [1, 2, 0]).astype(np.float32) for i in range(frames)]
 result = np.rint(np.asarray(video) * np.float32(255)).astype(np.uint8)
@@ -189,32 +183,22 @@ def memory(args, folder):
               "original": (original[last]["peak_resident"] - original[first]["peak_resident"]) / max(more, 1)}
     print(f"memory bytes a further frame: weft {growth['weft']:.0f} (64 x 64), the original's frames "
           f"{growth['original']:.0f} (256 x 256)")
-    return {"size": 64, "widths": "sadtalker_torch.SMALL", "weft": weft, "original_frames": original,
+    return {"size": 64, "widths": "sadtalker.SMALL", "weft": weft, "original_frames": original,
             "bytes_a_frame": growth}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weft", default="build/weft")
-    parser.add_argument("--mpiexec", default="mpirun")
+    parser = common.parser(__doc__, rounds=3, threads=2, frames=4, clip_frames=40)  # frames: of speed; clip_frames: of ranks
     parser.add_argument("--parts", nargs="+", default=["speed", "ranks", "memory"], choices=["speed", "ranks", "memory"])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--frames", type=int, default=4, help="of speed: rendered in a round by each")
-    parser.add_argument("--clip-frames", type=int, default=40, help="of ranks")
     parser.add_argument("--seconds", type=int, nargs="+", default=[10, 100], help="of memory: of speech")
-    parser.add_argument("--note", default="", help="for the JSON file, such as what else the machine was doing")
-    parser.add_argument("--output", type=pathlib.Path, help="JSON")
-    args = parser.parse_args()
-    args.weft = str(pathlib.Path(args.weft).resolve())
-    results = sadtalker_chain.provenance() | {"note": args.note}
+    args = common.parse(parser)
+    facts, results = common.about(args, "cv2", "numpy"), {}
     for part in args.parts:
         with tempfile.TemporaryDirectory() as folder:
             load = os.getloadavg()[0]
             measure = {"speed": speed, "ranks": ranks, "memory": memory}[part]
             results[part] = measure(args, pathlib.Path(folder)) | {"load": round(load, 2)}
-        if args.output:
-            args.output.write_text(json.dumps(results, indent=1) + "\n")
+        common.write(args, facts, results)
     return 0
 
 

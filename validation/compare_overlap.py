@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What overlapping hides when bytes take time on a wire: weft's steps with and without parallel.overlap on two hosts.
 
-    compare_overlap.py [--weft build/weft] [--gbit 5] [--rounds 5] [--steps 6] [--require] [--results FILE | --no-results]
+    compare_overlap.py [--weft build/weft] [--gbit 5] [--rounds 5] [--steps 6] [--require] [--json FILE]
 
 Two network namespaces of this machine stand for the hosts, with a link between them that is held to --gbit in either direction
 (veth and tbf; root, ip and tc). A rank runs in each, one thread, and they talk over TCP. `weft bench scaling` trains the same
@@ -12,7 +12,6 @@ it costs the wire, and there is next to nothing to hide.
 200 Gb/s card a node are of a step of 20 clips of 51 frames of 256x256 on an H200 (0.41 s of 1.29 s). --require: exit status 1
 unless what is exposed with overlap is at most a third of that without. Other work on the same cores spoils the figures.
 """
-import argparse
 import contextlib
 import json
 import os
@@ -21,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 
-HERE = pathlib.Path(__file__).resolve().parent
+import common
+
 LIMIT = 1 / 3
 HOSTS = ("weft-overlap-0", "weft-overlap-1")
 ADDRESSES = ("10.213.0.1", "10.213.0.2")
@@ -107,54 +107,39 @@ def bench(args, folder):
     # In the place of ssh: HOST COMMAND...
     shell.write_text("#!/bin/sh\nshift\nexec " + " ".join(f"'{word}'" for word in on_host(1, "sh", "-c")) + ' "$*"\n')
     shell.chmod(0o755)
-    settings = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self",
+    settings = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self",
                 "OMPI_MCA_btl_tcp_if_include": f"{ADDRESSES[0]}/24", "OMPI_MCA_oob_tcp_if_include": f"{ADDRESSES[0]}/24",
                 "OMPI_MCA_plm_rsh_agent": str(shell)}
     job = subprocess.run(
         on_host(0, "mpirun", "--bind-to", "none", "--host", ",".join(f"{a}:1" for a in ADDRESSES), "-x", "OMP_NUM_THREADS", "-n",
                 "2", str(args.weft), "bench", "scaling", str(deck), "--ranks", "1,2", "--mode", "weak", "--mix", "uniform",
                 "--no-overlap", "--rounds", str(args.rounds), "--steps", str(args.steps), "--json", str(report)),
-        env=os.environ | settings, check=False)
+        env=common.environment(1) | settings, check=False)
     if job.returncode:
         sys.exit(f"weft bench scaling ended with {job.returncode}")
     return json.loads(report.read_text())
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weft", type=pathlib.Path, default=HERE.parent / "build" / "weft")
+    parser = common.parser(__doc__, rounds=5, steps=6)
     parser.add_argument("--gbit", type=float, default=5)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--require", action="store_true", help="exit status 1 if the target is missed")
-    parser.add_argument("--results", type=pathlib.Path, help="the file to write")
-    parser.add_argument("--no-results", action="store_true", help="print only")
-    args = parser.parse_args()
-    if not args.weft.is_file():
-        sys.exit(f"{args.weft} is not there. HINT: make build, or --weft PATH")
+    args = common.parse(parser)
     if os.geteuid() != 0:
         sys.exit("network namespaces can be made by root alone")
-    args.weft = args.weft.resolve()
-
-    load = os.getloadavg()[0]
+    facts = common.about(args)
     with network(args.gbit), tempfile.TemporaryDirectory(prefix="weft-overlap-") as folder:
         reached = stream_gbit()
         result = bench(args, pathlib.Path(folder))
     one, two = result["points"]
     bare = two["without_overlap"]["exposed"]
-    result |= {"network": {"gbit": args.gbit, "tcp_gbit": reached}, "load_average_at_start": load,
-               "communication_of_computation": bare / one["seconds"], "exposed_share": two["exposed"] / bare,
-               "target": LIMIT}
-    good = result["exposed_share"] <= LIMIT
-    print(f"\n{args.gbit:g} Gb/s ({reached:.2f} by TCP), load {load:.1f} at the start: communication takes "
-          f"{100 * bare / one['seconds']:.0f} % of what a rank alone computes; exposed {1e3 * two['exposed']:.1f} ms with overlap, "
-          f"{1e3 * bare:.1f} ms without: {result['exposed_share']:.1%}, {'ok' if good else 'MISSED'} (at most {LIMIT:.1%})")
-    if not args.no_results:
-        path = args.results or HERE / "results" / f"overlap_network_cpu_{result['date'][:10]}.json"
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"written to {path}")
-    return 1 if args.require and not good else 0
+    share = two["exposed"] / bare
+    print(f"\n{args.gbit:g} Gb/s ({reached:.2f} by TCP): communication takes {100 * bare / one['seconds']:.0f} % of what a rank alone "
+          f"computes; exposed {1e3 * two['exposed']:.1f} ms with overlap, {1e3 * bare:.1f} ms without: {share:.1%}, "
+          f"{'ok' if share <= LIMIT else 'MISSED'} (at most {LIMIT:.1%})")
+    common.write(args, facts, {"tcp_gbit": reached, "communication_of_computation": bare / one["seconds"], "exposed_share": share,
+                               "scaling": result})
+    return 1 if args.require and not share <= LIMIT else 0
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 """Weak scaling of weft against PyTorch DDP (gloo): the same model on 1 and 2 ranks of one thread each, clips of one shape and
 of mixed shapes.
 
-    compare_scaling.py [--weft build/weft] [--mix uniform mixed] [--rounds 3] [--steps 4] [--require] [--tiny]
-                       [--results DIR | --no-results]
+    compare_scaling.py [--weft build/weft] [--mix uniform mixed] [--rounds 3] [--epochs 2] [--require] [--tiny] [--json FILE]
 
 Both sides live through all rounds and are timed in turn, so that whatever else the machine does hits both alike: a round is
 `weft bench scaling` (1 rank, 2 ranks with and without overlap, two independent trainings), then DDP with 1 and with 2
@@ -13,11 +12,8 @@ median step of a round counts; mixed shapes: the mean. Of the rounds the median 
 That both sides train the same model is shown first: the loss of every shape on the same weights and inputs, within 1e-4.
 Exit status 1 if they differ, or with --require if a target is missed.
 """
-import argparse
 import json
-import os
 import pathlib
-import shutil
 import statistics
 import subprocess
 import sys
@@ -25,14 +21,9 @@ import tempfile
 
 import torch
 
-import check_golden
-import compare_step
-import rflow
-import safetensors_io
-import stdit3
-import step_cases
+import common
+from reference import rflow, safetensors_io, stdit3
 
-HERE = pathlib.Path(__file__).resolve().parent
 LOSS_TOLERANCE = 1e-4
 TARGETS = {"uniform": 0.95, "mixed": 0.93}  # efficiency of weft on 2 ranks
 
@@ -50,52 +41,36 @@ TINY_MODEL = MODEL | {"hidden_size": 32, "depth": 1, "num_heads": 2}
 
 
 def prepare(mix, args, folder):
-    """Deck, case of ddp.py and weights; their paths."""
-    torch.manual_seed(20240617)
+    """Deck, case of torch_ddp.py and weights; their paths."""
     model_table = TINY_MODEL if args.tiny else MODEL
-    model = stdit3.STDiT3(stdit3.Config.from_deck(model_table))
-    for p in model.parameters():
-        if p.requires_grad and not p.any():
-            torch.nn.init.normal_(p, std=0.02)
-    weights, deck, case = folder / "weights.safetensors", folder / "deck.toml", folder / "case.json"
-    safetensors_io.save(weights, {k: v.numpy() for k, v in model.state_dict().items()})
+    weights, deck = folder / "weights.safetensors", folder / "deck.toml"
+    safetensors_io.save(weights, common.arrays_of(stdit3.drawn(model_table)))
     parts = [f"latent=1,channels=4,clips={n},frames={s[0]},height={s[1]},width={s[2]}" for s, n in SHAPES[mix]]
     micro_batches = MICRO_BATCHES[mix]
-    deck.write_text(step_cases.toml({
+    deck.write_text(common.toml({
         "run": {"threads": 1, "seed": 7}, "data": {"path": "synthetic:" + ";".join(parts)},
         "model": {"name": "stdit3", "weights": str(weights)} | model_table,
         "train": TRAIN | {"batch_size": 1, "micro_batches": micro_batches}, "parallel": {"bucket_mib": BUCKET_MIB}}))
-    case.write_text(json.dumps({
-        "model": model_table, "train": TRAIN, "threads": 1, "weights": str(weights), "bucket_mib": BUCKET_MIB,
-        "micro_batches": micro_batches, "warmup": 4, "shapes": [{"shape": s, "clips": n} for s, n in SHAPES[mix]]}))
+    case = {"model": model_table, "train": TRAIN, "threads": 1, "weights": str(weights), "bucket_mib": BUCKET_MIB,
+            "micro_batches": micro_batches, "warmup": 4, "shapes": [{"shape": s, "clips": n} for s, n in SHAPES[mix]]}
     return deck, case, weights
 
 
 def same_losses(mix, args, deck, weights, folder):
     """Greatest relative difference of the two sides' losses over all shapes."""
-    model = check_golden.build({"model": TINY_MODEL if args.tiny else MODEL}, safetensors_io.load(weights), torch.float32)
+    model = stdit3.build(TINY_MODEL if args.tiny else MODEL, safetensors_io.load(weights))
     worst = 0.0
-    for i, (shape, _) in enumerate(SHAPES[mix]):
+    for shape, _ in SHAPES[mix]:
         latent, tokens = (1, 4, *shape), MODEL["model_max_length"]
         inputs = {"x": torch.randn(latent), "noise": torch.randn(latent), "timestep": torch.rand(1) * 1000,
                   "y": torch.randn(1, 1, tokens, MODEL["caption_channels"]), "mask": torch.ones(1, tokens, dtype=torch.int64),
                   "fps": torch.tensor([24.0]), "height": torch.tensor([8.0 * shape[1]]), "width": torch.tensor([8.0 * shape[2]])}
-        given, found = folder / f"in{i}.safetensors", folder / f"out{i}.safetensors"
-        safetensors_io.save(given, {k: v.numpy() for k, v in inputs.items()})
-        subprocess.run([str(args.weft), "probe", "loss", "--deck", str(deck), "--weights", str(weights), "--inputs", str(given),
-                        "--outputs", str(found), "--device", "cpu"], check=True, env=environment())
-        ours = float(safetensors_io.load(found)["loss"][0])
+        ours = float(common.probe(args.weft, folder, "loss", inputs, "--device", "cpu", deck=deck.read_text(),
+                                  weights=weights)["loss"][0])
         with torch.no_grad():
             theirs = float(rflow.losses(model, **inputs)[0])
         worst = max(worst, abs(ours - theirs) / abs(theirs))
     return worst
-
-
-def environment():
-    """As compare_step: glibc keeps freed memory on both sides."""
-    return compare_step.environment(1) | {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
-        "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 
 
 class Weft:
@@ -105,11 +80,9 @@ class Weft:
         self.report = folder / "scaling.json"
         steps = args.steps[mix]
         self.process = subprocess.Popen(
-            ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", str(args.weft), "bench", "scaling", str(deck),
-             "--ranks", "1,2", "--mode", "weak", "--mix", "mixed", "--no-overlap", "--paced", "--rounds", str(args.rounds),
-             "--steps", str(steps), "--warmup", str(WARMUP[mix]), "--json", str(self.report),
-             "--plot", str(folder / "scaling.svg")],
-            env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            common.mpi(2, [args.weft, "bench", "scaling", deck, "--ranks", "1,2", "--mode", "weak", "--mix", "mixed", "--no-overlap",
+                           "--paced", "--rounds", args.rounds, "--steps", steps, "--warmup", WARMUP[mix], "--json", self.report]),
+            env=common.environment(1), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.wait_ready()
 
     def wait_ready(self):
@@ -132,38 +105,6 @@ class Weft:
         return json.loads(self.report.read_text())
 
 
-class Ddp:
-    """A DDP training on `ranks` processes; see ddp.py."""
-
-    def __init__(self, ranks, case, folder):
-        self.ranks, store = ranks, folder / f"store{ranks}"
-        self.processes = [
-            subprocess.Popen([sys.executable, str(HERE / "ddp.py"), str(case), "--rank", str(r), "--ranks", str(ranks), "--store",
-                              str(store)], env=environment(), text=True,
-                             stdin=subprocess.PIPE if r == 0 else subprocess.DEVNULL,
-                             stdout=subprocess.PIPE if r == 0 else subprocess.DEVNULL)
-            for r in range(ranks)]
-        self.about = self.answer()
-
-    def answer(self):
-        line = self.processes[0].stdout.readline()
-        if not line:
-            self.stop()
-            sys.exit("ddp.py ended early")
-        return json.loads(line)
-
-    def round(self, steps):
-        self.processes[0].stdin.write(f"{steps}\n")
-        self.processes[0].stdin.flush()
-        return self.answer()["seconds"]
-
-    def stop(self):
-        if not self.processes[0].stdin.closed:
-            self.processes[0].stdin.close()
-        for p in self.processes:
-            p.wait(60)
-
-
 def measure(mix, args):
     with tempfile.TemporaryDirectory(prefix="weft-scaling-") as name:
         folder = pathlib.Path(name)
@@ -172,23 +113,20 @@ def measure(mix, args):
         middle = statistics.median if mix == "uniform" else statistics.fmean
         # One after the other: what starts must not meet what is being timed.
         weft = Weft(mix, args, deck, folder)
-        ddp = [Ddp(n, case, folder) for n in (1, 2)]
+        ddp = [common.Workers("torch_ddp.py", case, folder, f"ddp{n}", n) for n in (1, 2)]
         rounds = {1: [], 2: []}
         for i in range(args.rounds):
             sides = [lambda last=i + 1 == args.rounds: weft.round(last)]
             for d in ddp:  # fewer processes take more steps for the same clips
-                sides.append(lambda d=d: rounds[d.ranks].append(middle(d.round(args.steps[mix] * 2 // d.ranks))))
+                sides.append(lambda d=d: rounds[d.ranks].append(middle(d.run(args.steps[mix] * 2 // d.ranks)["seconds"])))
             for side in sides[i % 3:] + sides[:i % 3]:
                 side()
             print(f"  {mix} round {i + 1}: DDP {rounds[1][-1]:.3f} s on 1, {rounds[2][-1]:.3f} s on 2", file=sys.stderr)
         for d in ddp:
             d.stop()
         ours = weft.results()
-        if args.plots:
-            shutil.copy(folder / "scaling.svg", pathlib.Path(args.plots) / f"scaling_{mix}.svg")
     theirs = {"rounds": rounds, "seconds": {n: statistics.median(s) for n, s in rounds.items()},
-              "efficiency": statistics.median(a / b for a, b in zip(rounds[1], rounds[2])),
-              "parameters": ddp[0].about["parameters"]}
+              "efficiency": statistics.median(a / b for a, b in zip(rounds[1], rounds[2]))}
     one, two = ours["points"]
     bare = two["without_overlap"]["exposed"]
     checks = {
@@ -223,39 +161,20 @@ def show(result):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weft", type=pathlib.Path, default=HERE.parent / "build" / "weft")
+    parser = common.parser(__doc__, rounds=3, epochs=2)  # epochs of mixed clips in a timed window; uniform: 6 steps
     parser.add_argument("--mix", nargs="+", default=["uniform", "mixed"], choices=["uniform", "mixed"])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=2, help="of mixed clips in a timed window; uniform: 6 steps")
     parser.add_argument("--require", action="store_true", help="exit status 1 if a target is missed")
     parser.add_argument("--tiny", action="store_true", help="a tiny model: does it all work?")
-    parser.add_argument("--results", type=pathlib.Path, default=HERE / "results")
-    parser.add_argument("--plots", help="folder for weft's plots")
-    parser.add_argument("--no-results", action="store_true", help="print only")
-    args = parser.parse_args()
-    if not args.weft.is_file():
-        sys.exit(f"{args.weft} is not there. HINT: make build, or --weft PATH")
-    args.weft = args.weft.resolve()
+    args = common.parse(parser)
+    facts = common.about(args)
     # Two ranks take two micro-batches for one of a rank: steps of whole epochs.
     epoch = sum(n for _, n in SHAPES["mixed"]) // (2 * MICRO_BATCHES["mixed"])
     args.steps = {"uniform": 6, "mixed": args.epochs * epoch}
-    args.threads, args.warmup, args.dtype = 1, WARMUP, "f32"
-
-    about = compare_step.provenance(args)
-    if about["load_average_at_start"] > 0.5:
-        print(f"WARN: the machine is at work already (load {about['load_average_at_start']:.1f}): ranks that wait for each other "
-              "suffer from that far more than their share", file=sys.stderr)
     results = [measure(mix, args) for mix in args.mix]
-    print(f"{about['hardware']['cpu']}, 1 thread a rank, f32, torch {about['versions']['torch']}, commit "
-          f"{about['commit'][:12]}, load {about['load_average_at_start']:.1f} at the start")
+    common.headline(facts)
     for result in results:
         show(result)
-    if not args.no_results and not args.tiny:
-        args.results.mkdir(parents=True, exist_ok=True)
-        path = args.results / f"scaling_cpu_{about['date'][:10]}.json"
-        path.write_text(json.dumps(about | {"cases": results}, indent=1) + "\n")
-        print(f"\nwritten to {path}")
+    common.write(args, facts, {"cases": results})
     if any(r["loss_difference"] > LOSS_TOLERANCE for r in results):
         return 1
     return 1 if args.require and not all(good for r in results for good in r["checks"].values()) else 0

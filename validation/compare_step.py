@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A full training step of weft against PyTorch eager: does it agree, and how fast is it?
+"""A full training step of weft against PyTorch eager: does it agree, and how fast is it (`make bench`)?
 
     compare_step.py [--weft build/weft] [--case a b] [--dtype f32|bf16] [--rounds 5] [--steps 4] [--warmup 2] [--threads 2]
-                    [--require 1.3] [--require-f32 1.5] [--profile] [--results DIR | --no-results]
+                    [--require 1.3] [--require-f32 1.5] [--profile] [--json FILE]
 
 A step is the forward pass of the rectified-flow loss on a given batch, the backward pass, and AdamW. Each side
-runs in short processes of its own, in turn, so that whatever else the machine does hits both alike: weft, PyTorch with
-AdamW as it comes, PyTorch with AdamW(fused=True). All start from the same weights. The faster PyTorch is the yardstick.
+runs in short processes of its own, in turn: weft, PyTorch (gpu/torch_step.py) with AdamW as it comes, PyTorch with
+AdamW(fused=True). All start from the same weights. The faster PyTorch is the yardstick.
 
 Agreement: losses of all steps within 1e-5, and the weights after the last step, see `compare_weights`. Exit status 1 if
 they do not agree, or with --require if weft is not that many times as fast.
@@ -14,23 +14,18 @@ they do not agree, or with --require if weft is not that many times as fast.
 With --dtype bf16 weft trains in bf16 and PyTorch under autocast, and weft in float32 runs in turn with them. Agreement: losses
 and weights of weft are at most twice as far from those of PyTorch in float32 as autocast's are.
 """
-import argparse
-import datetime
+import dataclasses
 import json
-import os
 import pathlib
-import platform
-import statistics
-import subprocess
 import sys
 import tempfile
 
 import numpy as np
+import torch
 
-import safetensors_io
-import step_cases
+import common
+from reference import safetensors_io, stdit3
 
-HERE = pathlib.Path(__file__).resolve().parent
 LOSS_TOLERANCE = 1e-5
 # Both sides round in float32, in different orders. Rounding enters the weights through AdamW, which divides a gradient by its
 # own size: relative errors of large gradients pass unchanged, small gradients near the noise may even change sign and
@@ -42,36 +37,63 @@ TOTAL_TOLERANCE, TENSOR_TOLERANCE = 4e-4, 3e-3
 # part of its tensor's root mean square, rounding decides the sign; such elements are left out, and may not be many.
 NO_GRADIENT, MOST_WITHOUT = 1e-5, 1e-3
 BF16_FACTOR = 2.0  # times autocast's own distance from float32
+TRAIN = {"lr": 1e-4, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.0, "grad_clip": 0.0,
+         "warmup_steps": 0, "ema_decay": 0.0}  # PyTorch keeps no moving average either
 
 
-def environment(threads):
-    """The same for both sides. glibc is told to keep freed memory: PyTorch is 3 % faster and much steadier so, and weft
-    does not mind."""
-    return os.environ | {
-        "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
-        "GLIBC_TUNABLES": "glibc.malloc.top_pad=268435456:glibc.malloc.trim_threshold=8589934592:"
-                          "glibc.malloc.mmap_threshold=33554432"}
+@dataclasses.dataclass(frozen=True)
+class Case:
+    name: str
+    what: str
+    hidden_size: int
+    depth: int
+    num_heads: int
+    batch: int
+    frames: int = 5
+    side: int = 32  # of the latent: S = (side / 2)^2 tokens a frame
+    tokens: int = 32
+    caption_channels: int = 512
+
+    @property
+    def model(self):
+        return {"in_channels": 4, "patch_size": [1, 2, 2], "hidden_size": self.hidden_size, "depth": self.depth,
+                "num_heads": self.num_heads, "caption_channels": self.caption_channels,
+                "model_max_length": self.tokens, "class_dropout_prob": 0.0}
+
+    def write(self, folder, threads):
+        """Paths of the deck, the weights and one batch, drawn from a fixed seed."""
+        weights = common.arrays_of(stdit3.drawn(self.model))
+        b, pixels, latent = self.batch, 8.0 * self.side, (self.batch, 4, self.frames, self.side, self.side)
+        inputs = {"x": torch.randn(latent), "noise": torch.randn(latent), "timestep": torch.rand(b) * 1000,
+                  "y": torch.randn(b, 1, self.tokens, self.caption_channels),
+                  "mask": torch.ones(b, self.tokens, dtype=torch.int64), "fps": torch.full((b,), 24.0),
+                  "height": torch.full((b,), pixels), "width": torch.full((b,), pixels)}
+        paths = [folder / "deck.toml", folder / "weights.safetensors", folder / "inputs.safetensors"]
+        paths[0].write_text(common.toml({"run": {"threads": threads}, "model": {"name": "stdit3"} | self.model, "train": TRAIN}))
+        safetensors_io.save(paths[1], weights)
+        safetensors_io.save(paths[2], {k: v.numpy() for k, v in inputs.items()})
+        return paths
 
 
-def command(side, weft):
-    if side.startswith("weft"):
-        return [str(weft), "bench", "step"]
-    return ([sys.executable, str(HERE / "torch_step.py")] + (["--fused"] if "fused" in side else [])
-            + (["--autocast"] if "autocast" in side else []))
+CASES = {case.name: case for case in (
+    Case("a", "C=384, 6 pairs, 6 heads, T=5, S=256, batch 2, 32 text tokens of 512", 384, 6, 6, 2),
+    Case("b", "C=1152, 1 pair, 16 heads, T=5, S=256, batch 1, 32 text tokens of 512", 1152, 1, 16, 1),
+)}
 
 
-def run_side(side, args, case_paths, folder, extra=()):
-    """One process; returns its JSON, its output and the path of the weights it ends with."""
-    deck, weights, inputs = case_paths
+def run_side(side, args, paths, folder, extra=()):
+    """One process; its JSON, what it printed and the path of the weights it ends with."""
     stem = folder / side.replace(" ", "-")
-    outputs, report = f"{stem}.safetensors", f"{stem}.json"
-    argv = command(side, args.weft)
-    argv += [str(deck)] + (["model.dtype=bf16"] if side == "weft bf16" else []) + ["--weights", str(weights), "--inputs", str(inputs), "--outputs", outputs, "--steps",
-             str(args.steps), "--warmup", str(args.warmup), "--json", report, *extra]
-    done = subprocess.run(argv, env=environment(args.threads), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{side} failed with exit code {done.returncode}: {' '.join(argv)}\n{done.stdout}{done.stderr}")
-    return json.loads(pathlib.Path(report).read_text()), done.stdout, outputs
+    if side.startswith("weft"):
+        argv = [args.weft, "bench", "step", paths[0]] + (["model.dtype=bf16"] if side == "weft bf16" else [])
+    else:
+        precision = "autocast" if "autocast" in side else "f32"
+        argv = [sys.executable, common.HERE / "gpu" / "torch_step.py", paths[0], "--device", "cpu", "--precision", precision,
+                *(["--fused"] if "fused" in side else [])]
+    outputs, report = f"{stem}.safetensors", pathlib.Path(f"{stem}.json")
+    said = common.run([*argv, "--weights", paths[1], "--inputs", paths[2], "--outputs", outputs, "--steps", args.steps, "--warmup",
+                       args.warmup, "--json", report, *extra], args.threads)
+    return json.loads(report.read_text()), said, outputs
 
 
 def without_free_directions(tensors):
@@ -86,11 +108,11 @@ def without_free_directions(tensors):
 
 def compare_weights(start, ours, theirs):
     """Distance of the two results over the length of the update: over all weights, and the worst single tensor."""
-    theirs = safetensors_io.load(theirs)
-    gradients = {name.removeprefix("first_gradient/"): theirs.pop(name) for name in list(theirs) if name.startswith("first_gradient/")}
-    gradients, theirs, start, ours = (without_free_directions(t) for t in
-                                      (gradients, theirs, safetensors_io.load(start), safetensors_io.load(ours)))
-    ours = {name: array for name, array in ours.items() if not name.startswith("first_gradient/")}
+    first = "first_gradient/"
+    start, ours, theirs = (safetensors_io.load(path) for path in (start, ours, theirs))
+    gradients = without_free_directions({n.removeprefix(first): v for n, v in theirs.items() if n.startswith(first)})
+    start, ours, theirs = (without_free_directions({n: v for n, v in t.items() if not n.startswith(first)})
+                           for t in (start, ours, theirs))
     if set(ours) != set(theirs):
         sys.exit(f"weights differ in names: {sorted(set(ours) ^ set(theirs))}")
     distance = update = 0.0
@@ -113,70 +135,59 @@ def compare_weights(start, ours, theirs):
     return {"total": float(np.sqrt(distance / update)), "worst_tensor": worst[0], "worst": worst[1], "without_gradient": without}
 
 
-def distances(reference, found, start, reference_weights, found_weights):
-    losses = [abs(a - b) / abs(b) for a, b in zip(found["loss"], reference["loss"], strict=True)]
-    return {"loss": max(losses)} | compare_weights(start, found_weights, reference_weights)
+def distances(reference, found, start):
+    losses = [abs(a - b) / abs(b) for a, b in zip(found[0]["loss"], reference[0]["loss"], strict=True)]
+    return {"loss": max(losses)} | compare_weights(start, found[2], reference[2])
 
 
-def agreement(sides, last, start, reference, limits):
-    """Of every side with the reference: distances, their limits, and whether they are kept."""
-    result = {}
-    for side in sides:
-        d = distances(last[reference][0], last[side][0], start, last[reference][2], last[side][2])
-        result[side] = d | {"limits": limits, "ok": all(d[key] <= limit for key, limit in limits.items())}
-    return result
+def agreement(reference, found, start, limits):
+    """Distances, their limits, and whether they are kept."""
+    d = distances(reference, found, start)
+    return d | {"limits": limits, "ok": all(d[key] <= limit for key, limit in limits.items())}
 
 
 def measure(case, args):
     """All rounds of a case: samples a side, agreement of the last round, the ratio."""
-    ours = [] if args.torch_only else ["weft"] if args.dtype == "f32" else ["weft", "weft bf16"]
-    theirs = ["torch", "torch fused"] if args.dtype == "f32" else ["torch autocast", "torch fused autocast"]
-    sides = ours + theirs
-    seconds = {side: [] for side in sides}
+    bf16 = args.dtype == "bf16"
+    theirs = ["torch autocast", "torch fused autocast"] if bf16 else ["torch", "torch fused"]
+    names = (["weft", "weft bf16"] if bf16 else ["weft"]) + theirs
     with tempfile.TemporaryDirectory(prefix="weft-step-") as name:
-        folder = pathlib.Path(name)
-        paths = step_cases.write(case, folder, args.threads)
-        for i in range(args.rounds):
-            last = {}
-            # Another side begins in each round, so that none always follows the same one.
-            for side in sides[i % len(sides):] + sides[:i % len(sides)]:
-                last[side] = run_side(side, args, paths, folder)
-                seconds[side] += last[side][0]["seconds"]
-                print(f"  round {i + 1}  {side:12} " + " ".join(f"{s:.3f}" for s in last[side][0]["seconds"]),
-                      file=sys.stderr)
-        medians = {side: statistics.median(s) for side, s in seconds.items()}
-        yardstick = min(theirs, key=medians.get)
-        result = {"case": case.name, "what": case.what, "seconds": seconds, "median": medians,
-                  "yardstick": yardstick, "loss": {side: r[0]["loss"] for side, r in last.items()}}
-        if ours:
-            result["ratio"] = medians[yardstick] / medians[ours[-1]]
-            if args.dtype == "f32":
-                limits = {"loss": LOSS_TOLERANCE, "total": TOTAL_TOLERANCE, "worst": TENSOR_TOLERANCE}
-                result["agreement"] = {side: agreement(ours, last, paths[1], side, limits)["weft"] for side in theirs}
-            else:
-                result["ratio_f32"] = medians["weft"] / medians["weft bf16"]
-                last["torch"] = run_side("torch", args, paths, folder)
-                own = distances(last["torch"][0], last[theirs[0]][0], paths[1], last["torch"][2], last[theirs[0]][2])
-                limits = {key: BF16_FACTOR * own[key] for key in ("loss", "total")}
-                result["agreement"] = {"torch in float32": agreement(ours[1:], last, paths[1], "torch", limits)["weft bf16"]}
+        folder, last = pathlib.Path(name), {}
+        paths = case.write(folder, args.threads)
+
+        def once(side):
+            last[side] = run_side(side, args, paths, folder)
+            return last[side][0]["seconds"]
+
+        seconds = common.in_turn({side: lambda side=side: once(side) for side in names}, args.rounds)
+        medians = common.medians(seconds)
+        yardstick, ours = min(theirs, key=medians.get), "weft bf16" if bf16 else "weft"
+        result = {"case": case.name, "what": case.what, "seconds": {n: sum(s, []) for n, s in seconds.items()}, "median": medians,
+                  "ours": ours, "yardstick": yardstick, "loss": {side: r[0]["loss"] for side, r in last.items()},
+                  "ratio": medians[yardstick] / medians[ours]}
+        if bf16:
+            result["ratio_f32"] = medians["weft"] / medians["weft bf16"]
+            exact = run_side("torch", args, paths, folder)
+            own = distances(exact, last[theirs[0]], paths[1])
+            limits = {key: BF16_FACTOR * own[key] for key in ("loss", "total")}
+            result["agreement"] = {"torch in float32": agreement(exact, last[ours], paths[1], limits)}
+        else:
+            limits = {"loss": LOSS_TOLERANCE, "total": TOTAL_TOLERANCE, "worst": TENSOR_TOLERANCE}
+            result["agreement"] = {side: agreement(last[side], last[ours], paths[1], limits) for side in theirs}
         if args.profile:
-            profile, _, _ = run_side(theirs[-1], args, paths, folder, ["--profile"])
-            result["operations"] = profile["operations"]
-            if ours:
-                result["weft_profile"] = run_side(ours[-1], args, paths, folder, ["--profile"])[1]
+            result["operations"] = run_side(theirs[-1], args, paths, folder, ["--profile"])[0]["operations"]
+            result["weft_profile"] = run_side(ours, args, paths, folder, ["--profile"])[1]
     return result
 
 
 def show(result):
     print(f"\n({result['case']}) {result['what']}")
-    ours = "weft bf16" if "weft bf16" in result["median"] else "weft"
-    print(f"  {'side':20} {'median s':>9} {'min':>7} {'max':>7} {'steps':>6}  against {ours}")
+    print(f"  {'side':20} {'median s':>9} {'min':>7} {'max':>7} {'steps':>6}  against {result['ours']}")
     for side, samples in result["seconds"].items():
         median = result["median"][side]
-        ratio = f"{median / result['median'][ours]:.2f}x" if ours in result["median"] else ""
-        print(f"  {side:20} {median:9.4f} {min(samples):7.4f} {max(samples):7.4f} {len(samples):6}  {ratio}"
-              + ("  (yardstick)" if side == result["yardstick"] else ""))
-    for side, a in result.get("agreement", {}).items():
+        print(f"  {side:20} {median:9.4f} {min(samples):7.4f} {max(samples):7.4f} {len(samples):6}  "
+              f"{median / result['median'][result['ours']]:.2f}x" + ("  (yardstick)" if side == result["yardstick"] else ""))
+    for side, a in result["agreement"].items():
         limit = {key: f" (<= {value:.1e})" for key, value in a["limits"].items()}
         print(f"  agreement with {side}: losses {a['loss']:.1e}{limit['loss']}, weights {a['total']:.1e} of the update"
               f"{limit['total']}, worst {a['worst_tensor']} {a['worst']:.1e}{limit.get('worst', '')}: "
@@ -186,91 +197,37 @@ def show(result):
         print(f"  where PyTorch's time goes, {total * 1e3:.0f} ms a step:")
         for row in result["operations"][:16]:
             print(f"    {row['seconds'] * 1e3:8.1f} ms {row['seconds'] / total:6.1%} {row['calls']:5.0f} calls  {row['op']}")
-    if "weft_profile" in result:
         print(result["weft_profile"])
 
 
-def hardware():
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        model = platform.processor()
-    return {"cpu": model, "cores": os.cpu_count(), "machine": platform.machine(), "system": platform.platform()}
-
-
-def add_arguments(parser, rounds):
+def add_arguments(parser):
     """What compare_sampling.py has too."""
-    parser.add_argument("--weft", type=pathlib.Path, default=HERE.parent / "build" / "weft")
-    parser.add_argument("--case", nargs="+", default=sorted(step_cases.CASES), choices=sorted(step_cases.CASES))
+    parser.add_argument("--case", nargs="+", default=sorted(CASES), choices=sorted(CASES))
     parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32")
-    parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--results", type=pathlib.Path, default=HERE / "results")
-    parser.add_argument("--no-results", action="store_true", help="print only")
-
-
-def result_path(args, stem, about):
-    """Of this day and make of processor, so that those of Intel and AMD lie beside each other."""
-    make = about["hardware"]["cpu"].split()[0].split("(")[0].lower()
-    return args.results / f"{stem}_cpu_{make}_{about['date'][:10]}.json"
-
-
-def provenance(args):
-    def git(*words):
-        done = subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False)
-        return done.stdout.strip()
-
-    import torch  # only for its version; the steps run in processes of their own
-
-    return {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "commit": git("rev-parse", "HEAD"), "uncommitted_changes": bool(git("status", "--porcelain", "-uno")),
-            "hardware": hardware(), "threads": args.threads, "dtype": getattr(args, "dtype", "f32"),
-            "load_average_at_start": os.getloadavg()[0],
-            "versions": {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()},
-            "rounds": args.rounds, "warmup": args.warmup, "steps": args.steps}
+    return parser
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser, rounds=5)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--warmup", type=int, default=2)
+    parser = add_arguments(common.parser(__doc__, rounds=5, steps=4, warmup=2, threads=2))
     parser.add_argument("--require", type=float, help="least ratio of PyTorch's time to weft's")
     parser.add_argument("--require-f32", type=float, help="with --dtype bf16: least ratio of weft's time in float32 to that in bf16")
     parser.add_argument("--profile", action="store_true", help="also where each side spends its time")
-    parser.add_argument("--torch-only", action="store_true", help="no weft: how fast PyTorch is here")
-    args = parser.parse_args()
-    if args.torch_only and (args.require or args.require_f32):
-        parser.error("--require and --require-f32 need weft's side")
+    args = common.parse(parser)
     if args.require_f32 and args.dtype == "f32":
         parser.error("--require-f32 needs --dtype bf16")
-    if not args.torch_only and not args.weft.is_file():
-        sys.exit(f"{args.weft} is not there. HINT: make build, or --weft PATH, or --torch-only")
-
-    about = provenance(args)
-    if about["load_average_at_start"] > 0.5:
-        print(f"WARN: the machine is at work already (load {about['load_average_at_start']:.1f}): threads that wait for "
-              "each other suffer from that far more than their share, and not all sides alike", file=sys.stderr)
-    results = [measure(step_cases.CASES[name], args) for name in args.case]
-    print(f"{about['hardware']['cpu']}, {args.threads} threads, {args.dtype}, torch {about['versions']['torch']}, "
-          f"commit {about['commit'][:12]}, load {about['load_average_at_start']:.1f} at the start")
+    facts = common.about(args)
+    results = [measure(CASES[name], args) for name in args.case]
+    common.headline(facts)
     for result in results:
         show(result)
-    if not args.no_results and not args.torch_only:
-        args.results.mkdir(parents=True, exist_ok=True)
-        path = result_path(args, "step" if args.dtype == "f32" else "step_bf16", about)
-        path.write_text(json.dumps(about | {"cases": results}, indent=1) + "\n")
-        print(f"\nwritten to {path}")
-
-    wrong = [r["case"] for r in results if not all(a["ok"] for a in r.get("agreement", {}).values())]
-    slow = [r["case"] for r in results if args.require and r["ratio"] < args.require]
-    slow_f32 = [r["case"] for r in results if args.require_f32 and r["ratio_f32"] < args.require_f32]
-    for names, what in ((wrong, "weft and PyTorch do not agree"), (slow, f"slower than {args.require} times PyTorch"),
-                        (slow_f32, f"slower than {args.require_f32} times float32")):
-        if names:
-            print(f"{what}: case {', '.join(names)}", file=sys.stderr)
-    return 1 if wrong or slow or slow_f32 else 0
+    common.write(args, facts, {"cases": results})
+    if not all(a["ok"] for r in results for a in r["agreement"].values()):
+        return 1
+    slow = [r for r in results if r["ratio"] < (args.require or 0) or r.get("ratio_f32", 0) < (args.require_f32 or 0)]
+    for r in slow:
+        print(f"({r['case']}) is {r['ratio']:.2f} times as fast as PyTorch"
+              + (f", {r['ratio_f32']:.2f} times as fast as in float32" if "ratio_f32" in r else "") + ": less than required")
+    return 1 if slow else 0
 
 
 if __name__ == "__main__":

@@ -1,111 +1,103 @@
 #!/usr/bin/env python3
-"""The tables of docs/scaling.md from the runs of weft simulate in results/, as Markdown on stdout.
+"""The tables of docs/scaling.md, simulated again by this build of weft (with SimGrid), as Markdown.
 
-    simulation_tables.py [--check ../docs/scaling.md]
+    simulation_tables.py [--weft build/weft] [--only uniform stages placement variation network] [--tiny]
 
-With --check, exit status 1 if the page lacks any line of them.
+What they were on the page: results/simulation.md names commits and commands.
 """
-import argparse
 import json
 import pathlib
 import sys
+import tempfile
 
-RESULTS = pathlib.Path(__file__).resolve().parent / "results"
+import common
+
+RANKS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 1024)
+CLIPS = {"51 frames of 480p, 5 a micro-batch": (
+             'data.path="synthetic:name=480p-51-0.56,latent=1,frames=15,height=60,width=106,clips=100000"',
+             'train.batch_sizes=["480p-51=5"]'),
+         "16 frames of 256x256, 1 a micro-batch": (
+             'data.path="synthetic:name=256-16,latent=1,frames=4,height=32,width=32,clips=100000"', 'train.batch_sizes=["256-16=1"]')}
+UNIFORM = "51 frames of 480p, 5 a micro-batch"
 
 
-def load(name):
-    return json.loads((RESULTS / f"simulation_{name}.json").read_text())
+class Simulator:
+    def __init__(self, args, folder):
+        self.weft, self.report, self.tiny = args.weft, folder / "out.json", args.tiny
+
+    def __call__(self, deck, ranks, per_gpu, *words, fabrics=("8x400",), steps=10):
+        """{fabric: results by ranks}."""
+        ranks = [n for n in ranks if not self.tiny or n <= 8]
+        common.run([self.weft, "simulate", common.ROOT / "inputs" / f"{deck}.toml", *words, "--gpus", ",".join(map(str, ranks)),
+                    "--per-gpu", per_gpu, "--fabric", ",".join(fabrics), "--steps", 2 if self.tiny else steps, "--json", self.report])
+        return {case["fabric"]: case["results"] for case in json.loads(self.report.read_text())["cases"]}
 
 
 def percent(x):
     return f"{100 * x:.1f} %"
 
 
-def row(*cells):
-    return "| " + " | ".join(map(str, cells)) + " |"
+def curves(found):
+    """Efficiency by ranks: a column for each of `found`."""
+    yield "ranks", *found
+    for rows in zip(*found.values()):
+        yield rows[0]["ranks"], *(percent(r["efficiency"]) for r in rows)
 
 
-def curves(names):
-    """Efficiency by ranks: a column for each file, style and fabric."""
-    cases = [(name, c) for name in names for c in load(name)["cases"]]
-    yield row("ranks", *(f"{name}, {c['style']}, {c['fabric']}" for name, c in cases))
-    yield row("---:", *("---:" for _ in cases))
-    for i, first in enumerate(cases[0][1]["results"]):
-        yield row(first["ranks"], *(percent(c["results"][i]["efficiency"]) for _, c in cases))
+def uniform(simulate):
+    found = simulate("stage2", RANKS, 8, *CLIPS[UNIFORM], fabrics=("8x400", "1x200"))
+    return curves({f"uniform, {fabric}": results for fabric, results in found.items()})
 
 
-def barrier_steps():
-    stages = {s: {r["ranks"]: r["step_seconds"] for r in load(f"stage{s}")["cases"][1]["results"]} for s in (1, 2, 3)}
-    yield row("stage", "1 rank", "8", "96", "128", "1,024", "8 over 96")
-    yield row("---", *["---:"] * 6)
-    for s, t in stages.items():
-        yield row(s, *(f"{t[n]:.1f} s" for n in (1, 8, 96, 128, 1024)), percent(t[8] / t[96]))
+def stages(simulate):
+    return curves({f"stage{s}, {fabric}": results for s in (1, 2, 3)
+                   for fabric, results in simulate(f"stage{s}", RANKS, 8, fabrics=("8x400", "1x200")).items()})
 
 
-def placement():
-    runs = load("placement")["runs"]
-    counts = sorted({r["arguments"].split()[3] for r in runs}, key=int)
-    yield row("micro-batches a rank", *counts)
-    yield row("---", *["---:"] * len(counts))
-    for deck in sorted({r["deck"] for r in runs}):
-        mine = [r["result"] for r in runs if r["deck"] == deck]
-        yield row(f"{deck}: spread", *(percent(r["spread"]) for r in mine))
-        yield row("worst step", *(percent(r["placed_spread_worst"]) for r in mine))
-        yield row("efficiency", *(percent(r["efficiency"]) for r in mine))
+def placement(simulate):
+    counts = (1, 2, 4, 8, 12, 16)
+    yield "micro-batches a rank", *counts
+    for s in (1, 2, 3):
+        runs = [simulate(f"stage{s}", (8 if simulate.tiny else 128,), n, "--cv", 0)["8x400"][0] for n in counts]
+        for what, key in ((f"inputs/stage{s}.toml: spread", "spread"), ("worst step", "placed_spread_worst"), ("efficiency", "efficiency")):
+            yield what, *(percent(r[key]) for r in runs)
 
 
-def variation():
-    yield row("variation", "8 ranks", "96", "128", "1 / (1 + cv m) at 128")
-    yield row("---", *["---:"] * 4)
-    expected_maximum = 2.59  # of 128 standard normals
-    for cv, name in ((0, "stage2_cv0"), (0.02, "stage2_cv0.02"), (0.05, "stage2_cv0.05")):
-        results = load(name)["cases"][0]["results"]
-        yield row(percent(cv), *(percent(r["efficiency"]) for r in results), percent(1 / (1 + cv * expected_maximum)))
+def variation(simulate):
+    yield "variation", "8 ranks", "96", "128", "1 / (1 + cv m) at 128"
+    for cv in (0, 0.02, 0.05):
+        results = simulate("stage2", (8, 96, 128), 8, "--cv", cv, steps=20)["8x400"]
+        yield percent(cv), *(percent(r["efficiency"]) for r in results), percent(1 / (1 + cv * 2.59))  # docs/plan.md
 
 
-def network():
-    yield row("micro-batches", "fabric", "overlapped: step", "exposed", "not: step", "exposed")
-    yield row("---", "---", *["---:"] * 4)
-    runs = load("network")["runs"]
-    for r in runs:
-        if not r["overlap"]:
-            continue
-        serial = next(q["result"] for q in runs
-                      if not q["overlap"] and all(q[k] == r[k] for k in ("clips", "fabric", "per_gpu")))
-        result = r["result"]
-        yield row(f"{r['per_gpu']} of {r['clips']}", r["fabric"], f"{result['step_seconds'] * 1e3:.0f} ms",
-                  percent(result["exposed_share"]), f"{serial['step_seconds'] * 1e3:.0f} ms",
-                  percent(serial["exposed_share"]))
+def network(simulate):
+    yield "micro-batches", "fabric", "overlapped: step", "exposed", "not: step", "exposed"
+    for clips, per_gpu in ((list(CLIPS)[1], 1), (list(CLIPS)[1], 16), (UNIFORM, 1)):
+        both = [simulate("stage2", (8 if simulate.tiny else 128,), per_gpu, *CLIPS[clips], f"parallel.overlap={overlap}", "--cv", 0,
+                         fabrics=("8x400", "1x200")) for overlap in ("true", "false")]
+        for fabric in both[0]:
+            yield f"{per_gpu} of {clips}", fabric, *(
+                cell for found in both for cell in (f"{found[fabric][0]['step_seconds'] * 1e3:.0f} ms",
+                                                    percent(found[fabric][0]["exposed_share"])))
 
 
-def real():
-    yield row("ranks", "measured", "simulated", "difference")
-    yield row(*["---:"] * 4)
-    for r in json.loads((RESULTS / "simulation_cpu_2026-11-20.json").read_text())["ranks"]:
-        yield row(r["ranks"], f"{r['measured_seconds'] * 1e3:.1f} ms", f"{r['simulated_seconds'] * 1e3:.1f} ms",
-                  f"{100 * r['error']:+.1f} %")
-
-
-TABLES = {"uniform": lambda: curves(["uniform"]), "stages": lambda: curves(["stage1", "stage2", "stage3"]),
-          "barrier steps": barrier_steps, "placement": placement, "variation": variation, "network": network,
-          "real ranks": real}
+TABLES = {f.__name__: f for f in (uniform, stages, placement, variation, network)}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", type=pathlib.Path)
-    args = parser.parse_args()
-    page = args.check.read_text().splitlines() if args.check else []
-    missing = 0
-    for name, table in TABLES.items():
-        lines = list(table())
-        if not args.check:
-            print(f"{name}\n\n" + "\n".join(lines) + "\n")
-        for line in lines:
-            if args.check and line not in page:
-                missing += 1
-                print(f"{args.check} lacks of table \"{name}\": {line}")
-    return 1 if missing else 0
+    parser = common.parser(__doc__)
+    parser.add_argument("--only", nargs="+", default=list(TABLES), choices=list(TABLES))
+    parser.add_argument("--tiny", action="store_true", help="few ranks and steps: does it all work?")
+    args = common.parse(parser)
+    tables = {}
+    with tempfile.TemporaryDirectory() as folder:
+        simulate = Simulator(args, pathlib.Path(folder))
+        for name in args.only:
+            tables[name] = [list(map(str, row)) for row in TABLES[name](simulate)]
+            lines = ["| " + " | ".join(row) + " |" for row in tables[name]]
+            print(f"{name}\n\n{lines[0]}\n|{' --- |' * len(tables[name][0])}\n" + "\n".join(lines[1:]) + "\n", flush=True)
+    common.write(args, common.about(args), {"tables": tables})
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,23 +1,16 @@
 #!/usr/bin/env python3
-"""PyTorch's side of compare_segmentation.py: processes that train a segmentation model or evaluate images, on command.
+"""PyTorch's side of compare_segmentation.py: processes that train a segmentation model or evaluate images on command
+(workers.py).
 
-    torch_segmentation.py CASE.json [--rank R --ranks N --store FILE]
+The case has `what` ("train" or "evaluate"), `model` (a deck's [model] table), `train`, `data` (short_sides, max_side, padding;
+`height` and `width`, ranges that images are drawn from), `threads`, `weights` (safetensors), `micro_batches` (of all processes
+in a step), `batch_size`, `original` (folder of the original's code, or null) and `channels_last`.
 
-CASE.json has `what` ("train" or "evaluate"), `model` (a deck's [model] table), `train`, `data` (short_sides, max_side,
-padding; `height` and `width`, ranges that images are drawn from), `threads`, `weights` (safetensors), `micro_batches` (of
-all processes in a step), `batch_size`, `original` (folder of the original's code, or null for the modules of
-segmentation_torch.py) and `channels_last`.
-
-A training step is what a loop does: micro-batches, forward and backward, then SGD. Sizes are drawn as the original draws
-them, each process for itself. Images are random numbers that lie in memory, so that reading them costs nothing here.
-Several processes are DistributedDataParallel over gloo, with batch norm over all of them (segmentation_torch.py: one
-exchange a layer and direction). Process 0 reads commands from stdin, a line each: a number trains so many steps or evaluates so
-many images, and a JSON line on stdout tells their seconds and processor time; the end of stdin ends all.
+A training step is what a loop does: micro-batches, forward and backward, then SGD. Sizes are drawn as the original draws them,
+each process for itself. Images are random numbers that lie in memory, so that reading them costs nothing here. Several
+processes are DistributedDataParallel over gloo, with batch norm over all of them, one exchange a layer and direction.
 """
-import argparse
 import contextlib
-import datetime
-import json
 import sys
 import time
 import warnings
@@ -26,10 +19,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-import check_segmentation
-import safetensors_io
-import segmentation_original
-import segmentation_torch
+import workers
+from reference import safetensors_io, segmentation, segmentation_original
 
 
 class Sizes:
@@ -67,22 +58,22 @@ class Training:
             self.model = segmentation_original.build(model["encoder"], model["decoder"], model["num_classes"], arrays, dropout,
                                                      train["deep_sup_scale"])
         else:
-            self.model = segmentation_torch.build(model["encoder"], model["decoder"], model["num_classes"], dropout)
-            segmentation_torch.load(self.model, arrays)
+            self.model = segmentation.build(model["encoder"], model["decoder"], model["num_classes"], dropout)
+            segmentation.load(self.model, arrays)
         if case["channels_last"]:
             self.model = self.model.to(memory_format=torch.channels_last)
         self.model.train()
         self.optimizers = [
-            torch.optim.SGD(segmentation_torch.groups(part, train["weight_decay"]), lr=lr, momentum=train["momentum"])
+            torch.optim.SGD(segmentation.groups(part, train["weight_decay"]), lr=lr, momentum=train["momentum"])
             for part, lr in ((self.model.encoder, train["lr_encoder"]), (self.model.decoder, train["lr_decoder"]))]
         self.parallel = None
         if ranks > 1:
-            segmentation_torch.share_statistics(self.model)
+            segmentation.share_statistics(self.model)
             # The processes' running statistics agree anyway; sending them would only cost time.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             self.parallel = torch.nn.parallel.DistributedDataParallel(Loss(self.model), broadcast_buffers=False,
                                                                       gradient_as_bucket_view=True)
-        self.rate = segmentation_torch.label_rate(model["encoder"], model["decoder"])
+        self.rate = segmentation.label_rate(model["encoder"], model["decoder"])
         self.sizes = Sizes(case, rank)
         self.generator = torch.Generator().manual_seed(rank)
 
@@ -106,7 +97,7 @@ class Training:
         """Seconds and loss of a step; pixels of all processes' images."""
         count = self.case["micro_batches"] // self.ranks
         batches = [self.batch() for _ in range(count)]
-        begin, used, total = time.perf_counter(), time.process_time(), 0.0
+        begin, total = time.perf_counter(), 0.0
         self.model.zero_grad(set_to_none=True)
         for i, batch in enumerate(batches):
             hold = self.parallel is not None and i + 1 < count
@@ -116,11 +107,11 @@ class Training:
             total += float(loss.detach())
         for optimizer in self.optimizers:
             optimizer.step()
-        seconds, used = time.perf_counter() - begin, time.process_time() - used
+        seconds = time.perf_counter() - begin
         pixels = torch.tensor(sum(image[:, 0].numel() for image, _ in batches))
         if self.ranks > 1:
             dist.all_reduce(pixels)
-        return {"seconds": seconds, "processor": used, "loss": total, "pixels": int(pixels)}
+        return {"seconds": seconds, "loss": total, "pixels": int(pixels)}
 
 
 class Loss(torch.nn.Module):
@@ -148,8 +139,8 @@ class Evaluation:
             with contextlib.redirect_stdout(sys.stderr):
                 self.items = segmentation_original.validation_set(case["root"], case["records"], case["data"])
         else:
-            self.model = segmentation_torch.build(model["encoder"], model["decoder"], model["num_classes"], 0.0)
-            segmentation_torch.load(self.model, arrays).eval()
+            self.model = segmentation.build(model["encoder"], model["decoder"], model["num_classes"], 0.0)
+            segmentation.load(self.model, arrays).eval()
             if case["channels_last"]:
                 self.model = self.model.to(memory_format=torch.channels_last)
 
@@ -158,50 +149,17 @@ class Evaluation:
 
         record = self.case["records"][self.next % len(self.case["records"])]
         index, self.next = self.next % len(self.case["records"]), self.next + 1
-        begin, used = time.perf_counter(), time.process_time()
+        begin = time.perf_counter()
         if self.case["original"]:
             segmentation_original.evaluate(self.model, self.items[index], self.case["model"]["num_classes"])
         else:
             root = self.case["root"]
-            scores = check_segmentation.scores_of(self.model, Image.open(f"{root}/{record['fpath_img']}").convert("RGB"),
+            scores = segmentation.scores_of(self.model, Image.open(f"{root}/{record['fpath_img']}").convert("RGB"),
                                                   self.case["data"])
             label = np.asarray(Image.open(f"{root}/{record['fpath_segm']}")).astype(np.int64) - 1
-            check_segmentation.counts_of(scores.argmax(0), label, self.case["model"]["num_classes"])
-        return {"seconds": time.perf_counter() - begin, "processor": time.process_time() - used}
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case")
-    parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--store", help="file that processes meet at; must not exist")
-    args = parser.parse_args()
-    with open(args.case, encoding="utf-8") as f:
-        case = json.load(f)
-    torch.set_num_threads(case["threads"])
-    torch.manual_seed(args.rank)
-    if args.ranks > 1:
-        dist.init_process_group("gloo", init_method=f"file://{args.store}", rank=args.rank, world_size=args.ranks,
-                                timeout=datetime.timedelta(hours=1))
-    work = (Training if case["what"] == "train" else Evaluation)(case, args.rank, args.ranks)
-    command = torch.zeros(1, dtype=torch.int64)
-    if args.rank == 0:
-        print(json.dumps({"ready": True, "torch": torch.__version__}), flush=True)
-    while True:
-        if args.rank == 0:
-            line = sys.stdin.readline()
-            command[0] = int(line) if line.strip() else 0
-        if args.ranks > 1:
-            dist.broadcast(command, 0)
-        if command[0] == 0:
-            break
-        done = [work.run() for _ in range(int(command[0]))]
-        if args.rank == 0:
-            print(json.dumps({key: [d[key] for d in done] for key in done[0]}), flush=True)
-    if args.ranks > 1:
-        dist.destroy_process_group()
+            segmentation.counts_of(scores.argmax(0), label, self.case["model"]["num_classes"])
+        return {"seconds": time.perf_counter() - begin}
 
 
 if __name__ == "__main__":
-    main()
+    workers.serve(__doc__, lambda case, *ranks: (Training if case["what"] == "train" else Evaluation)(case, *ranks))

@@ -99,9 +99,9 @@ int set_threads(int requested, int ranks_on_host);
 
 // For the start of main: a thread of OpenMP that waits shall spin briefly and then sleep. libgomp
 // spins for milliseconds, which gains nothing on a quiet host and takes the core from the thread
-// waited for on a busy one: steps took 1.4 to 2.2 times as long (openmp_spin in
-// validation/results/). It reads the limit before main, hence the program starts again, with
-// GOMP_SPINCOUNT set. What the user has set stays.
+// waited for on a busy one: steps took 1.4 to 2.2 times as long (validation/results/cpu.md, Threads
+// that wait). It reads the limit before main, hence the program starts again, with GOMP_SPINCOUNT
+// set. What the user has set stays.
 void limit_spinning(char** argv);
 
 // "Intel(R) Xeon(R) ..., 2 of 2 cores, AVX-512": for the start table.

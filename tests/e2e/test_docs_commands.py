@@ -53,7 +53,7 @@ TEXTS = [
     r"^\[rank 1 on n13\] HINT: a bug of weft",
     r"^build/weft\(\+0x",
     r"^(FAIL|WARN|OK) ",
-    r"^source <\(weft completion bash\)$", r"^tar xf weft-VERSION", r"^tools/test_bundle.sh ", r"^validation/", r"^python3 ", r"^spack ", r"^module ",
+    r"^source <\(weft completion bash\)$", r"^tar xf weft-VERSION", r"^tools/test_bundle.sh ", r"^validation/", r"^tools/convert_weights.py ", r"^python3 ", r"^spack ", r"^module ",
     r"^apptainer ", r"^cmake ", r"^git clone ",
 ]
 

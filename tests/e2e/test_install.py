@@ -44,7 +44,7 @@ class Install(WeftTest):
             self.assertIn(release, text)
             self.assertNotIn("@", text)
         pages = sorted((prefix / "share/doc/weft").rglob("*.md"))
-        self.assertIn("(validation/results/cudnn_plans_h200.json of the source)", (prefix / "share/doc/weft/docs/gpu.md").read_text())
+        self.assertIn("(validation/results/cudnn_h200.md of the source)", (prefix / "share/doc/weft/docs/gpu.md").read_text())
         for page in pages:
             for target in re.findall(r"\]\(([^)\s#]+)", page.read_text()):
                 with self.subTest(f"{page.name}: {target}"):

@@ -13,7 +13,7 @@ constexpr std::int64_t N = 2, H = 9, W = 8, C = 6, out = 5;
 
 struct Geometry {
   int stride = 1, dilation = 1;
-  // y, dx, doffsets and dweight times fixed numbers (validation/deform_torch.py).
+  // y, dx, doffsets and dweight times fixed numbers (validation/test_numbers.py).
   double y = 0, dx = 0, doffsets = 0, dweight = 0;
 };
 

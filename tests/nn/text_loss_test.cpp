@@ -14,7 +14,7 @@ const Shape maps{N, 1, H, W, 1}, pixels{N, H, W};
 
 class TextLossTest : public OpTest {
  protected:
-  // As validation/text_loss_torch.py makes them.
+  // As validation/test_numbers.py makes them.
   TextLossTest() {
     const Vec text = pattern(count, 3), counts = pattern(count, 4), near = pattern(count, 5),
               wanted = pattern(count, 6);

@@ -43,7 +43,7 @@ class Scripts(unittest.TestCase):
         self.assertEqual(len(texts_begin), 1, made.stdout)
 
     def test_the_converter_says_what_to_install(self):
-        script = ROOT / "validation/convert_weights.py"
+        script = ROOT / "tools/convert_weights.py"
         self.assertTrue(os.access(script, os.X_OK))
         done = run(sys.executable, "-I", "-S", script, "a.pth", "b.safetensors")  # without packages
         self.assertEqual(done.returncode, 2, done.stderr)

@@ -1,7 +1,7 @@
 // Convolutions that step over rows and columns. Those of 1x1 are products of the pixels that are
 // seen, gathered into rows without the others. The gradient of larger weights is a product of what
 // each pixel of the result sees, gathered into rows: oneDNN 2.6 takes four
-// times as long on Zen 5 (validation/results/kernels_cpu_amd_2026-11-24.txt).
+// times as long on Zen 5 (validation/results/cpu.md, Kernels).
 #include <immintrin.h>
 
 #include <dnnl.hpp>

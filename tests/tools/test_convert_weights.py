@@ -1,0 +1,157 @@
+"""tools/convert_weights.py gives back every value under its released name, and refuses what it cannot convert: on small files
+that PyTorch writes here. Skipped (exit status 77) where there is no PyTorch."""
+import json
+import os
+import pathlib
+import pickle
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+try:
+    import numpy  # noqa: F401  the converter needs it, too
+    import torch
+except ImportError:
+    python = ROOT / ".venv-validation/bin/python"  # made by `make bench`
+    if python.is_file() and pathlib.Path(sys.prefix).resolve() != python.parents[1].resolve():
+        os.execv(python, [str(python), *sys.argv])
+    print("skipped: no PyTorch")
+    sys.exit(77)
+
+TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64}
+
+
+def read_safetensors(path):
+    data = bytearray(pathlib.Path(path).read_bytes())
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    header.pop("__metadata__", None)
+    body = torch.frombuffer(data, dtype=torch.uint8)[8 + length:]
+    return {name: body[slice(*e["data_offsets"])].clone().view(TYPES[e["dtype"]]).reshape(e["shape"])
+            for name, e in header.items()}
+
+
+def same(found, wanted):
+    return found.shape == wanted.shape and torch.equal(found.double(), wanted.double())
+
+
+class ConvertWeights(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.dir = pathlib.Path(folder.name)
+        torch.manual_seed(1)
+
+    def convert(self, *argv):
+        return subprocess.run([sys.executable, "-W", "ignore", ROOT / "tools/convert_weights.py", *map(str, argv)],
+                              capture_output=True, text=True, check=False)
+
+    def converted(self, source, output, *options):
+        done = self.convert(source, output, *options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return read_safetensors(output) if output.suffix == ".safetensors" else None
+
+    def assert_refused(self, source, words):
+        done = self.convert(source, self.dir / "refused")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
+        self.assertIn(words, done.stderr)
+
+    def assert_same(self, found, wanted):
+        self.assertEqual(found.keys(), wanted.keys())
+        for name, value in wanted.items():
+            self.assertTrue(same(found[name], value), name)
+
+    def test_names_and_types(self):
+        weights = {"mid.attentions.0.query.weight": torch.randn(4, 4, 1, 1), "mid.attentions.0.proj_attn.bias": torch.randn(4),
+                   "turned": torch.randn(3, 2).t(), "low": torch.randn(5).bfloat16(),
+                   "double": torch.tensor([1 / 3, 1e-40, 7.0], dtype=torch.float64), "scalar": torch.tensor(2.5)}
+        torch.save({"state_dict": {"module." + n: t for n, t in weights.items()}, "epoch": 3}, self.dir / "x.pth")
+        found = self.converted(self.dir / "x.pth", self.dir / "x.safetensors")
+        self.assert_same(found, {
+            "mid.attentions.0.to_q.weight": weights["mid.attentions.0.query.weight"][:, :, 0, 0],
+            "mid.attentions.0.to_out.0.bias": weights["mid.attentions.0.proj_attn.bias"], "turned": weights["turned"],
+            "low": weights["low"], "double": weights["double"].float(), "scalar": weights["scalar"]})
+        self.assertEqual((found["double"].dtype, found["low"].dtype), (torch.float32, torch.bfloat16))
+        found = self.converted(self.dir / "x.pth", self.dir / "low.safetensors", "--dtype", "bf16", "--prefix", "spatial_vae.module.")
+        self.assertTrue(same(found["spatial_vae.module.turned"], weights["turned"].bfloat16()))
+        self.assertEqual(found["spatial_vae.module.turned"].dtype, torch.bfloat16)
+
+    def test_the_format_before_1_6(self):
+        weights = {"a": torch.randn(3, 2).t()}
+        torch.save(weights, self.dir / "old.pt", _use_new_zipfile_serialization=False)
+        self.assert_same(self.converted(self.dir / "old.pt", self.dir / "old.safetensors"), weights)
+
+    def test_shards_and_their_index(self):
+        shards = [{"shared.weight": torch.randn(8, 4), "encoder.embed_tokens.weight": torch.randn(8, 4)},
+                  {"encoder.final_layer_norm.weight": torch.randn(4)}]
+        model = self.dir / "epoch0-global_step100" / "model"
+        model.mkdir(parents=True)
+        files = [f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)]
+        for file, shard in zip(files, shards):
+            torch.save(shard, model / file)
+        names = {name: file for file, shard in zip(files, shards) for name in shard}
+        (model / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": names}))
+        for source in (model, model.parent, model / "pytorch_model.bin.index.json"):
+            self.converted(source, self.dir / "t5")
+            index = json.loads((self.dir / "t5" / "model.safetensors.index.json").read_text())["weight_map"]
+            self.assertEqual(index, {"shared.weight": "model-00001-of-00002.safetensors",
+                                     "encoder.final_layer_norm.weight": "model-00002-of-00002.safetensors"})
+            for shard, name in zip(shards, ("shared.weight", "encoder.final_layer_norm.weight")):
+                self.assertTrue(same(read_safetensors(self.dir / "t5" / index[name])[name], shard[name]))
+        torch.save(shards[0], model / files[1])
+        self.assert_refused(model, "lacks encoder.final_layer_norm.weight")
+        (model / files[1]).unlink()
+        self.assert_refused(model, f"{files[1]}, which is not beside it")
+
+    def test_the_files_of_sadtalker_and_its_enhancer(self):
+        def values(*names):
+            return {n: torch.randn(3, 2) for n in names}
+
+        mapping = values("first.0.weight", "fc_exp.bias")
+        trained = {"state": {0: {"step": torch.tensor(5.0)}}, "param_groups": [{"lr": 2e-4}]}
+        source = self.dir / "mapping_00229-model.pth.tar"
+        torch.save({"mapping": mapping, "optimizer_mapping": trained, "discriminator": values("a"), "epoch": 229}, source)
+        gfpgan = values("stylegan_decoder.noises.noise0", "conv_body_first.weight")
+        torch.save({"params": values("conv_body_first.weight"), "params_ema": gfpgan}, self.dir / "GFPGANv1.4.pth")
+        detector, landmarks, parsing = values("body.conv1.weight"), values("conv1.conv.weight"), values("encoder.0.conv2d.weight")
+        torch.save({"module." + n: t for n, t in detector.items()}, self.dir / "detection_Resnet50_Final.pth",
+                   _use_new_zipfile_serialization=False)
+        torch.save({"epoch": 7, "state_dict": landmarks}, self.dir / "alignment_WFLW_4HG.pth")
+        torch.save(parsing, self.dir / "parsing_parsenet.pth")
+        prefixed = {"mapping." + n: t for n, t in mapping.items()}
+        for file, wanted in ((source.name, prefixed), ("GFPGANv1.4.pth", gfpgan), ("detection_Resnet50_Final.pth", detector),
+                             ("alignment_WFLW_4HG.pth", landmarks), ("parsing_parsenet.pth", parsing)):
+            with self.subTest(file):
+                self.assert_same(self.converted(self.dir / file, self.dir / "part.safetensors"), wanted)
+        part = self.dir / "part.safetensors"
+        self.assert_same(self.converted(source, part, "--prefix", ""), mapping)
+        self.assert_same(self.converted(source, part, "--key", "mapping"), prefixed)
+        self.assertEqual(self.converted(source, part, "--key", "discriminator").keys(), {"a"})
+
+    def test_what_holds_more_than_weights_is_refused_and_not_run(self):
+        marker = self.dir / "was run"
+
+        class Command:
+            def __reduce__(self):
+                return os.mkdir, (str(marker),)
+
+        with open(self.dir / "command.pt", "wb") as f:
+            pickle.dump({"a": Command()}, f)
+        self.assert_refused(self.dir / "command.pt", "holds more than weights")
+        self.assertFalse(marker.exists())
+
+    def test_what_is_damaged_or_holds_no_weights_is_refused(self):
+        torch.save({"a": torch.randn(400)}, self.dir / "x.pth")
+        (self.dir / "cut.pt").write_bytes((self.dir / "x.pth").read_bytes()[:-300])
+        self.assert_refused(self.dir / "cut.pt", "damaged")
+        torch.save({"optimizer": {"a": 1}, "b": 2}, self.dir / "none.pt")
+        self.assert_refused(self.dir / "none.pt", "--key")
+        self.assert_refused(self.dir / "absent.pt", "no such file")
+
+
+if __name__ == "__main__":
+    unittest.main()
