@@ -31,7 +31,8 @@ debootstrap --variant=minbase "$suite" "$root" "$mirror" >"$root.log" 2>&1 || { 
 if [ "$suite" = bookworm ]; then  # debootstrap knows the release alone; its updates are on every mirror
   echo "deb $mirror $suite-updates main" >>"$root/etc/apt/sources.list"
 fi
-cp /etc/resolv.conf "$root/etc/resolv.conf"
+# As an installer leaves them: a host that cannot resolve its own name asks the network at each start of MPI.
+cp /etc/resolv.conf /etc/hosts "$root/etc/"
 git clone --quiet --no-hardlinks . "$root/srv/weft"
 
 # A command in the chroot, with its own mounts and processes, which go with it.

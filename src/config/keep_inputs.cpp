@@ -1,6 +1,7 @@
 #include "config/keep_inputs.h"
 
 #include <map>
+#include <vector>
 
 #include "config/deck_table.h"
 #include "core/error.h"
@@ -15,8 +16,8 @@ fs::path absolute_path(const fs::path& file) {
   return fs::weakly_canonical(folder, none) / file.filename();
 }
 
-void keep_inputs(const Deck& deck, const std::string& key, std::span<const std::string> inputs,
-                 const std::function<bool(const fs::path&)>& is_result) {
+void keep_files(const Deck& deck, const std::string& key, std::span<const std::string> inputs,
+                const std::function<bool(const fs::path&)>& is_result) {
   std::map<fs::path, fs::path> folders;  // of lists, many files are in the same
   const auto check = [&](const std::string& input) {
     std::error_code none;
@@ -33,13 +34,26 @@ void keep_inputs(const Deck& deck, const std::string& key, std::span<const std::
   };
   for (const std::string& input : inputs) check(input);
   check(deck.file);
+}
+
+void keep_inputs(const Deck& deck, const std::string& key, std::span<const std::string> inputs,
+                 const std::function<bool(const fs::path&)>& is_result) {
+  std::vector<std::string> files(inputs.begin(), inputs.end());
   Deck copy = deck;  // the table points into a mutable deck
   for (const Option& o : option_table(copy)) {
     if (o.key.ends_with(".output") || !o.choices.empty()) continue;
-    if (const auto* text = std::get_if<std::string*>(&o.target)) check(**text);
+    if (const auto* text = std::get_if<std::string*>(&o.target)) {
+      files.push_back(**text);
+      std::error_code failed;
+      if (o.key.ends_with("weights"))
+        for (fs::directory_iterator it(**text, failed), end; !failed && it != end;
+             it.increment(failed))
+          files.push_back(it->path().string());
+    }
     if (const auto* texts = std::get_if<std::vector<std::string>*>(&o.target))
-      for (const std::string& text : **texts) check(text);
+      files.insert(files.end(), (*texts)->begin(), (*texts)->end());
   }
+  keep_files(deck, key, files, is_result);
 }
 
 }  // namespace weft

@@ -21,18 +21,21 @@ bool has_word(std::string_view text, const std::string& word) {
 }  // namespace
 
 std::string key_of_value(const Deck& deck, std::string_view message) {
-  Deck copy = deck;  // the table points into a mutable deck
+  Deck copy = deck, untouched;  // tables point into mutable decks
+  const std::vector<Option> rows = option_table(copy), defaults = option_table(untouched);
   std::string key;
   std::size_t longest = 0;
-  for (const Option& o : option_table(copy)) {
-    if (!o.choices.empty()) continue;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (!rows[i].choices.empty()) continue;
     const auto look = [&](const std::string& value) {
       if (value.size() <= longest || !has_word(message, value)) return;
       longest = value.size();
-      key = o.key;
+      key = rows[i].key;
     };
-    if (const auto* text = std::get_if<std::string*>(&o.target)) look(**text);
-    if (const auto* texts = std::get_if<std::vector<std::string>*>(&o.target))
+    if (const auto* text = std::get_if<std::string*>(&rows[i].target);
+        text != nullptr && **text != *std::get<std::string*>(defaults[i].target))
+      look(**text);
+    if (const auto* texts = std::get_if<std::vector<std::string>*>(&rows[i].target))
       for (const std::string& text : **texts) look(text);
   }
   return key;

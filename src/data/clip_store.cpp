@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "data/clip_store_child.h"
 #include "data/images/image_source.h"
 #include "data/images/image_store.h"
@@ -201,7 +202,7 @@ std::string describe_store(const std::string& path) {
   StoreFile file(path);
   if (file.facts().images) return describe_image_store(std::move(file));
   const auto store = std::make_unique<ClipStore>(std::move(file), true);
-  std::string out = fmt::format("clip store {}\n", path);
+  std::string out = fmt::format("clip store {}\n", printable(path));
   std::int64_t clips = 0;
   std::uint64_t bytes = 0;
   std::vector<std::byte> clip;
@@ -221,8 +222,9 @@ std::string describe_store(const std::string& path) {
       slowest = c == 0 ? info.fps : std::min(slowest, info.fps);
       fastest = std::max(fastest, info.fps);
       if (shown < 3) {
-        captions += fmt::format("      {}  {}\n", info.source,
-                                info.text.empty() ? "(no caption)" : "\"" + info.text + "\"");
+        captions += fmt::format(
+            "      {}  {}\n", printable(info.source),
+            info.text.empty() ? "(no caption)" : "\"" + printable(info.text, 2000) + "\"");
         ++shown;
       }
     }

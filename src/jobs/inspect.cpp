@@ -71,7 +71,7 @@ void inspect_safetensors(const std::string& path) {
     widest = std::max(widest, std::min<std::size_t>(printable(e.name).size(), 72));
     widest_shape = std::max(widest_shape, shape_text(e).size());
   }
-  fmt::print("safetensors {}\n  {}, {}, {:.1f} MB\n", path,
+  fmt::print("safetensors {}\n  {}, {}, {:.1f} MB\n", printable(path),
              counted(std::ssize(file.entries()), "tensor"), counted(elements, "element"),
              static_cast<double>(bytes) / 1e6);
   for (const auto& [key, value] : file.metadata()) {
@@ -88,7 +88,7 @@ void inspect_safetensors(const std::string& path) {
                widest_shape, name_of(e.dtype), values);
   }
   fmt::print(
-      "safetensors {}: {}, {}{}\n", path, counted(std::ssize(file.entries()), "tensor"),
+      "safetensors {}: {}, {}{}\n", printable(path), counted(std::ssize(file.entries()), "tensor"),
       file.hashed() ? "every tensor matches its hash" : "no hashes: weft did not write this file",
       strange > 0 ? fmt::format(", {} with values{}", strange, not_finite) : "");
 }
@@ -98,7 +98,8 @@ void inspect_weights(const std::string& path) {
   const WeightFiles weights = WeightFiles::open(path);
   std::set<fs::path> files;
   for (const WeightFiles::Tensor& t : weights.tensors()) files.insert(weights.file_of(t));
-  fmt::print("weights {} in {}\n", describe(weights), counted(std::ssize(files), "file"));
+  fmt::print("weights {} in {}\n", printable(describe(weights)),
+             counted(std::ssize(files), "file"));
   for (const fs::path& file : files) inspect_safetensors(file.string());
 }
 
@@ -113,7 +114,8 @@ bool holds_weights(const fs::path& folder) {
 void inspect_run(const fs::path& dir) {
   const std::vector<std::int64_t> steps = checkpoint::list_steps(dir);
   const std::optional<std::string> latest = checkpoint::read_latest(dir);
-  fmt::print("run {}\n  latest -> {}\n", dir.string(), latest.value_or("(none)"));
+  fmt::print("run {}\n  latest -> {}\n", printable(dir.string()),
+             printable(latest.value_or("(none)")));
   const std::optional<std::int64_t> current = latest ? checkpoint::step_of(*latest) : std::nullopt;
   std::optional<Checkpoint> newest;
   std::string broken;
@@ -161,7 +163,7 @@ void inspect_text_images(const std::string& path, const MediaDeck& limits,
   TextImage image;
   images->read(0, image);
   write_png(picture, image.size.height, image.size.width, with_outlines(image));
-  fmt::print("  {} is {} with its regions\n", picture, images->name(0));
+  fmt::print("  {} is {} with its regions\n", printable(picture), printable(images->name(0)));
 }
 
 }  // namespace

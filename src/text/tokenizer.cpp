@@ -69,6 +69,9 @@ Tokenizer open_tokenizer(const std::string& tokenizer_path, const std::string& w
   WEFT_CHECK(is_there(model, Exit::data), Exit::data,
              "set t5.tokenizer to T5's spiece.model, which comes with the weights",
              "there is no tokenizer at {}", model.string());
+  WEFT_CHECK(!fs::is_directory(model), Exit::data,
+             "set t5.tokenizer to T5's spiece.model, which comes with the weights",
+             "the tokenizer {} is a folder", model.string());
   Tokenizer tokenizer(model);
   WEFT_CHECK(tokenizer.size() <= vocab_size, Exit::data,
              "t5.tokenizer and t5.weights must belong together; t5.vocab_size is the rows of "

@@ -172,7 +172,7 @@ std::string ImageStore::describe() const {
     }
   }
   const double all = static_cast<double>(first_pixel_.back());
-  std::string out = fmt::format("store of labelled images {}\n", file_.path());
+  std::string out = fmt::format("store of labelled images {}\n", printable(file_.path()));
   out += fmt::format("  {}, {} of them portrait, {:.1f} MB of pixels and {:.1f} of labels\n",
                      counted(count(), "image"), portraits, 3e-6 * all, 1e-6 * all);
   out += fmt::format("  shorter side {}, longer side {} (smallest / median / largest)\n",

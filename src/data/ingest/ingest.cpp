@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "config/deck_table.h"
+#include "config/keep_inputs.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "data/aspect.h"
@@ -312,6 +313,13 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   WEFT_CHECK(!inputs.empty(), Exit::data, "relax the filters of [ingest]",
              "none of {} items is left", all);
   if (plan) return 0;
+  if (rank == 0) {
+    std::vector<std::string> files = d.inputs;
+    files.insert(files.end(), d.scores.begin(), d.scores.end());
+    for (const MediaItem& i : inputs) files.push_back(i.media.path);
+    const fs::path store = absolute_path(d.output);
+    keep_files(deck, "ingest.output", files, [&](const fs::path& path) { return path == store; });
+  }
   log::info("ingest: {} over {} into {}", media, counted(size, "rank"), d.output);
   warn_of_replacing(d.output);
   const auto lock = lock_store(d.output, "ingest.output");

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "config/keep_inputs.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/hash.h"
@@ -379,6 +380,12 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   const std::size_t pieces = (pairs.size() + piece_images - 1) / piece_images;
   log::info("ingest: {} over {} into {}", counted(std::ssize(pairs), "labelled image"),
             counted(size, "rank"), d.output);
+  if (rank == 0) {
+    std::vector<std::string> files = {d.images, d.labels, d.class_names};
+    for (const ImagePair& p : pairs) files.insert(files.end(), {p.image, p.labels});
+    const fs::path store = absolute_path(d.output);
+    keep_files(deck, "ingest.output", files, [&](const fs::path& path) { return path == store; });
+  }
   warn_of_replacing(d.output);
   const auto lock = lock_store(d.output, "ingest.output");
   MPI_Barrier(comm);  // nobody touches files beside the store before rank 0 has it

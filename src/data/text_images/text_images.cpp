@@ -9,6 +9,7 @@
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "data/text_images/drawn/drawn_text.h"
 #include "data/text_images/outlines.h"
 #include "data/text_images/picture_files.h"
@@ -109,8 +110,8 @@ std::string describe_text_images(const TextImages& images, const std::string& pa
   std::string out = fmt::format(
       "pictures with text {}\n  {}; of the first {}:\n  {} to {} pixels high, {} to {} "
       "wide\n  {}, {:.1f} a picture, {} of them ignored; {} without any\n",
-      path, counted(images.count(), "picture"), read, least_height, most_height, least_width,
-      most_width, counted(regions, "region"),
+      printable(path), counted(images.count(), "picture"), read, least_height, most_height,
+      least_width, most_width, counted(regions, "region"),
       static_cast<double>(regions) / static_cast<double>(read), ignored,
       counted(without, "picture"));
   if (heights.empty()) return out;

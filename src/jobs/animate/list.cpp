@@ -78,6 +78,9 @@ KeyValues values_of(const TableReader& table, const TableRow& row, const std::st
     if (value.is_null()) continue;
     WEFT_CHECK(!value.is_object(), Exit::data, "give a text, a number, a list, true or false",
                "{}: {} is an object", table.where(row), name);
+    WEFT_CHECK(
+        !value.is_string() || value.get_ref<const std::string&>().find('\0') == std::string::npos,
+        Exit::data, "write it without", "{}: {} has a zero byte", table.where(row), name);
     if (!value.is_string())
       values.emplace_back(key, value.dump());
     else if (is_path(key))
