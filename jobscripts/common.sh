@@ -180,7 +180,7 @@ until_done() {
   # given up then.
   if [ "$code" -eq 137 ]; then
     [ -z "${OUTPUT:-}" ] || [ "$(clips_made)" != "$before" ] || [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] ||
-      stop_here 137 "a rank was killed in a start after the first, before it had begun anything: not queued again"
+      stop_here 137 "a rank was killed again, and nothing more was begun or made: not queued again"
   elif [ "$code" -ne 75 ]; then
     exit "$code"
   fi

@@ -26,6 +26,7 @@ ListSettings settings_of(const Deck& deck) {
   s.stem = "animate";
   s.report = "animate_report.json";
   s.noun = "part";
+  s.batch_is_begun = false;  // a clip is a batch of many parts
   s.key = "animate.output";
   s.stop_margin = deck.run.stop_margin;
   return s;
@@ -130,7 +131,7 @@ void print_clips(const ListReport& report, const ListEngine& engine,
     if (parts[i].kind != Kind::clip) continue;
     ++clips;
     const auto line = lines.find(engine.items()[i].name);
-    there += line != lines.end() && line->second.key == engine.items()[i].key ? 1 : 0;
+    there += line != lines.end() && is_result(line->second, engine.items()[i].key) ? 1 : 0;
   }
   last.failed = fmt::format("{} of {}", clips - there, counted(clips, "clip"));
   double seconds = 0;

@@ -97,6 +97,7 @@ void AnimateJob::make(const ItemBatch& items, ItemResults& results) {
   for (const std::int64_t item : items) {
     // What is left of the batch is the next start's.
     if (engine_.stop_requested() && item != items.front()) return;
+    results.begun(item);
     Json line = line_of(item);
     const double begin = now_seconds();
     try {
@@ -189,10 +190,15 @@ void AnimateJob::join(std::int64_t item, Json& line) {
     const ManifestLines lines =
         Manifest::all(engine_.settings().directory, engine_.settings().stem);
     const auto said = lines.find(item_of(i).name);
-    if (said != lines.end() && said->second.key == item_of(i).key)
-      if (const Json fault = said->second.parsed(); fault.contains("fault"))
+    if (said != lines.end() && said->second.key == item_of(i).key) {
+      const Json fault = said->second.parsed();
+      if (fault.contains("fault"))
         throw Error(static_cast<Exit>(fault.value("code", 0)), fault.value("fault", ""),
                     fault.value("hint", ""), __FILE__, __LINE__);
+      WEFT_CHECK(!fault.contains("died"), Exit::data,
+                 "to try again, remove its line from animate.jsonl",
+                 "{} was in hand when ranks died", item_of(i).name);
+    }
     throw Error(Exit::data, fmt::format("{} is not there", path_of(i).string()),
                 "the same command makes it again", __FILE__, __LINE__);
   }

@@ -22,7 +22,7 @@ void remove_segments(const std::filesystem::path& output);
 class AnimateJob : public ListJob {
  public:
   // The first rank removes what an earlier job left of the parts that are to be made: files that
-  // are there from now on are whole, and of this job.
+  // remain are whole.
   AnimateJob(const Deck& deck, const std::vector<ClipRequest>& clips,
              const std::vector<ClipPart>& parts, AnimateNetworks& networks,
              const ListEngine& engine);

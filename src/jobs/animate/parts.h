@@ -45,7 +45,7 @@ std::vector<ClipPart> parts_of(const std::vector<ClipSize>& sizes,
 // Frames of a piece: animate.piece rounded up to whole batches.
 std::int64_t piece_of(const ClipRequest& clip);
 
-// Item i is part i. `keys`: of each clip; looked at where not empty, which rank 0's must not be.
+// Item i is part i. `keys`: of each clip; may be empty, except on rank 0.
 std::vector<ListItem> items_of(const std::vector<ClipPart>& parts,
                                const std::vector<ClipRequest>& clips,
                                const std::vector<ClipCost>& costs,

@@ -319,11 +319,9 @@ int encode(const Deck& deck, MPI_Comm world) {
     last.share = encode_clips(deck, device, weights, *source, vae, *engine);
   const double seconds = now_seconds() - begin;
 
-  // 4. The coordinator merges the parts into one store and removes them.
+  // 4. Rank 0 merges the parts into one store and removes them.
   last.print = [&](const ListReport& report) { print_shares(report, seconds); };
   last.finish = [&](const ListReport&) {
-    // The coordinator need not be rank 0, which alone has listed the captions.
-    if (with_text && log::rank() != 0) texts = list_texts(*source);
     const std::uint64_t bytes =
         merge(deck, *source, stored, texts, *features, {folder, engine->lines()}, made_by);
     features.reset();

@@ -71,6 +71,11 @@ std::int64_t batches_a_request(double request_seconds, double batch_seconds, std
 Dispatcher::Dispatcher(MPI_Comm world, std::unique_ptr<Requests> requests,
                        std::function<void()> on_stop)
     : requests_(std::move(requests)), on_stop_(std::move(on_stop)) {
+  int threads = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&threads);
+  WEFT_CHECK(threads == MPI_THREAD_MULTIPLE, Exit::usage,
+             "use an MPI that is built with MPI_THREAD_MULTIPLE",
+             "this MPI does not allow calls from several threads");
   MPI_Comm_dup(world, &service_);
   MPI_Comm_dup(world, &answers_);
   MPI_Comm_rank(service_, &rank_);
@@ -120,12 +125,16 @@ void Dispatcher::serve(const std::stop_token& end) {
 
 void Dispatcher::look() {
   if (!requests_ || stop_ || (requests_->look(longest_, 0) & request::stop) == 0) return;
-  if (on_stop_) on_stop_();
-  stop_ = true;
+  stop();
   if (rank_ == 0)
     stop_others();
   else
     send(service_, 0, tag_stop, {});
+}
+
+void Dispatcher::stop() {
+  stop_ = true;  // first: no batch is begun after on_stop_
+  if (on_stop_) on_stop_();
 }
 
 void Dispatcher::stop_others() {
@@ -144,7 +153,8 @@ bool Dispatcher::receive_one() {
   if (status.MPI_TAG == tag_ask) {
     answer(from, value_of<Ask>(text));
   } else if (status.MPI_TAG == tag_stop) {
-    if (stop_.exchange(true)) return true;
+    if (stop_) return true;
+    stop();
     log::info("stopping: rank {} was asked to", from);
     if (rank_ == 0) stop_others();
   } else {

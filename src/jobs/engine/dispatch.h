@@ -6,8 +6,8 @@
 // the ranks' reports to rank 0 at the end. No rank waits in a collective call while another one
 // works.
 //
-// A rank that dies ends the job: its launcher ends the others (mpirun does, srun with
-// --kill-on-bad-exit), and the same command makes what is missing.
+// A rank that dies ends the job: its launcher ends the others (mpirun does, srun with --wait as in
+// the job scripts), and the same command makes what is missing.
 #pragma once
 
 #include <mpi.h>
@@ -41,16 +41,17 @@ struct RankGroups {
   std::int64_t share(std::int64_t number) const;
 };
 
-// How many batches one request is granted. As many that requests stay below half a percent of the
-// work, by the seconds of a request and of a batch, both measured by the rank that asks; but at
-// most a quarter of an even share of what remains, so that all ranks end together.
+// How many batches one request is granted. Enough that requests take less than half a percent of
+// the time, given the seconds of a request and of a batch, which the rank that asks measures; but
+// at most a quarter of an even share of what remains, so that all ranks end together.
 std::int64_t batches_a_request(double request_seconds, double batch_seconds, std::int64_t remaining,
                                int workers);
 
 class Dispatcher {
  public:
-  // Collective. `requests` tells when this rank is asked to stop; null: the job is not stopped.
-  // `on_stop` runs in the dispatcher's thread before this rank heeds a request of its own.
+  // Collective. `requests` tells when this rank is asked to stop; null: requests to stop are
+  // ignored. `on_stop` runs in the dispatcher's thread once this rank knows that the job is to
+  // stop.
   explicit Dispatcher(MPI_Comm world, std::unique_ptr<Requests> requests = nullptr,
                       std::function<void()> on_stop = {});
   ~Dispatcher();
@@ -88,6 +89,7 @@ class Dispatcher {
   };
   void serve(const std::stop_token& end);
   void look();
+  void stop();
   void stop_others();
   bool receive_one();
   void answer(int rank, const Ask& ask);

@@ -50,6 +50,11 @@ Summary read_summary(const std::string& text) {
 
 }  // namespace
 
+void ItemResults::begun(std::int64_t item) {
+  const ListItem& i = engine_.items_[static_cast<std::size_t>(item)];
+  if (engine_.groups_.first) engine_.manifest_.begin(i.name, i.key);
+}
+
 void ItemResults::finished(const Json& line) {
   engine_.manifest_.add(line);
   ++engine_.made_;
@@ -63,6 +68,7 @@ void ItemResults::failed(std::int64_t item, const Error& e) {
   if (!of_item) throw;
   if (!engine_.groups_.first) return;
   const std::string& name = engine_.items_[static_cast<std::size_t>(item)].name;
+  engine_.manifest_.end(name);
   engine_.note_failed(name, e.what());
   ++engine_.failed_;
   log::warn("{} {} failed: {} ({})", engine_.settings_.noun, name, e.what(), e.hint());
@@ -106,7 +112,7 @@ ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_C
       manifest_(settings_.directory, settings_.stem, groups_.rank),
       // Ranks that the launcher ends because another one has died have not died of their items.
       dispatcher_(world, std::make_unique<Requests>(settings_.directory, settings_.stop_margin),
-                  [this] { manifest_.end(); }) {
+                  [this] { manifest_.end_all(); }) {
   check_shared();
   // Rank 0's keys and costs: files, and their times, may look different from node to node.
   std::string keys;
@@ -125,9 +131,10 @@ ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_C
   }
   find_missing();
   if (settings_.status.empty()) settings_.status = settings_.directory / "status.json";
-  progress_ = std::make_unique<Progress>(Progress::Job{
-      settings_.status, settings_.command, settings_.noun, settings_.stem, std::ssize(items_),
-      std::ssize(items_) - std::ssize(missing_), groups_.rank, groups_.count * groups_.size});
+  progress_ = std::make_unique<Progress>(
+      Progress::Job{settings_.status, settings_.command, settings_.noun, settings_.stem,
+                    std::ssize(items_), std::ssize(items_) - std::ssize(missing_) - given_up_,
+                    groups_.rank, groups_.count * groups_.size});
 }
 
 // Each rank reads what rank 0 has written: a folder of the node's own would lose results.
@@ -181,11 +188,16 @@ void ListEngine::find_missing() {
     MPI_Allreduce(MPI_IN_PLACE, finished.data(), static_cast<int>(finished.size()), MPI_UINT8_T,
                   MPI_MAX, world_);
   }
+  std::vector<std::uint8_t> deaths(items_.size(), 0);
+  for (std::size_t i = 0; i < items_.size(); ++i)
+    deaths[i] = static_cast<std::uint8_t>(deaths_of(before, items_[i].name, items_[i].key));
+  // Rank 0's: a file may look different from node to node for a while, and all must number alike.
+  MPI_Bcast(deaths.data(), static_cast<int>(deaths.size()), MPI_UINT8_T, 0, world_);
   std::vector<std::int64_t> suspects;  // a rank has died with them in hand
   for (std::size_t i = 0; i < items_.size(); ++i) {
     if (finished[i] != 0) continue;
-    if (const int deaths = deaths_of(before, items_[i].name, items_[i].key); deaths < most_deaths) {
-      (deaths > 0 ? suspects : missing_).push_back(static_cast<std::int64_t>(i));
+    if (deaths[i] < most_deaths) {
+      (deaths[i] > 0 ? suspects : missing_).push_back(static_cast<std::int64_t>(i));
       continue;
     }
     ++given_up_;
@@ -200,13 +212,16 @@ void ListEngine::find_missing() {
     // Costliest first, so that all ranks end together; stable, so that all ranks agree.
     std::stable_sort(missing_.begin(), missing_.end(),
                      [&](std::int64_t a, std::int64_t b) { return cost(a) > cost(b); });
-  // Where the launcher kills the other ranks without warning, theirs are among them. Apart from
-  // each other, so that the next death meets the one item that is its cause, and not all of them
-  // again.
+  // Spread out, so that the next death finds only one of them in hand.
   for (std::size_t i = 0; i < suspects.size(); ++i)
     missing_.insert(
         missing_.begin() + static_cast<std::ptrdiff_t>(std::min(i * (ranks + 1), missing_.size())),
         suspects[i]);
+}
+
+std::int64_t ListEngine::costliest() const {
+  return *std::ranges::max_element(
+      missing_, {}, [&](std::int64_t item) { return items_[static_cast<std::size_t>(item)].cost; });
 }
 
 std::vector<ItemBatch> ListEngine::one_by_one() const {
@@ -239,11 +254,6 @@ ListEngine::Taken ListEngine::take() {
 
 void ListEngine::make(ListJob& job, const Taken& batch) {
   const double begin = now_seconds();
-  if (groups_.first)
-    for (const std::int64_t item : batch.items) {
-      const ListItem& i = items_[static_cast<std::size_t>(item)];
-      manifest_.begin(i.name, i.key);
-    }
   try {
     job.make(batch.items, results_);
     if (groups_.first) ++mine_.batches[std::to_string(batch.items.size())];
@@ -269,7 +279,8 @@ void ListEngine::tell_progress(const Taken& batch) {
     items = std::min(own_items_, std::ssize(missing_));
     work = work_.back().second * static_cast<double>(items) / static_cast<double>(missing_.size());
   }
-  progress_->advance(std::ssize(items_) - std::ssize(missing_) + items, work, work_.back().second);
+  progress_->advance(std::ssize(items_) - std::ssize(missing_) - given_up_ + items, work,
+                     work_.back().second);
 }
 
 void ListEngine::run(ListJob& job, std::vector<ItemBatch> batches) {
@@ -289,6 +300,8 @@ void ListEngine::run(ListJob& job, std::vector<ItemBatch> batches) {
   dispatcher_.open(std::ssize(batches_), groups_.count);
   const auto next = [&] {
     Taken batch = take();
+    if (settings_.batch_is_begun)
+      for (const std::int64_t item : batch.items) results_.begun(item);
     if (!batch.items.empty()) job.prepare(batch.items);
     return batch;
   };
@@ -355,6 +368,9 @@ int ListEngine::conclude(const ListEnd& last, const std::vector<std::string>& su
   if (report.made() > 0 || !report.failures.empty()) write(report, last.header);
   const std::int64_t left = report.wanted - report.finished_before - report.made() -
                             report.skipped() - std::ssize(report.failures);
+  WEFT_CHECK(left == 0 || report.stopped, Exit::internal,
+             "this is a bug in weft, please report it with the log",
+             "{} were neither made nor failed", counted(left, settings_.noun));
   // What finish() does may take long: it is left to the next start, as are items that nobody has
   // begun.
   const bool stopped = report.stopped && (left > 0 || last.finish);
@@ -384,7 +400,7 @@ int ListEngine::end(const ListEnd& last) {
   mine_.failed = failed_;
   mine_.skipped = skipped_;
   mine_.own = last.share;
-  manifest_.end();
+  manifest_.close();
   const auto summaries = dispatcher_.gather(to_text({mine_, failures_, stop_requested()}));
   return dispatcher_.conclude(groups_.rank == 0 ? conclude(last, summaries) : 0);
 }

@@ -7,7 +7,7 @@
 //   stop       a request to any rank stops all at their next item: exit 75
 //   failures   an item that fails is reported by name and the others are made: exit 3
 //   deaths     a rank that dies ends the job, and the same command resumes it; an item that two
-//              ranks have died with is given up by name
+//              ranks died with is given up by name
 //   folder     one job at a time: another one is refused, and told who is in it (output.h)
 //   report     progress lines, a table at the end, DIR/STEM_report.json
 //
@@ -64,6 +64,9 @@ struct ListSettings {
   bool shared = true;               // false: each group has its part of the list, in its order
   bool ahead = false;               // take a batch while another is made, for prepare()
   std::filesystem::path status{};   // another status file, where `directory` goes with the job
+  // False: the job calls ItemResults::begun() for each item as it begins it. True: all items of a
+  // batch are begun at once.
+  bool batch_is_begun = true;
   // Of `directory`, where the job writes there before the engine does, which takes it otherwise.
   std::shared_ptr<FolderLock> lock{};
 };
@@ -78,6 +81,8 @@ class ListEngine;
 class ItemResults {
  public:
   explicit ItemResults(ListEngine& engine) : engine_(engine) {}
+  // The item is in hand from now on (manifest.h). Of jobs with batch_is_begun = false.
+  void begun(std::int64_t item);
   // The item's files are there: its line of the manifest (name, key, rank, files, the job's own
   // members).
   void finished(const nlohmann::ordered_json& line);
@@ -163,6 +168,8 @@ class ListEngine {
   const std::vector<ListItem>& items() const { return items_; }
   // Numbers of the items to make, in that order: the same on all ranks.
   const std::vector<std::int64_t>& missing() const { return missing_; }
+  // Of these, which are not none.
+  std::int64_t costliest() const;
   // Each of them a batch of its own.
   std::vector<ItemBatch> one_by_one() const;
   const RankGroups& groups() const { return groups_; }
@@ -211,8 +218,8 @@ class ListEngine {
   std::vector<std::string> failures_;  // of this rank; rank 0's begin with the items given up
   std::atomic<std::int64_t> made_ = 0, failed_ = 0, skipped_ = 0;
   double start_ = 0;                       // of the first run()
-  std::int64_t own_at_ = 0, own_end_ = 0;  // batches of an unshared list that this group has left
-  std::int64_t own_items_ = 0;             // of an unshared list, on all groups, as this one goes
+  std::int64_t own_at_ = 0, own_end_ = 0;  // of this group's share of an unshared list
+  std::int64_t own_items_ = 0;  // of an unshared list: done by all groups, estimated from this one
   // Of items: how many, and their costs, in all batches up to and with each; of this run() those
   // from `first_work_` on.
   std::vector<std::pair<std::int64_t, double>> work_;

@@ -14,6 +14,7 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "core/seal.h"
 
 namespace weft {
@@ -64,7 +65,13 @@ InHand read_lines(const fs::path& path, ManifestLines& lines) {
     try {
       const auto j = parse_json<Json>(line);
       if (j.contains("begun") || j.contains("ended")) {
-        if (whole && j.contains("ended")) in_hand.clear();
+        if (whole && j.contains("ended")) {
+          const Json& ended = j.at("ended");
+          if (ended.is_string())
+            in_hand.erase(ended.get<std::string>());
+          else
+            in_hand.clear();
+        }
         if (whole && j.contains("begun"))
           in_hand[j.at("begun").get<std::string>()] = j.at("key").get<std::string>();
         continue;
@@ -82,6 +89,24 @@ InHand read_lines(const fs::path& path, ManifestLines& lines) {
       log::warn("{}, line {} is damaged: its item is made again", path.string(), number);
   }
   return in_hand;
+}
+
+// Adds a death to the lines of items that were in hand when their ranks died.
+void note_deaths(const InHand& in_hand, ManifestLines& lines) {
+  if (in_hand.empty()) return;
+  std::string names;
+  std::size_t suspects = 0;
+  for (const auto& [name, key] : in_hand) {
+    suspects += deaths_of(lines, name, key) > 0 ? 1 : 0;
+    names += (names.empty() ? "" : ", ") + printable(name);
+  }
+  for (const auto& [name, key] : in_hand) {
+    const int before = deaths_of(lines, name, key);
+    const int died = before == 0 || suspects > 1 ? 1 : before + 1;
+    const Json line = {{"name", name}, {"key", key}, {"rank", 0}, {"died", died}};
+    lines[name] = {key, seal_json(line.dump())};
+  }
+  log::warn("in hand when a rank died: {}", printable(names, 500));
 }
 
 fs::path whole_path(const fs::path& directory, const std::string& stem) {
@@ -155,12 +180,14 @@ ManifestLines Manifest::gather(const fs::path& directory, const std::string& ste
   WEFT_CHECK(!failed, Exit::data, "check its permissions", "cannot list {}: {}", directory.string(),
              failed.message());
   // After the gathered lines: a part's line of the same name is newer.
-  for (const fs::path& part : parts)
-    for (const auto& [name, key] : read_lines(part, lines)) {
-      const int died = deaths_of(lines, name, key) + 1;
-      const Json line = {{"name", name}, {"key", key}, {"rank", 0}, {"died", died}};
-      lines[name] = {key, seal_json(line.dump())};
-    }
+  InHand in_hand;
+  std::vector<fs::path> of_dead;
+  for (const fs::path& part : parts) {
+    InHand of_rank = read_lines(part, lines);
+    if (!of_rank.empty()) of_dead.push_back(part);
+    in_hand.merge(of_rank);
+  }
+  note_deaths(in_hand, lines);
   if (parts.empty()) return lines;
   const fs::path whole = whole_path(directory, stem), made = whole.string() + ".tmp";
   fs::remove(made, failed);  // what a killed job has left
@@ -178,6 +205,9 @@ ManifestLines Manifest::gather(const fs::path& directory, const std::string& ste
   }
   write();
   out.close();
+  // A kill before the parts are gone must not count these deaths twice.
+  for (const fs::path& part : of_dead)
+    std::ofstream(part, std::ios::app) << "\n" << seal_json(Json{{"ended", true}}.dump()) << "\n";
   // The parts go only after the rename: a kill in between leaves all lines readable.
   rename_file(made, whole, Exit::data);
   for (const fs::path& part : parts) fs::remove(part, failed);
@@ -201,23 +231,29 @@ Manifest::Manifest(const fs::path& directory, const std::string& stem, int rank)
     : path_(part_path(directory, stem, rank)) {}
 
 Manifest::~Manifest() {
-  if (file_ == nullptr) return;
   try {
-    end();
+    close();
   } catch (const Error& e) {
     log::warn("{}", e.what());
   }
-  std::fclose(file_);
 }
 
 void Manifest::add(const Json& line) { write(line, Sync::cheaply); }
 
-// Not synced: with a mark that is lost with its node, an item is only tried once more.
+// Not synced: where the mark is lost with its node, that death is not counted.
 void Manifest::begin(const std::string& name, const std::string& key) {
   write({{"begun", name}, {"key", key}}, Sync::no);
 }
 
-void Manifest::end() { write({{"ended", true}}, Sync::yes); }
+void Manifest::end(const std::string& name) { write({{"ended", name}}, Sync::no); }
+void Manifest::end_all() { write({{"ended", true}}, Sync::yes); }
+
+void Manifest::close() {
+  end_all();
+  const std::lock_guard lock(mutex_);
+  if (file_ != nullptr) std::fclose(file_);
+  file_ = nullptr;
+}
 
 void Manifest::write(const Json& line, Sync sync) {
   const std::string text = seal_json(line.dump()) + "\n";
@@ -241,13 +277,17 @@ void Manifest::write(const Json& line, Sync sync) {
   if (!written) fail(path_, std::strerror(errno));
 }
 
+bool is_result(const ManifestLine& line, const std::string& key) {
+  if (line.key != key) return false;
+  const Json parsed = line.parsed();
+  return !parsed.contains("fault") && !parsed.contains("died");
+}
+
 bool is_finished(const ManifestLines& lines, const std::string& name, const std::string& key,
                  const fs::path& directory) {
   const auto found = lines.find(name);
-  if (found == lines.end() || found->second.key != key) return false;
-  const Json line = found->second.parsed();
-  if (line.contains("fault") || line.contains("died")) return false;
-  for (const NamedFile& file : files_of(line))
+  if (found == lines.end() || !is_result(found->second, key)) return false;
+  for (const NamedFile& file : files_of(found->second.parsed()))
     if (!is_whole(directory, file)) return false;
   return true;
 }

@@ -8,9 +8,13 @@
 //   fault                    if the item failed, and why: it is not finished
 //   died                     instead of a file: how many ranks have died with the item in hand
 // and whatever else the job wants to say. While a job runs, each rank writes a part of its own,
-// DIR/STEM.rankN.jsonl, in which it also notes what it begins: {"begun": NAME, "key": KEY}, and
-// {"ended": true} when it ends, however orderly. An item that was begun, and neither finished nor
-// ended, was in hand when its rank died.
+// DIR/STEM.rankN.jsonl, in which it also notes what it begins: {"begun": NAME, "key": KEY}; what it
+// gives up: {"ended": NAME}; and when it stops or ends without being killed: {"ended": true}. An
+// item that was begun, and neither finished nor ended, was in hand when its rank died.
+//
+// Deaths are counted so that no other item pays for the one that kills its rank. Where a launcher
+// kills the other ranks without warning, their items are in hand, too. So all items in hand at a
+// death get died: 1; a second death counts only for an item that was the only one of them in hand.
 #pragma once
 
 #include <cstdint>
@@ -62,10 +66,13 @@ class Manifest {
   // Appends a line. It is on the disk on return, unless lines come so fast that this would take
   // more than a tenth of the time: then a later line or the destructor syncs it. Thread-safe.
   void add(const nlohmann::ordered_json& line);
-  // Notes that this rank begins the item; that it has nothing in hand any more, or gives up what it
-  // has without dying. The destructor notes the latter too. Thread-safe.
+  // Notes that this rank begins the item; that it leaves that one unfinished; that it leaves all
+  // that it has unfinished, without having died. Thread-safe.
   void begin(const std::string& name, const std::string& key);
-  void end();
+  void end(const std::string& name);
+  void end_all();
+  // Notes the last, and closes the file. So does the destructor.
+  void close();
 
  private:
   enum class Sync { no, cheaply, yes };
@@ -80,6 +87,9 @@ class Manifest {
 // are read, match the line. A damaged file is a WARN.
 bool is_finished(const ManifestLines& lines, const std::string& name, const std::string& key,
                  const std::filesystem::path& directory);
+
+// Whether the line is a result of that key: neither a fault nor a death.
+bool is_result(const ManifestLine& line, const std::string& key);
 
 // Ranks that have died with the item of that key in hand.
 int deaths_of(const ManifestLines& lines, const std::string& name, const std::string& key);

@@ -46,7 +46,7 @@ void PrefetchTuner::took_network(std::int64_t frames, double seconds) {
 }
 
 // How many readers are busy all the time while the network runs; negative: not known yet. A fifth
-// more than the means say: times vary, and a network that waits is the dearer one.
+// more than the means say: times vary, and an idle network costs more than an idle reader.
 double PrefetchTuner::busy_readers() const {
   if (!network_.known() || !decode_.known() || network_.value() <= 0) return -1;
   return 1.2 * (decode_.value() + resize_.value() + finish_.value()) / network_.value();

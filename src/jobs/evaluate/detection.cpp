@@ -48,10 +48,10 @@ Json evaluate_missing(const Deck& deck, const RankDevice& device, const Detector
   log::info("weights   {}", weights.describe());
   const auto arena = Arena::reserve(arena_capacity(deck.memory, device));
   const ArenaScope scope(*arena);
-  const std::int64_t first = engine.missing().front();  // the largest
+  const std::int64_t costliest = engine.costliest();
   std::size_t planned = 0;
-  if (engine.items()[static_cast<std::size_t>(first)].cost > 0) {
-    const ImageSize largest = view_size(images.size(first), e.short_side, e.long_side).padded;
+  if (engine.items()[static_cast<std::size_t>(costliest)].cost > 0) {
+    const ImageSize largest = view_size(images.size(costliest), e.short_side, e.long_side).padded;
     planned = detector.plan(1, largest.height, largest.width).bytes;
   }
   DetectionJob job(deck, images, detector, engine);
@@ -94,7 +94,7 @@ int evaluate_detection(const Deck& deck, const RankDevice& device, const Detecti
   ListEnd last;
   if (missing > 0) last.share = evaluate_missing(deck, device, weights, *images, engine);
 
-  // 3. The coordinator adds up all lines.
+  // 3. Rank 0 adds up all lines.
   last.finish = [&](const ListReport& report) {
     const ManifestLines lines = engine.lines();
     for (std::int64_t i = 0; i < images->count(); ++i) {

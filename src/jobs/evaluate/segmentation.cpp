@@ -28,7 +28,7 @@ Json evaluate_missing(const Deck& deck, const RankDevice& device, const Segmenta
   log::info("weights   {}", weights.describe());
   const auto arena = Arena::reserve(arena_capacity(deck.memory, device));
   const ArenaScope scope(*arena);
-  const ImageSize largest = images.size(engine.missing().front());
+  const ImageSize largest = images.size(engine.costliest());
   const std::size_t planned = predictor.plan(largest, true).bytes;
   SegmentationJob job(deck.get<EvaluateDeck>(), images, predictor, engine);
   engine.run(job, engine.one_by_one());
@@ -87,7 +87,7 @@ int evaluate_segmentation(const Deck& deck, const RankDevice& device, const Segm
   ListEnd last;
   if (missing > 0) last.share = evaluate_missing(deck, device, weights, *images, predictor, engine);
 
-  // 3. The coordinator adds up all lines.
+  // 3. Rank 0 adds up all lines.
   last.finish = [&](const ListReport& report) {
     const ManifestLines lines = engine.lines();
     for (std::int64_t i = 0; i < images->count(); ++i) {

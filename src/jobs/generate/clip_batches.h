@@ -1,5 +1,5 @@
 // Which clips are sampled together (generate.batch_size): a rank, or a group of ranks, takes one
-// batch at a time from the queue.
+// batch at a time from rank 0.
 #pragma once
 
 #include <cstdint>

@@ -81,7 +81,7 @@ void fit_batches(const Deck& deck, const GenerateJob& job, const std::vector<std
     if (limit == 1 || !seen.insert(item.pixels).second) continue;
     model.check_sequence(item.latent_height, item.latent_width, deck.parallel.sp);
     std::int64_t fitting = fit_batch(deck, model, item, limit, capacity);
-    // Batches are the queue's places, so they must be the same on all ranks.
+    // Batches are handed out by number, so they must be the same on all ranks.
     MPI_Allreduce(MPI_IN_PLACE, &fitting, 1, MPI_INT64_T, MPI_MIN, world);
     if (fitting < limit)
       lowered.push_back(

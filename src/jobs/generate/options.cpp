@@ -61,7 +61,8 @@ void generate_rows(Rows& r, GenerateDeck& d) {
       "tensors", d.tensors,
       "Beside each clip also its latents and its frames before they are rounded, as safetensors.");
   r.flag("share_out", d.share_out,
-         "Ranks take prompts from a shared queue; false deals them out beforehand (to measure what "
+         "Rank 0 hands out prompts to whichever rank is free; false: static assignment (to measure "
+         "the "
          "the queue gains).");
 }
 

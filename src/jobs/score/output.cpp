@@ -121,7 +121,7 @@ void write_output(const Deck& deck, const ScoreRows& rows, const ListEngine& eng
   for (const std::string& c : s.columns) columns.push_back("ocr_" + c);
   const bool moved = is_elsewhere(s);
   if (moved) columns.push_back("path");
-  // All null for a file that has no line: the ranks that had it in hand have failed.
+  // All null for a file that has no result: it was given up, or failed without a line.
   const auto values_of = [&](const std::string& row_path) {
     std::vector<Json> values(columns.size());
     const std::string path = path_of_row(s, row_path);

@@ -21,7 +21,7 @@ std::filesystem::path page_file(const ScoreDeck& deck);     // OUTPUT.html
 // The times of all ranks; if this start scored nothing, of the one that wrote the report.
 void add_feeds(const ListReport& report, const std::filesystem::path& file, PrefetchSummary& feed);
 
-// On the coordinator. Reads the table again, row by row, and writes each with its result; the
+// On rank 0. Reads the table again, row by row, and writes each with its result; the
 // output is renamed once it is whole. Fills in what the summary says of rows and files. Exit::data
 // if the table has changed since it was read.
 void write_output(const Deck& deck, const ScoreRows& rows, const ListEngine& engine,

@@ -105,7 +105,7 @@ void print_shares(const ListEngine& engine) {
   std::size_t printed = 0;
   for (const ListItem& item : engine.items()) {
     const auto line = lines.find(item.name);
-    if (line == lines.end() || line->second.key != item.key) continue;
+    if (line == lines.end() || !is_result(line->second, item.key)) continue;
     if (++printed > most) break;
     fmt::print("{}: {}\n", printable(item.name),
                printable(shares_text(line->second.parsed()), 1000));
