@@ -11,8 +11,8 @@
 namespace weft {
 
 // On one rank. Exit::usage, with `key` of the deck in the hint, if a result would replace one of
-// `inputs`, the deck itself, a file that a key of the deck names, or one of a folder of weights. `is_result` is asked about
-// paths without links in them; absolute_path() is such a one.
+// `inputs`, the deck itself, a file that a key of the deck names, or one of a folder of weights.
+// `is_result` is asked about paths without links in them; absolute_path() is such a one.
 void keep_inputs(const Deck& deck, const std::string& key, std::span<const std::string> inputs,
                  const std::function<bool(const std::filesystem::path&)>& is_result);
 
