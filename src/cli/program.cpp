@@ -186,7 +186,8 @@ void refuse_unknown_topic(const Program& program, int argc, char** argv) {
   if (topic.starts_with('-') || std::ranges::find(known, topic) != known.end()) return;
   const std::string near = nearest_name(topic, known);
   throw Error(Exit::usage, fmt::format("unknown topic \"{}\"", topic),
-              near.empty() ? "topics are deck, man, man-deck, keys, and the commands in weft --help"
+              near.empty() ? "topics are deck, man, man-deck, a key of the deck such as train.lr, "
+                             "and the commands in weft --help"
                            : fmt::format("did you mean \"{}\"?", near),
               __FILE__, __LINE__);
 }
