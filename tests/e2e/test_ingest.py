@@ -49,6 +49,21 @@ class Ingest(WeftTest):
     def written(self):
         return sorted(p.name for p in self.dir.glob("clips*"))
 
+    def test_the_store_replaces_no_input(self):
+        self.opensora()
+        for inputs, output in (("v/wide.mp4", "v/wide.mp4"), ("meta.csv", "meta.csv"), ("meta.csv", "v/tall.mp4"),
+                               ("v", "deck.toml")):
+            before = (self.dir / output).read_bytes()
+            self.refused(self.ingest(inputs, output=output, expect=None), 2, "a result would replace the input", output)
+            self.assertEqual((self.dir / output).read_bytes(), before)
+
+    def test_inspect_shows_captions_on_one_line(self):
+        self.table('v/wide.mp4,"a \x1b[31m red\nERROR: forged",20,36,64,0.5625,10.0,2304,4.9,3.0,21.5,0,static,wide,?')
+        self.ingest("meta.csv")
+        said = self.weft("inspect", "clips.h5", ranks=0).out
+        self.assertIn(r"a \x1b[31m red\nERROR: forged", said)
+        self.assertNotIn("\x1b", said)
+
     def test_open_sora_table_with_filters(self):
         self.opensora()
         job = self.ingest("meta.csv")
