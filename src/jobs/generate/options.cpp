@@ -61,9 +61,8 @@ void generate_rows(Rows& r, GenerateDeck& d) {
       "tensors", d.tensors,
       "Beside each clip also its latents and its frames before they are rounded, as safetensors.");
   r.flag("share_out", d.share_out,
-         "Rank 0 hands out prompts to whichever rank is free; false: static assignment (to measure "
-         "the "
-         "the queue gains).");
+         "Rank 0 hands out prompts to whichever rank is free; false: static assignment, to measure "
+         "the gain.");
 }
 
 void check_generate(const GenerateDeck& d, const DeckDemand& demand) {
