@@ -280,7 +280,7 @@ exit 75
         other = self.sbatch("train_1node", options=shape, WEFT="./crawling", MAX_RESTARTS="1")
         third = self.sbatch("generate", 'generate.output="an out"', options=shape, WEFT="./losing")
         self.assertEqual(self.finish(third, "FAILED", "137:0")["Restarts"], "2")
-        self.assertIn("a rank failed in a start after the first, and no clip was made: not queued again", self.output())
+        self.assertIn("a rank was killed again, and nothing more was begun or made: not queued again", self.output())
         self.assertEqual(self.finish(one, "FAILED", "75:0")["Restarts"], "0")
         self.assertIn("no step further", self.output())
         self.assertEqual(self.finish(other, "FAILED", "75:0")["Restarts"], "1")
