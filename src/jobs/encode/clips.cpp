@@ -13,56 +13,54 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "jobs/encode/encode.h"
-#include "models/video_vae/pixels.h"
+#include "models/pixels.h"
 
 namespace weft {
 
-Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoVae& vae,
+Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoCodec& codec,
                       std::int64_t text_channels) {
-  const std::int64_t side = vae.pixels_a_latent();
+  const std::int64_t side = codec.pixels_a_latent();
   check_holds_clips(pixels);
   WEFT_CHECK(pixels.dtype == DType::u8, Exit::usage, "data.path must hold pixels",
              "bucket {} holds latents already", pixels.name);
   WEFT_CHECK(pixels.height >= side && pixels.width >= side, Exit::data,
-             fmt::format("the VAE takes frames of at least {0}x{0}", side),
+             fmt::format("the {0} takes frames of at least {1}x{1}", codec.name(), side),
              "bucket {} has frames of {}x{}", pixels.name, pixels.height, pixels.width);
   Bucket b = pixels;
-  b.frames = vae.latent_frames(pixels.frames);
+  b.frames = codec.latent_frames(pixels.frames);
   b.height = pixels.height / side;
   b.width = pixels.width / side;
   b.moments = deck.latents == "moments";
-  b.channels = TemporalVae::latent_channels * (b.moments ? 2 : 1);
+  b.channels = codec.channels() * (b.moments ? 2 : 1);
   b.dtype = deck.dtype == "f16" ? DType::f16 : DType::f32;
-  // The values that the model uses: rounded in a bf16 VAE.
-  const Tensor constants = vae.denormalised().to_host();
-  const std::span<const float> values = constants.span<float>();
-  const auto C = static_cast<std::size_t>(TemporalVae::latent_channels);
-  b.scale.assign(values.begin(), values.begin() + C);
-  b.shift.assign(values.begin() + C, values.begin() + 2 * C);
+  const VideoCodec::Normalisation n = codec.normalisation();
+  b.scale = n.scale;
+  b.shift = n.shift;
   b.text_channels = text_channels;
   b.text_dtype = b.dtype;
   return b;
 }
 
-std::size_t fit_encoding(VideoVae& vae, const std::vector<Bucket>& buckets, std::size_t capacity) {
+std::size_t fit_encoding(VideoCodec& codec, const std::vector<Bucket>& buckets,
+                         std::size_t capacity) {
   std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> sizes;
   for (const Bucket& b : buckets) sizes.emplace(b.frames, b.height, b.width);
   std::int64_t fitting = std::numeric_limits<std::int64_t>::max(), most = 0;
   for (const auto& [frames, height, width] : sizes) {
-    const std::int64_t at_once = vae.fit_micro_batch(frames, height, width, capacity, false);
+    const std::int64_t at_once = codec.fit_micro_batch(frames, height, width, capacity, false);
     // A clip shorter than a micro-batch, such as a picture, takes fewer frames for want of more,
     // not of memory.
-    if (at_once < vae.frames_asked(frames)) fitting = std::min(fitting, at_once);
-    most = std::max(most, vae.frames_asked(frames));
+    if (at_once < codec.frames_asked(frames)) fitting = std::min(fitting, at_once);
+    most = std::max(most, codec.frames_asked(frames));
   }
   if (fitting < most)
-    log::warn("VAE micro-batch reduced to {} (asked: {}) to fit {:.2f} GiB",
+    log::warn("{} micro-batch reduced to {} (asked: {}) to fit {:.2f} GiB", codec.name(),
               counted(fitting, "frame"), most, gib(capacity));
   const std::int64_t at_once = std::min(fitting, most);
-  vae.set_micro_batch(at_once);
+  codec.set_micro_batch(at_once);
   std::size_t bytes = 0;
   for (const auto& [frames, height, width] : sizes)
-    bytes = std::max(bytes, vae.plan_encode(frames, height, width, at_once).bytes);
+    bytes = std::max(bytes, codec.plan_encode(frames, height, width, at_once).bytes);
   return bytes;
 }
 
@@ -96,11 +94,11 @@ std::vector<ListItem> encode_items(const std::vector<Bucket>& buckets, const std
   return items;
 }
 
-EncodeJob::EncodeJob(const Deck& deck, const ClipSource& source, VideoVae& vae,
+EncodeJob::EncodeJob(const Deck& deck, const ClipSource& source, VideoCodec& codec,
                      const ListEngine& engine)
     : deck_(deck),
       source_(source),
-      vae_(vae),
+      codec_(codec),
       engine_(engine),
       writer_(engine.settings().directory, engine.groups().rank) {}
 
@@ -128,20 +126,19 @@ void EncodeJob::prepare(const ItemBatch& samples) {
 // its latents' needs.
 std::vector<std::byte> EncodeJob::encode(const std::vector<std::byte>& clip, const Bucket& b,
                                          std::int64_t sample, const std::string& what) {
-  const VideoVae::Noise noise{static_cast<std::uint64_t>(deck_.run.seed),
-                              static_cast<std::uint64_t>(sample)};
+  const VideoCodec::Noise noise{static_cast<std::uint64_t>(deck_.run.seed),
+                                static_cast<std::uint64_t>(sample)};
   const Shape size{static_cast<std::int64_t>(clip.size())};
   const Tensor host = Tensor::borrow(const_cast<std::byte*>(clip.data()), size, DType::u8);
   const std::int64_t frame = b.height * b.width * 3;
-  const Tensor moments = vae_.encode_moments(
-      b.frames, b.height, b.width,
-      [&](std::int64_t first, std::int64_t n) {
-        return pixel_frames(host.slice(first * frame, (first + n) * frame).to_device(), 0, n,
-                            b.height, b.width);
-      },
-      &noise);
-  const Tensor stored =
-      deck_.get<EncodeDeck>().latents == "moments" ? moments : vae_.draw_latent(moments, &noise);
+  const VideoCodec::FrameSource frames = [&](std::int64_t first, std::int64_t n) {
+    return pixel_frames(host.slice(first * frame, (first + n) * frame).to_device(), 0, n, b.height,
+                        b.width);
+  };
+  const VideoCodec::Part all = codec_.whole(b.frames);
+  const Tensor stored = deck_.get<EncodeDeck>().latents == "moments"
+                            ? codec_.encode_moments(all, b.height, b.width, frames, &noise)
+                            : codec_.encode(all, b.height, b.width, frames, &noise);
   const Tensor values = stored.to_host();
   return stored_values(values.span<float>(),
                        deck_.get<EncodeDeck>().dtype == "f16" ? DType::f16 : DType::f32, what);

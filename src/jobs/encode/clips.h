@@ -12,18 +12,19 @@
 #include "jobs/encode/encode.h"
 #include "jobs/encode/parts.h"
 #include "jobs/engine/list_job.h"
-#include "models/video_vae/video_vae.h"
+#include "models/interfaces.h"
 
 namespace weft {
 
 // The bucket as stored, by encode.latents and encode.dtype. `text_channels` 0: without the features
 // of captions.
-Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoVae& vae,
+Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoCodec& codec,
                       std::int64_t text_channels);
 
-// Arena bytes that the largest clip takes, with micro-batches that fit `capacity`: set in `vae`.
+// Arena bytes that the largest clip takes, with micro-batches that fit `capacity`: set in `codec`.
 // Exit::usage where nothing fits.
-std::size_t fit_encoding(VideoVae& vae, const std::vector<Bucket>& buckets, std::size_t capacity);
+std::size_t fit_encoding(VideoCodec& codec, const std::vector<Bucket>& buckets,
+                         std::size_t capacity);
 
 // Values as the store has them, f16 or f32. Exit::non_finite where one is not finite, Exit::data
 // where f16 cannot hold it:
@@ -39,7 +40,8 @@ std::vector<ListItem> encode_items(const std::vector<Bucket>& buckets, const std
 // latents at any rank count. The next clip is read while one is encoded.
 class EncodeJob : public ListJob {
  public:
-  EncodeJob(const Deck& deck, const ClipSource& source, VideoVae& vae, const ListEngine& engine);
+  EncodeJob(const Deck& deck, const ClipSource& source, VideoCodec& codec,
+            const ListEngine& engine);
   void prepare(const ItemBatch& samples) override;
   void make(const ItemBatch& samples, ItemResults& results) override;
   void flush(ItemResults&) override { writer_.close(); }
@@ -57,7 +59,7 @@ class EncodeJob : public ListJob {
 
   const Deck& deck_;
   const ClipSource& source_;
-  VideoVae& vae_;
+  VideoCodec& codec_;
   const ListEngine& engine_;
   PartWriter writer_;
   std::map<std::int64_t, std::future<std::vector<std::byte>>> reading_;  // by sample id

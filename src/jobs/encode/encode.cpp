@@ -1,10 +1,12 @@
 #include "jobs/encode/encode.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -21,9 +23,7 @@
 #include "jobs/encode/clips.h"
 #include "jobs/generate/options.h"
 #include "jobs/generate/prompts/prompt_features.h"
-#include "models/stdit3/options.h"
-#include "models/t5/options.h"
-#include "models/video_vae/options.h"
+#include "models/registry.h"
 #include "parallel/rank_device.h"
 #include "tensor/arena.h"
 #include "text/utf8.h"
@@ -63,28 +63,35 @@ Texts list_texts(const ClipSource& source) {
 
 // All that decides the latents, a line each. Features of captions have a key of their own
 // (jobs/generate/prompts/prompt_features.h).
-std::string describe_job(const Deck& deck, const std::string& vae) {
-  std::string job = fmt::format(
-      "seed {}\nclips {}\nvae {}\n", deck.run.seed,
-      is_synthetic(deck.data.path) ? deck.data.path : file_identity(deck.data.path), vae);
+std::string describe_job(const Deck& deck, const VideoCodec& codec, const std::string& weights) {
+  std::string label = codec.name();
+  for (char& c : label) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  std::string job =
+      fmt::format("seed {}\nclips {}\n{} {}\n", deck.run.seed,
+                  is_synthetic(deck.data.path) ? deck.data.path : file_identity(deck.data.path),
+                  label, weights);
   // The rest as lines of the deck, without keys that do not change the latents.
+  const ResultTables tables = codec.result_tables();
   std::istringstream deck_text(to_toml(deck));
   std::string section;
   for (std::string line; std::getline(deck_text, line);) {
     if (line.starts_with("[")) section = line;
-    const bool counts = (section == "[vae]" && !line.starts_with("weights") &&
-                         !line.starts_with("micro_batch_size")) ||
-                        line.starts_with("latents = ");
-    if (counts && line.find('=') != std::string::npos) job += line + "\n";
+    const auto equals = line.find(" = ");
+    if (equals == std::string::npos) continue;
+    const std::string key = line.substr(0, equals);
+    const auto of_codec = tables.find(section);
+    const bool counts =
+        (of_codec != tables.end() && !of_codec->second.contains(key)) || key == "latents";
+    if (counts) job += line + "\n";
   }
   return job + "stored as " + deck.get<EncodeDeck>().dtype + "\n";
 }
 
-// Mean and deviation of each latent channel over all clips, from the stored moments: the values of
-// vae.shift and vae.scale (docs/models/video_vae.md, Chunks). The posterior's variance is included,
+// Mean and deviation of each latent channel over all clips, from the stored moments: the codec's
+// shift and scale (docs/models/video_vae.md, Chunks). The posterior's variance is included,
 // since a drawn latent has it too.
-void measure(std::vector<Bucket>& stored, PartReader& parts) {
-  const auto C = static_cast<std::size_t>(TemporalVae::latent_channels);
+void measure(const VideoCodec& codec, std::vector<Bucket>& stored, PartReader& parts) {
+  const auto C = static_cast<std::size_t>(codec.channels());
   std::vector<double> sum(C), squares(C);
   double count = 0;  // of a channel
   std::vector<std::byte> clip;
@@ -120,15 +127,14 @@ void measure(std::vector<Bucket>& stored, PartReader& parts) {
   }
   for (Bucket& b : stored) b.scale = scale, b.shift = shift;
   log::write_info(
-      fmt::format("measured  vae.shift=[{:.4g}] vae.scale=[{:.4g}], which the store keeps",
-                  fmt::join(shift, ","), fmt::join(scale, ",")));
+      fmt::format("measured  {}, which the store keeps", codec.describe({scale, shift})));
 }
 
 // The clips in the order of the footage's store, so that sample ids stay what they are.
 std::uint64_t merge(const Deck& deck, const ClipSource& source, std::vector<Bucket> stored,
                     const Texts& texts, const PromptFeatures& features, PartReader parts,
-                    const std::string& made_by) {
-  if (deck.get<VaeDeck>().scale.empty()) measure(stored, parts);
+                    const std::string& made_by, const VideoCodec& codec) {
+  if (!codec.lacks_scale().empty()) measure(codec, stored, parts);
   ClipStoreWriter writer(deck.get<EncodeDeck>().output, made_by);
   std::uint64_t bytes = 0;
   std::size_t sample = 0;
@@ -220,20 +226,16 @@ void check_deck(const Deck& deck) {
   check_store_path(output, "encode.output");
   const fs::path store = absolute_path(output);
   keep_inputs(deck, "encode.output", {}, [&](const fs::path& path) { return path == store; });
-  const bool measured = deck.get<VaeDeck>().scale.empty() && deck.get<VaeDeck>().shift.empty();
-  WEFT_CHECK(!measured || deck.get<EncodeDeck>().latents == "moments", Exit::usage,
-             "set encode.latents = \"moments\"",
-             "vae.scale and vae.shift are empty: drawn latents cannot be normalised");
 }
 
 // Collective. Whether captions are to be encoded.
-bool with_features(const Deck& deck, const Texts& texts, MPI_Comm world) {
+bool with_features(const TextEncoder* encoder, const Texts& texts, MPI_Comm world) {
   auto captions = static_cast<long long>(texts.all.size());
   MPI_Bcast(&captions, 1, MPI_LONG_LONG, 0, world);
-  if (captions > 0 && deck.get<T5Deck>().weights.empty() && log::rank() == 0)
-    log::warn("t5.weights is empty: {} kept as text, without features",
-              counted(captions, "caption"));
-  return captions > 0 && !deck.get<T5Deck>().weights.empty();
+  const std::string lacks = encoder ? encoder->lacks() : "the model has no text encoder";
+  if (captions > 0 && !lacks.empty() && log::rank() == 0)
+    log::warn("{}: {} kept as text, without features", lacks, counted(captions, "caption"));
+  return captions > 0 && lacks.empty();
 }
 
 ListSettings settings_of(const Deck& deck, const fs::path& folder) {
@@ -253,19 +255,20 @@ ListSettings settings_of(const Deck& deck, const fs::path& folder) {
 // Encodes clips; a rank that is free takes the next one. Returns this rank's share of the report.
 nlohmann::ordered_json encode_clips(const Deck& deck, const RankDevice& device,
                                     const ModelSource& weights, const ClipSource& source,
-                                    VideoVae& vae, ListEngine& engine) {
-  weights.load(vae.params(), vae_weight_names(), deck.get<VaeDeck>().dtype == "bf16");
+                                    VideoCodec& codec, ListEngine& engine) {
+  weights.load(codec.params(), codec.weight_names(), codec.bf16());
   log::info("weights   {}", weights.describe());
-  if (!deck.get<VaeDeck>().scale.empty()) compare_scale(weights, deck.get<VaeDeck>());
+  if (codec.lacks_scale().empty()) codec.check_weights(weights);
   const std::size_t capacity = arena_capacity(deck.memory, device);
-  const std::size_t planned = fit_encoding(vae, source.buckets(), capacity);
+  const std::size_t planned = fit_encoding(codec, source.buckets(), capacity);
   const auto arena = Arena::reserve(capacity);
   const ArenaScope scope(*arena);
-  EncodeJob job(deck, source, vae, engine);
+  EncodeJob job(deck, source, codec, engine);
   engine.run(job, engine.one_by_one());
   log::info("memory    {:.1f} MiB at the peak ({:.1f} planned), {} at once",
             static_cast<double>(arena->peak()) / (1 << 20),
-            static_cast<double>(planned) / (1 << 20), counted(vae.micro_batch(), "frame"));
+            static_cast<double>(planned) / (1 << 20),
+            counted(codec.frames_at_once(std::numeric_limits<std::int32_t>::max()), "frame"));
   return job.share();
 }
 
@@ -278,20 +281,23 @@ int encode(const Deck& deck, MPI_Comm world) {
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   const auto source = open_clip_source(deck.data);
-  VideoVae vae(deck.get<VaeDeck>());
-  const ModelSource weights("vae.weights", deck.get<VaeDeck>().weights, deck.run.dir,
-                            deck.get<GenerateDeck>().ema, world);
+  const std::unique_ptr<VideoCodec> codec = make_codec(deck);
+  const std::unique_ptr<TextEncoder> encoder = make_text_encoder(deck);
+  WEFT_CHECK(codec->lacks_scale().empty() || deck.get<EncodeDeck>().latents == "moments",
+             Exit::usage, "set encode.latents = \"moments\"",
+             "{}: drawn latents cannot be normalised", codec->lacks_scale());
+  const VideoCodec::WeightsKey key = codec->weights();
+  const ModelSource weights(key.key, key.value, deck.run.dir, deck.get<GenerateDeck>().ema, world);
   Texts texts;
   if (deck.get<EncodeDeck>().text && log::rank() == 0) texts = list_texts(*source);
-  const bool with_text = with_features(deck, texts, world);
+  const bool with_text = with_features(encoder.get(), texts, world);
   std::vector<Bucket> stored;
   for (const Bucket& b : source->buckets())
     stored.push_back(
-        encoded_bucket(b, deck.get<EncodeDeck>(), vae, with_text ? deck.get<T5Deck>().d_model : 0));
+        encoded_bucket(b, deck.get<EncodeDeck>(), *codec, with_text ? encoder->channels() : 0));
   const fs::path folder = deck.get<EncodeDeck>().output + ".parts";
-  const std::string job = describe_job(deck, weights.identity());
-  const std::string made_by =
-      job + (with_text ? describe_text_encoder(deck.get<T5Deck>()) : "no features") + "\n";
+  const std::string job = describe_job(deck, *codec, weights.identity());
+  const std::string made_by = job + (with_text ? encoder->describe() : "no features") + "\n";
   if (is_made(deck.get<EncodeDeck>().output, made_by, folder, job, world)) return 0;
   warn_of_replacing(deck.get<EncodeDeck>().output);
   ListSettings settings = settings_of(deck, folder);
@@ -305,25 +311,23 @@ int encode(const Deck& deck, MPI_Comm world) {
             deck.get<EncodeDeck>().dtype,
             missing < samples ? fmt::format(", {} made before", samples - missing) : "");
 
-  // 2. Captions through T5, whose memory is then freed.
-  Deck for_text = deck;  // the features' shape is the encoder's own here
-  for_text.get<Stdit3Deck>().caption_channels = deck.get<T5Deck>().d_model;
-  for_text.get<Stdit3Deck>().model_max_length = deck.get<T5Deck>().max_length;
-  std::optional<PromptFeatures> features(std::in_place, for_text, texts.all, folder, with_text,
-                                         world, [&] { return engine->stop_requested(); });
+  // 2. Captions through the text encoder, whose memory is then freed.
+  std::optional<PromptFeatures> features(std::in_place, with_text ? encoder.get() : nullptr,
+                                         texts.all, folder, world,
+                                         [&] { return engine->stop_requested(); });
 
-  // 3. Clips through the VAE.
+  // 3. Clips through the codec.
   ListEnd last;
   const double begin = now_seconds();
   if (missing > 0 && !features->encoded().stopped)
-    last.share = encode_clips(deck, device, weights, *source, vae, *engine);
+    last.share = encode_clips(deck, device, weights, *source, *codec, *engine);
   const double seconds = now_seconds() - begin;
 
   // 4. Rank 0 merges the parts into one store and removes them.
   last.print = [&](const ListReport& report) { print_shares(report, seconds); };
   last.finish = [&](const ListReport&) {
     const std::uint64_t bytes =
-        merge(deck, *source, stored, texts, *features, {folder, engine->lines()}, made_by);
+        merge(deck, *source, stored, texts, *features, {folder, engine->lines()}, made_by, *codec);
     features.reset();
     remove_data(folder);
     log::write_info(fmt::format("{}, {:.1f} MB in {}", counted(samples, "clip"),
@@ -346,7 +350,7 @@ void encode_rows(Rows& r, EncodeDeck& d) {
       "What is stored: the moments, from which training draws anew each time, or one drawn sample.",
       {"moments", "sampled"});
   r.text("dtype", d.dtype, "Number format in the store.", {"f16", "f32"});
-  r.flag("text", d.text, "Also store the captions' T5 features.");
+  r.flag("text", d.text, "Also store the features of the captions.");
 }
 
 }  // namespace

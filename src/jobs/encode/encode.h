@@ -1,4 +1,4 @@
-// `weft encode DECK`: a clip store of pixels becomes one of latents, with the captions' T5
+// `weft encode DECK`: a clip store of pixels becomes one of latents, with the captions'
 // features.
 #pragma once
 

@@ -6,25 +6,25 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "jobs/generate/options.h"
-#include "models/stdit3/options.h"
-#include "models/t5/options.h"
-#include "models/video_vae/options.h"
+#include "models/flow_sampler.h"
 #include "nn/exchange.h"
 #include "train/memory_plan.h"
 
 namespace weft {
 
 ClipModels::ClipModels(const Deck& deck, MPI_Comm world)
-    : model(stdit3_config(deck)),
-      codec(deck),
-      model_source("generate.weights", deck.get<GenerateDeck>().weights, deck.run.dir,
-                   deck.get<GenerateDeck>().ema, world) {
-  codec.open_weights(deck, world);
+    : parts(deck),
+      denoiser_weights("generate.weights", deck.get<GenerateDeck>().weights, deck.run.dir,
+                       deck.get<GenerateDeck>().ema, world) {
+  if (parts.codec->params().all().empty()) return;
+  const VideoCodec::WeightsKey weights = parts.codec->weights();
+  codec_weights.emplace(weights.key, weights.value, "", deck.get<GenerateDeck>().ema, world);
+  parts.codec->check_weights(*codec_weights);
 }
 
-std::string ClipModels::identity(const Deck& deck) const {
-  return model_source.identity() + "; " + codec.identity() + "; " +
-         (deck.get<T5Deck>().weights.empty() ? "" : folder_identity(deck.get<T5Deck>().weights));
+std::string ClipModels::identity() const {
+  return denoiser_weights.identity() + "; " + (codec_weights ? codec_weights->identity() : "") +
+         "; " + (parts.texts ? parts.texts->weights_identity() : "");
 }
 
 ClipJob::ClipJob(const Deck& deck, const GenerateJob& job, ClipModels& models,
@@ -34,17 +34,19 @@ ClipJob::ClipJob(const Deck& deck, const GenerateJob& job, ClipModels& models,
       models_(models),
       first_(engine.groups().first),
       exchange_(nn::make_sequence_group(world, deck.parallel.sp, deck.parallel.hang_timeout)) {
-  Stdit3& model = models.model;
-  ClipCodec& codec = models.codec;
+  Denoiser& model = *models.parts.denoiser;
+  VideoCodec& codec = *models.parts.codec;
   const std::vector<std::int64_t>& order = engine.missing();
   model.set_sequence_group(exchange_.get());
-  models.model_source.load(model.params(), {}, deck.model.dtype == "bf16");
-  if (first_) codec.load_weights();
-  log::info("weights   {}; VAE {}", models.model_source.describe(), codec.describe());
+  models.denoiser_weights.load(model.params(), model.weight_names(), model.bf16());
+  if (first_ && models.codec_weights)
+    models.codec_weights->load(codec.params(), codec.weight_names(), codec.bf16());
+  log::info("weights   {}; {} {}", models.denoiser_weights.describe(), codec.name(),
+            models.codec_weights ? models.codec_weights->describe() : "as they are");
   capacity_ = arena_capacity(deck.memory, device);
   BatchLimits limits = limit_batches(deck, job, order, engine.groups().count);
-  fit_batches(deck, job, order, model, capacity_, limits, world);
-  planned_ = fit_memory(deck, job, order, limits, model, codec, capacity_, first_);
+  fit_batches(deck, job, order, models.parts, capacity_, limits, world);
+  planned_ = fit_memory(deck, job, order, limits, models.parts, capacity_, first_);
   batches_ = make_batches(deck, job, order, limits);
   arena_ = Arena::reserve(capacity_);
   scope_.emplace(*arena_);
@@ -66,8 +68,9 @@ void ClipJob::flush(ItemResults& results) {
 }
 
 nlohmann::ordered_json ClipJob::share() const {
-  const auto weights = models_.model.params().inference_bytes(deck_.model.dtype == "bf16") +
-                       (first_ ? models_.codec.weight_bytes() : 0);
+  const auto bytes = [](auto& part) { return part.params().inference_bytes(part.bf16()); };
+  const std::size_t weights = bytes(*models_.parts.denoiser) +
+                              (first_ && models_.codec_weights ? bytes(*models_.parts.codec) : 0);
   return {{"encode", maker_->times().encode},
           {"sample", maker_->times().sample},
           {"decode", maker_->times().decode},
@@ -80,7 +83,7 @@ nlohmann::ordered_json ClipJob::share() const {
           {"frames_planned_bytes", static_cast<double>(frames_.bytes)},
           {"frames_peak_bytes", static_cast<double>(FrameMemory::peak())},
           {"resident_bytes", static_cast<double>(resident_bytes())},
-          {"micro_batch", static_cast<double>(models_.codec.frames_at_once(
+          {"micro_batch", static_cast<double>(models_.parts.codec->frames_at_once(
                               std::numeric_limits<std::int32_t>::max()))}};
 }
 

@@ -14,6 +14,7 @@
 #include "jobs/generate/clip_writer.h"
 #include "jobs/generate/job.h"
 #include "jobs/generate/memory.h"
+#include "jobs/generate/parts.h"
 #include "parallel/rank_device.h"
 #include "tensor/arena.h"
 
@@ -22,19 +23,19 @@ namespace weft {
 // What makes clips, before its weights are loaded. Exit::usage for a deck whose parts do not fit
 // together.
 struct ClipModels {
-  Stdit3 model;
-  ClipCodec codec;
-  ModelSource model_source;
+  ClipParts parts;
+  ModelSource denoiser_weights;
+  std::optional<ModelSource> codec_weights;  // none of a codec without parameters
 
   ClipModels(const Deck& deck, MPI_Comm world);
   // Stands for the weights in the clips' keys.
-  std::string identity(const Deck& deck) const;
+  std::string identity() const;
 };
 
 class ClipJob : public ListJob {
  public:
-  // Collective: loads the weights, and fits batches and the VAE's micro-batch to the memory of the
-  // engine's missing clips.
+  // Collective: loads the weights, and fits batches and the codec's micro-batch to the memory of
+  // the engine's missing clips.
   ClipJob(const Deck& deck, const GenerateJob& job, ClipModels& models,
           const PromptFeatures& features, std::shared_ptr<const Watermark> watermark,
           const RankDevice& device, const ListEngine& engine, MPI_Comm world);

@@ -11,9 +11,8 @@
 #include "core/log.h"
 #include "core/philox.h"
 #include "jobs/generate/options.h"
-#include "models/stdit3/options.h"
-#include "models/stdit3/rectified_flow.h"
-#include "models/video_vae/pixels.h"
+#include "models/flow_sampler.h"
+#include "models/pixels.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"
 #include "parallel/broadcast.h"
@@ -53,9 +52,8 @@ SampleRequest make_request(const Deck& deck, const ClipItem& item, std::int64_t 
   return r;
 }
 
-Shape latent_shape(const Deck& deck, const ClipItem& item, std::int64_t clips) {
-  return {clips, deck.get<Stdit3Deck>().in_channels, item.latent_frames, item.latent_height,
-          item.latent_width};
+Shape latent_shape(const Denoiser& model, const ClipItem& item, std::int64_t clips) {
+  return {clips, model.channels(), item.latent_frames, item.latent_height, item.latent_width};
 }
 
 std::vector<MaskGroup> all_masks(const Deck& deck, const GenerateJob& job, const ClipItem& item) {
@@ -69,8 +67,9 @@ std::vector<MaskGroup> all_masks(const Deck& deck, const GenerateJob& job, const
   return masks;
 }
 
-ClipCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job, const ClipCodec& codec,
-                                   const ClipItem& item, std::int64_t loop) {
+VideoCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job,
+                                    const VideoCodec& codec, const ClipItem& item,
+                                    std::int64_t loop) {
   if (job.loops.condition_latents == 0 || loop + 1 >= deck.get<GenerateDeck>().loop) return {};
   const auto given = static_cast<std::int64_t>(
       job.prompts[static_cast<std::size_t>(item.prompt)].references.size());
@@ -80,7 +79,7 @@ ClipCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job, con
   return codec.part_with(item.pixels.frames, taken.first, taken.last);
 }
 
-ClipMaker::ClipMaker(const Deck& deck, const GenerateJob& job, Stdit3& model, ClipCodec& codec,
+ClipMaker::ClipMaker(const Deck& deck, const GenerateJob& job, Denoiser& model, VideoCodec& codec,
                      const PromptFeatures& features, MPI_Comm group)
     : deck_(deck), job_(job), model_(model), codec_(codec), features_(features), group_(group) {
   if (group_ == MPI_COMM_NULL) return;
@@ -107,7 +106,7 @@ void ClipMaker::share_reference(LatentReference& reference) {
 LatentReference ClipMaker::encode(const ClipItem& item, std::int64_t loop, std::size_t i,
                                   const FrameVector<float>& last_frames) {
   // A draw of its own for every reference of every clip.
-  const VideoVae::Noise noise{
+  const VideoCodec::Noise noise{
       static_cast<std::uint64_t>(deck_.run.seed),
       item.noise_id(job_.prompts) + (static_cast<std::uint64_t>(i + 1) << 48)};
   if (loop > 0) {
@@ -162,12 +161,12 @@ bool ClipMaker::prepare(const ClipBatch& batch, std::int64_t loop,
 // Masks all but the real tokens: shorter texts are padded to the longest.
 void ClipMaker::add_captions(std::int64_t clips, SampleRequest& request) const {
   if (features_.null_captions()) {
-    request.captions = pack_captions({}, deck_.get<Stdit3Deck>().model_max_length, clips, true);
+    request.captions = pack_captions({}, model_.max_caption(), clips, true);
     return;
   }
   std::int64_t longest = 0;
   for (const TextRows& text : texts_) longest = std::max(longest, text.tokens);
-  const std::int64_t channels = deck_.get<Stdit3Deck>().caption_channels;
+  const std::int64_t channels = model_.caption_channels();
   std::vector<float> values(static_cast<std::size_t>(clips * longest * channels));
   std::vector<std::int64_t> mask(static_cast<std::size_t>(clips * longest));
   for (std::int64_t b = 0; b < clips; ++b) {
@@ -186,7 +185,7 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
   const ClipItem& item = item_of(batch.front());
   const std::uint64_t id = item.noise_id(job_.prompts);
   SampleRequest request = make_request(deck_, item, clips);
-  request.z = Tensor::empty(latent_shape(deck_, item, clips), DType::f32);
+  request.z = Tensor::empty(latent_shape(model_, item, clips), DType::f32);
   for (std::int64_t b = 0; b < clips; ++b) {
     Tensor noise = request.z.slice(b, b + 1);
     ops::fill_normal(seed, static_cast<int>(Purpose::sampler), static_cast<std::uint64_t>(loop),
@@ -227,7 +226,7 @@ void ClipMaker::decode(const ClipItem& item, std::int64_t loop, const Tensor& z,
   const double begin = now_seconds();
   // A loop begins with the condition frames, which the loop before has already shown.
   const std::int64_t dropped = loop > 0 ? job_.loops.condition_frames : 0;
-  const ClipCodec::Part kept = part_to_go_on_from(deck_, job_, codec_, item, loop);
+  const VideoCodec::Part kept = part_to_go_on_from(deck_, job_, codec_, item, loop);
   FrameVector<float>& last_frames = clip.last_frames;
   if (clip.tensors) clip.tensors->add_latent(loop, z);
   codec_.decode(z, item.pixels.frames, [&](std::int64_t number, const Tensor& frames) {
@@ -247,7 +246,9 @@ void ClipMaker::decode(const ClipItem& item, std::int64_t loop, const Tensor& z,
     if (clip.tensors) clip.tensors->add_frames(shown);
     writer.add(count - skip, [&](std::span<std::uint8_t> pixels) {
       const std::int64_t bad = pixels_of(shown, pixels);
-      WEFT_CHECK(bad < 0, Exit::non_finite, "check the VAE's weights, and try vae.dtype = \"f32\"",
+      WEFT_CHECK(bad < 0, Exit::non_finite,
+                 fmt::format("check the {}'s weights, and try {} = \"f32\"", codec_.name(),
+                             codec_.dtype_key()),
                  "frame {} of loop {} is not finite", number + skip + bad, loop);
     });
   });
@@ -270,7 +271,7 @@ void ClipMaker::begin(const ClipItem& item, ClipWriter& writer,
       clip.pictures.push_back({item.pixels.height, item.pixels.width, r.picture});
   if (g.tensors)
     tensors.emplace(writer.directory() / (item.name + ".safetensors"), g.loop,
-                    latent_shape(deck_, item, 1), clip.frames, clip.height, clip.width);
+                    latent_shape(model_, item, 1), clip.frames, clip.height, clip.width);
   writer.begin(std::move(clip),
                g.save_fps > 0 ? g.save_fps : g.fps / static_cast<double>(g.frame_interval));
 }

@@ -11,13 +11,13 @@
 
 #include "core/error.h"
 #include "jobs/generate/clip_batches.h"
-#include "jobs/generate/clip_codec.h"
 #include "jobs/generate/clip_tensors.h"
 #include "jobs/generate/clip_writer.h"
 #include "jobs/generate/job.h"
 #include "jobs/generate/prompts/prompt_features.h"
 #include "jobs/generate/prompts/references.h"
-#include "models/stdit3/rectified_flow.h"
+#include "models/flow_sampler.h"
+#include "models/interfaces.h"
 
 namespace weft {
 
@@ -30,7 +30,7 @@ class ClipMaker {
  public:
   // `group`: the ranks that share a clip's tokens (parallel.sp), the model's sequence group, or
   // MPI_COMM_NULL for a rank alone. The group's first rank has the codec's work.
-  ClipMaker(const Deck& deck, const GenerateJob& job, Stdit3& model, ClipCodec& codec,
+  ClipMaker(const Deck& deck, const GenerateJob& job, Denoiser& model, VideoCodec& codec,
             const PromptFeatures& features, MPI_Comm group);
 
   // Collective over the group; in the current arena. On the group's first rank the frames go to
@@ -76,8 +76,8 @@ class ClipMaker {
 
   const Deck& deck_;
   const GenerateJob& job_;
-  Stdit3& model_;
-  ClipCodec& codec_;
+  Denoiser& model_;
+  VideoCodec& codec_;
   const PromptFeatures& features_;
   MPI_Comm group_;
   int rank_ = 0, ranks_ = 1;
@@ -90,12 +90,13 @@ class ClipMaker {
 // The model's request for that many clips like `item`, without starting noise and prompts.
 SampleRequest make_request(const Deck& deck, const ClipItem& item, std::int64_t clips);
 // [clips,C,T,h,w]
-Shape latent_shape(const Deck& deck, const ClipItem& item, std::int64_t clips);
+Shape latent_shape(const Denoiser& model, const ClipItem& item, std::int64_t clips);
 // The prompt's groups, and for each loop from 1 on a group for the frames that it continues.
 std::vector<MaskGroup> all_masks(const Deck& deck, const GenerateJob& job, const ClipItem& item);
 // The chunks of a loop's clip that are encoded again because later loops take latent frames from
 // them; empty: none.
-ClipCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job, const ClipCodec& codec,
-                                   const ClipItem& item, std::int64_t loop);
+VideoCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job,
+                                    const VideoCodec& codec, const ClipItem& item,
+                                    std::int64_t loop);
 
 }  // namespace weft

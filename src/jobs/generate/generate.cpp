@@ -27,10 +27,10 @@ fs::path output_of(const Deck& deck) {
 GenerateJob plan_clips(const Deck& deck, const ClipModels& models, MPI_Comm world) {
   const auto stop = [] { return stop_signal() != 0; };
   std::vector<Prompt> prompts =
-      read_prompts(deck, refine_by(deck.get<GenerateDeck>().refine, output_of(deck), world, stop));
+      read_prompts(deck, models.parts.encodes_texts(),
+                   refine_by(deck.get<GenerateDeck>().refine, output_of(deck), world, stop));
   fetch_references(prompts, deck.get<GenerateDeck>(), {deck.media, stop}, output_of(deck), world);
-  return plan_generate_job(deck, std::move(prompts), models.model, models.codec,
-                           models.identity(deck));
+  return plan_generate_job(deck, std::move(prompts), models.parts, models.identity());
 }
 
 std::shared_ptr<const Watermark> open_watermark(const Deck& deck) {
@@ -72,6 +72,14 @@ std::vector<ListItem> items_of(const GenerateJob& job) {
   return items;
 }
 
+// Exit::usage where the texts' features do not fit; warns where there are none.
+void check_texts(const ClipParts& parts) {
+  parts.check_texts();
+  if (!parts.encodes_texts() && log::rank() == 0)
+    log::warn("{}: every clip is made with the null caption, whatever its prompt",
+              parts.texts ? parts.texts->lacks() : "the model has no text encoder");
+}
+
 // Seconds of the stages on this rank.
 struct Stages {
   double begin = now_seconds(), text = 0, load = 0, clips = 0;
@@ -94,9 +102,9 @@ nlohmann::ordered_json report_header(const Deck& deck, const Stages& stages,
 int generate(const Deck& written, MPI_Comm world) {
   // 1. The clips to make. Everything is checked before any weights are loaded.
   watch_stop_signals();
+  const RankDevice device = choose_device(written.device.kind, written.device.share, world);
+  set_threads(static_cast<int>(written.run.threads), device.host_ranks);
   const Deck deck = with_scale_of_latents(written, world);
-  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
-  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   ClipModels models(deck, world);
   ListSettings settings = settings_of(deck);
   // Answers of refine are kept in the folder.
@@ -111,10 +119,11 @@ int generate(const Deck& written, MPI_Comm world) {
             counted(std::ssize(job.prompts), "prompt"), output_of(deck).string(),
             missing < wanted ? fmt::format(", {} finished before", wanted - missing) : "");
 
-  // 2. All texts through T5, whose memory is then freed.
+  // 2. All texts through the text encoder, whose memory is then freed.
   Stages stages;
-  const PromptFeatures features(deck, job.texts, output_of(deck), missing > 0, world,
-                                [&] { return engine.stop_requested(); });
+  if (missing > 0) check_texts(models.parts);
+  const PromptFeatures features(missing > 0 ? models.parts.texts.get() : nullptr, job.texts,
+                                output_of(deck), world, [&] { return engine.stop_requested(); });
   stages.text = stages.since_last();
 
   // 3. The other models on every rank, then clips: a rank that is free makes the next batch.
@@ -138,7 +147,8 @@ int generate(const Deck& written, MPI_Comm world) {
 }
 
 Command generate_command() {
-  Command c{"generate", "make clips from prompts: T5, STDiT3 and VAE over all ranks", generate};
+  Command c{"generate", "make clips from prompts: text encoder, denoiser and codec over all ranks",
+            generate};
   c.heeds_stops = true;
   c.takes_deck();
   return c;

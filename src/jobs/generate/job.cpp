@@ -15,9 +15,7 @@
 #include "core/log.h"
 #include "jobs/generate/options.h"
 #include "jobs/generate/prompts/references.h"
-#include "models/stdit3/options.h"
-#include "models/t5/options.h"
-#include "models/video_vae/options.h"
+#include "models/flow_sampler.h"
 
 namespace weft {
 namespace {
@@ -28,31 +26,21 @@ std::string or_else(const std::string& own, const std::string& of_deck) {
 
 // The deck's lines for the models and the sampler, without keys that do not change the pixels:
 // weights have an identity of their own, the other keys left out concern training or memory.
-std::string model_settings(const Deck& deck) {
-  const std::map<std::string, std::set<std::string>> beside = {
-      {"[model]",
-       {"name", "weights", "class_dropout_prob", "drop_path", "only_train_temporal",
-        "freeze_y_embedder", "recompute"}},
-      {"[vae]", {"weights", "micro_batch_size"}},
-      {"[t5]", {"weights", "tokenizer", "memory_gib", "micro_batch"}},
-      {"[sampler]", {}},
-      {"[diffusion]",
-       {"num_timesteps", "sample_method", "loc", "scale", "use_timestep_transform",
-        "transform_scale"}}};
+std::string model_settings(const Deck& deck, const ResultTables& tables) {
   std::istringstream text(to_toml(deck));
   std::string section, settings;
   for (std::string line; std::getline(text, line);) {
     if (line.starts_with("[")) section = line;
-    const auto known = beside.find(section);
+    const auto known = tables.find(section);
     const auto equals = line.find(" = ");
-    if (known == beside.end() || equals == std::string::npos) continue;
+    if (known == tables.end() || equals == std::string::npos) continue;
     if (!known->second.contains(line.substr(0, equals))) settings += section + line + "\n";
   }
   return settings;
 }
 
 // The deck's settings that decide pixels, besides the item's own.
-nlohmann::json settings(const Deck& d, const std::string& weights) {
+nlohmann::json settings(const Deck& d, const ClipParts& parts, const std::string& weights) {
   const GenerateDeck& g = d.get<GenerateDeck>();
   return {{"weights", weights},
           {"seed", d.run.seed},
@@ -65,9 +53,8 @@ nlohmann::json settings(const Deck& d, const std::string& weights) {
           {"watermark", g.watermark},
           {"tensors", g.tensors},
           {"orientation", d.media.orientation},
-          {"models", model_settings(d)},
-          {"tokenizer",
-           d.get<T5Deck>().tokenizer.empty() ? "" : file_identity(d.get<T5Deck>().tokenizer)}};
+          {"models", model_settings(d, parts.result_tables)},
+          {"tokenizer", parts.texts ? parts.texts->tokenizer_identity() : ""}};
 }
 
 PixelSize size_of_prompt(const GenerateDeck& g, const Prompt& p, const std::string& where) {
@@ -121,7 +108,7 @@ void warn_of_unused(const GenerateDeck& g, const std::vector<Prompt>& prompts) {
 }
 
 // The files' sizes, and warns of those that differ from what was asked for.
-void describe_sizes(const GenerateJob& job, const Deck& deck, const ClipCodec& codec) {
+void describe_sizes(const GenerateJob& job, const Deck& deck, const VideoCodec& codec) {
   if (log::rank() != 0) return;
   const GenerateDeck& g = deck.get<GenerateDeck>();
   const std::int64_t side = codec.pixels_a_latent();
@@ -175,13 +162,11 @@ std::string item_name(const GenerateDeck& g, const Prompt& p, std::int64_t sampl
   return name;
 }
 
-LoopLengths loop_lengths(const GenerateDeck& g, const ClipCodec& codec) {
+LoopLengths loop_lengths(const GenerateDeck& g, const VideoCodec& codec) {
   LoopLengths l;
   if (g.loop == 1) return l;
   const std::int64_t chunk = codec.chunk_pixels();
-  WEFT_CHECK(chunk > 0, Exit::usage, "set vae.micro_frame_size = 17",
-             "loops need a VAE that takes frames in chunks, vae.micro_frame_size is 0");
-  const std::int64_t latents = codec.chunk_latents();
+  const std::int64_t latents = codec.latent_frames(chunk);
   WEFT_CHECK(g.condition_frame_length % latents == 0, Exit::usage,
              fmt::format("choose a multiple of {}, the latent frames of {} frames", latents, chunk),
              "generate.condition_frame_length = {}", g.condition_frame_length);
@@ -210,14 +195,15 @@ std::vector<std::int64_t> GenerateJob::longest_first() const {
   return order;
 }
 
-GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, const Stdit3& model,
-                              const ClipCodec& codec, const std::string& weights) {
+GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, const ClipParts& parts,
+                              const std::string& weights) {
+  const VideoCodec& codec = *parts.codec;
   const GenerateDeck& g = deck.get<GenerateDeck>();
   GenerateJob job;
   job.prompts = std::move(prompts);
   job.loops = loop_lengths(g, codec);
   warn_of_unused(g, job.prompts);
-  const nlohmann::json common = settings(deck, weights);
+  const nlohmann::json common = settings(deck, parts, weights);
   std::map<std::string, std::int64_t> text_places;
   std::set<std::string> names;
   for (std::size_t i = 0; i < job.prompts.size(); ++i) {
@@ -246,15 +232,13 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
       if (is_new) job.texts.push_back(place->first);
       item.texts.push_back(place->second);
     }
-    const double tokens =
-        static_cast<double>((item.latent_height + 1) / 2 * ((item.latent_width + 1) / 2));
-    item.cost = static_cast<double>(g.loop) *
-                (2.0 * static_cast<double>(deck.get<SamplerDeck>().steps) *
-                     model.forward_flops(item.latent_frames, static_cast<std::int64_t>(tokens),
-                                         deck.get<Stdit3Deck>().model_max_length) +
-                 static_cast<double>(item.pixels.frames) *
-                     codec.decoding_flops(static_cast<double>(item.pixels.height),
-                                          static_cast<double>(item.pixels.width)));
+    item.cost =
+        static_cast<double>(g.loop) *
+        (2.0 * static_cast<double>(deck.get<SamplerDeck>().steps) *
+             parts.denoiser->flops(item.latent_frames, item.latent_height, item.latent_width) +
+         static_cast<double>(item.pixels.frames) *
+             codec.decoding_flops(static_cast<double>(item.pixels.height),
+                                  static_cast<double>(item.pixels.width)));
     for (item.sample = 0; item.sample < g.num_samples; ++item.sample) {
       item.name = item_name(g, p, item.sample);
       // Equal prompts, or prompts cut to the same name, get their index appended.

@@ -6,12 +6,11 @@
 #include <vector>
 
 #include "config/deck.h"
-#include "jobs/generate/clip_codec.h"
 #include "jobs/generate/options.h"
+#include "jobs/generate/parts.h"
 #include "jobs/generate/prompts/mask_strategy.h"
 #include "jobs/generate/prompts/prompts.h"
 #include "jobs/generate/prompts/sizes.h"
-#include "models/stdit3/stdit3.h"
 
 namespace weft {
 
@@ -53,7 +52,7 @@ struct GenerateJob {
 // Checks everything that the deck asks for of these prompts, but for weights. `weights` stands for
 // the weights in the keys. Exit::usage or Exit::data as jobs/generate/prompts/sizes.h and
 // mask_strategy.h say; reference files must be there.
-GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, const Stdit3& model,
-                              const ClipCodec& codec, const std::string& weights);
+GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, const ClipParts& parts,
+                              const std::string& weights);
 
 }  // namespace weft

@@ -16,7 +16,8 @@ void generate_rows(Rows& r, GenerateDeck& d) {
          "One prompt for every number from start_index up to end_index, instead of prompts or "
          "prompt_file.");
   r.text("refine", d.refine,
-         "Shell command that rewrites the texts before T5: a line in, a line out, in the same "
+         "Shell command that rewrites the texts before they are encoded: a line in, a line out, in "
+         "the same "
          "order; empty takes them as they are.");
   r.number("start_index", d.start_index, 0, many, "First of the prompts, counted from 0, to take.");
   r.number("end_index", d.end_index, 0, many,
@@ -43,8 +44,9 @@ void generate_rows(Rows& r, GenerateDeck& d) {
   r.number("condition_frame_length", d.condition_frame_length, 0, 100000,
            "Latent frames of the clip before that the next one begins with.");
   r.number("condition_frame_edit", d.condition_frame_edit, 0, 1, "How far they may change.");
-  r.number("align", d.align, 0, 100000,
-           "Latent frames of a VAE chunk, to which mask strategies snap; 0 does not snap.");
+  r.number(
+      "align", d.align, 0, 100000,
+      "Latent frames of a chunk of the codec, to which mask strategies snap; 0 does not snap.");
   r.text("references", d.references,
          "For each prompt its reference files, separated by semicolons, or nothing.");
   r.text("mask_strategies", d.mask_strategies,

@@ -252,4 +252,34 @@ MeasuredWork Stdit3Task::measure(const PlannedWork& work, MPI_Comm world) {
           "one and two pairs of blocks at each bucket's shape"};
 }
 
+namespace {
+
+// A clip of latent frames of h x w, with a caption of full length.
+MicroBatchShape sampling_shape(const Stdit3Config& model, std::int64_t frames, std::int64_t h,
+                               std::int64_t w) {
+  const auto ceil_div = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+  const std::vector<std::int64_t>& patch = model.patch_size;
+  MicroBatchShape shape;
+  shape.T = ceil_div(frames, patch[0]);
+  shape.S = ceil_div(h, patch[1]) * ceil_div(w, patch[2]);
+  shape.L = model.model_max_length;
+  return shape;
+}
+
+}  // namespace
+
+double Stdit3::flops(std::int64_t frames, std::int64_t h, std::int64_t w) const {
+  const MicroBatchShape shape = sampling_shape(config_, frames, h, w);
+  return forward_flops(shape.T, shape.S, shape.L);
+}
+
+double Stdit3::seconds(std::int64_t clips, std::int64_t frames, std::int64_t h, std::int64_t w,
+                       const Rates& rates, int ranks, double link) const {
+  MicroBatchShape shape = sampling_shape(config_, frames, h, w);
+  shape.clips = clips;
+  const MicroBatchCost cost = micro_batch_cost(config_, shape, rates, ranks, link);
+  // A third of a step's exchanges are the forward's.
+  return cost.forward + cost.exchange / 3;
+}
+
 }  // namespace weft

@@ -1,6 +1,7 @@
 #include "models/stdit3/options.h"
 
 #include "config/deck_table.h"
+#include "models/flow_sampler.h"
 
 namespace weft {
 namespace {
@@ -47,21 +48,6 @@ void check_model(const Stdit3Deck& m, const DeckDemand& demand) {
          "the position embedding has sine and cosine for rows and columns: take a multiple of 4");
 }
 
-void diffusion_rows(Rows& r, DiffusionDeck& d) {
-  r.number("num_timesteps", d.num_timesteps, 1, many,
-           "Timesteps that the time from noise to data is measured in.");
-  r.text("sample_method", d.sample_method, "Distribution of the training timesteps.",
-         {"logit-normal", "uniform"});
-  r.number("loc", d.loc, -100, 100, "Mean of the normal in logit-normal.");
-  r.number("scale", d.scale, 1e-6, 100, "Deviation of the normal in logit-normal.");
-  r.flag("use_discrete_timesteps", d.use_discrete_timesteps, "Draw whole timesteps only.");
-  r.flag("use_timestep_transform", d.use_timestep_transform,
-         "Shift timesteps towards noise for larger and longer clips.");
-  r.number("transform_scale", d.transform_scale, 1e-6, 1e6, "Strength of that shift in training.");
-  r.flag("fix_short_clips", d.fix_short_clips,
-         "Cure the shift for clips under 17 frames; false repeats Open-Sora 1.2 as released.");
-}
-
 void mask_rows(Rows& r, MaskDeck& d) {
   const auto share = [&r](const char* name, double& target, const char* help) {
     r.number(name, target, 0, 1, help);
@@ -86,29 +72,30 @@ void check_mask(const MaskDeck& k, const DeckDemand& demand) {
          "lower some: together they are at most 1, and what is left has no mask");
 }
 
-void sampler_rows(Rows& r, SamplerDeck& d) {
-  r.number("steps", d.steps, 1, 100000, "Steps from noise to clip.");
-  r.number("cfg_scale", d.cfg_scale, 0, 1000,
-           "Weight of the caption in classifier-free guidance; 1 follows it plainly.");
-  r.flag("use_timestep_transform", d.use_timestep_transform,
-         "Shift timesteps towards noise for larger and longer clips.");
-}
-
 }  // namespace
 
 Stdit3Config stdit3_config(const Deck& deck) {
   return {deck.get<Stdit3Deck>(), deck.model.dtype, deck.model.recompute};
 }
 
+ResultTables stdit3_result_tables() {
+  return {{"[model]",
+           {"name", "weights", "class_dropout_prob", "drop_path", "only_train_temporal",
+            "freeze_y_embedder", "recompute"}},
+          {"[sampler]", {}},
+          {"[diffusion]",
+           {"num_timesteps", "sample_method", "loc", "scale", "use_timestep_transform",
+            "transform_scale"}}};
+}
+
 std::vector<DeckTable> stdit3_tables() {
-  std::vector<DeckTable> tables = {deck_table("model", model_rows, check_model),
-                                   deck_table("diffusion", diffusion_rows),
+  std::vector<DeckTable> tables = {deck_table("model", model_rows, check_model), diffusion_table(),
                                    deck_table("mask", mask_rows, check_mask)};
   for (DeckTable& t : tables) {
     t.next = t.section == "model" ? "model" : "train";
     t.fixed = true;
   }
-  tables.push_back(deck_table("sampler", sampler_rows));
+  tables.push_back(sampler_table());
   return tables;
 }
 

@@ -294,6 +294,13 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
   return result;
 }
 
+Tensor Stdit3::velocity(const DenoiserInput& in) {
+  Stdit3Input of_model;
+  static_cast<DenoiserInput&>(of_model) = in;
+  Tape tape(Tape::Mode::infer);
+  return forward(tape, of_model)->value;
+}
+
 double Stdit3::forward_flops(std::int64_t T, std::int64_t S, std::int64_t L) const {
   const double C = static_cast<double>(config_.hidden_size), N = static_cast<double>(T * S);
   const double len = static_cast<double>(L), ratio = config_.mlp_ratio;

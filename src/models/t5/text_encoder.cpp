@@ -6,9 +6,11 @@
 #include <exception>
 #include <optional>
 
+#include "checkpoint/model_source.h"
 #include "checkpoint/weights.h"
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "core/log.h"
 #include "models/t5/job.h"
 #include "models/t5/options.h"
@@ -234,5 +236,25 @@ EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& text
                           const std::filesystem::path& file, MPI_Comm world) {
   return encode_texts(deck, texts, {{file, texts.size(), {}}}, {}, world);
 }
+
+std::string T5TextEncoder::describe() const {
+  return fmt::format("t5 {} {} {} {} {} length {} {} clean {} tokenizer {} weights {}", t5_.d_model,
+                     t5_.d_kv, t5_.num_heads, t5_.d_ff, t5_.num_layers, t5_.max_length, t5_.dtype,
+                     t5_.clean, file_identity(t5_.tokenizer), folder_identity(t5_.weights));
+}
+
+ResultTables T5TextEncoder::result_tables() const {
+  return {{"[t5]", {"weights", "tokenizer", "memory_gib", "micro_batch"}}};
+}
+
+std::string T5TextEncoder::weights_identity() const {
+  return t5_.weights.empty() ? "" : folder_identity(t5_.weights);
+}
+
+std::string T5TextEncoder::tokenizer_identity() const {
+  return t5_.tokenizer.empty() ? "" : file_identity(t5_.tokenizer);
+}
+
+void T5TextEncoder::check_weights() const { check_weights_exist("t5.weights", t5_.weights); }
 
 }  // namespace weft

@@ -87,6 +87,8 @@ void vae_train_rows(Rows& r, VaeTrainDeck& d) {
 
 }  // namespace
 
+ResultTables video_vae_result_tables() { return {{"[vae]", {"weights", "micro_batch_size"}}}; }
+
 std::vector<DeckTable> video_vae_tables() {
   std::vector<DeckTable> tables = {deck_table("vae", vae_rows, check_vae),
                                    deck_table("vae_train", vae_train_rows)};

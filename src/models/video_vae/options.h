@@ -2,6 +2,7 @@
 #pragma once
 
 #include "config/deck.h"
+#include "models/interfaces.h"
 
 namespace weft {
 
@@ -45,5 +46,6 @@ struct VaeTrainDeck {
 };
 
 std::vector<DeckTable> video_vae_tables();
+ResultTables video_vae_result_tables();
 
 }  // namespace weft

@@ -90,6 +90,11 @@ std::int64_t VideoVae::frames_asked(std::int64_t frames) const {
   return asked > 0 ? std::min(chunk, asked) : chunk;
 }
 
+std::int64_t VideoVae::frames_at_once(std::int64_t frames) const {
+  const std::int64_t chunk = chunk_frames(frames);
+  return micro_batch_ > 0 ? std::min(chunk, micro_batch_) : chunk;
+}
+
 std::int64_t VideoVae::latent_frames(std::int64_t frames) const {
   const std::int64_t chunk = chunk_frames(frames);
   return frames / chunk * temporal_->latent_frames(chunk) +
@@ -277,11 +282,46 @@ std::string other_scale(const WeightFiles& files, const VaeDeck& deck) {
 
 }  // namespace
 
-void compare_scale(const ModelSource& source, const VaeDeck& deck) {
+WeightNames VideoVae::weight_names() const { return vae_weight_names(); }
+
+void VideoVae::check_weights(const ModelSource& source) const {
   if (log::rank() != 0) return;  // one warning for all ranks
   const std::optional<WeightFiles> files = source.files();
-  const std::string other = files ? other_scale(*files, deck) : "";
+  const std::string other = files ? other_scale(*files, config_) : "";
   if (!other.empty()) log::warn("{}: the deck's is used", other);
+}
+
+VideoCodec::Normalisation VideoVae::normalisation() const {
+  const Tensor constants = denormalised_.to_host();
+  const std::span<const float> values = constants.span<float>();
+  return {{values.begin(), values.begin() + C}, {values.begin() + C, values.begin() + 2 * C}};
+}
+
+std::string VideoVae::describe(const Normalisation& n) const {
+  return fmt::format("vae.shift=[{:.4g}] vae.scale=[{:.4g}]", fmt::join(n.shift, ","),
+                     fmt::join(n.scale, ","));
+}
+
+void VideoVae::set_normalisation(Deck& deck, const Normalisation& n) const {
+  deck.get<VaeDeck>().scale.assign(n.scale.begin(), n.scale.end());
+  deck.get<VaeDeck>().shift.assign(n.shift.begin(), n.shift.end());
+}
+
+std::int64_t VideoVae::chunk_pixels() const {
+  WEFT_CHECK(config_.micro_frame_size > 0, Exit::usage, "set vae.micro_frame_size = 17",
+             "loops need a VAE that takes frames in chunks, vae.micro_frame_size is 0");
+  return config_.micro_frame_size;
+}
+
+double VideoVae::decoding_flops(double height, double width) const {
+  double flops = 0, pixels = height * width;
+  for (const std::int64_t c : config_.spatial_channels) {
+    const auto channels = static_cast<double>(c);
+    flops += 2 * 9 * channels * channels * pixels * 2 *
+             static_cast<double>(config_.spatial_res_blocks + 1);
+    pixels /= 4;
+  }
+  return flops;
 }
 
 }  // namespace weft

@@ -1,8 +1,4 @@
 // How much of the arena coding a clip takes, from a dry run.
-#include <algorithm>
-
-#include "core/error.h"
-#include "core/host.h"
 #include "models/video_vae/video_vae.h"
 
 namespace weft {
@@ -51,42 +47,6 @@ MemoryNeed VideoVae::plan_decode(std::int64_t frames, std::int64_t height, std::
       DType::f32);
   decode(latent, frames, [](std::int64_t, const Tensor&) {});
   return arena->need();
-}
-
-std::int64_t VideoVae::largest_micro_batch(std::int64_t frames, std::int64_t height,
-                                           std::int64_t width, std::size_t capacity,
-                                           bool decode_too) {
-  // At least 1: 0 would mean an unlimited arena.
-  const std::size_t usable = std::max<std::size_t>(1, capacity - capacity / 32);
-  // From two chunks on, the need grows only by the latent, which is counted.
-  const auto fits = [&](std::int64_t n) {
-    return plan_encode(frames, height, width, n, usable).fits &&
-           (!decode_too || plan_decode(frames, height, width, n, usable).fits);
-  };
-  std::int64_t low = 0, most = frames_asked(frames);
-  while (low < most) {
-    const std::int64_t middle = low + (most - low + 1) / 2;
-    if (fits(middle))
-      low = middle;
-    else
-      most = middle - 1;
-  }
-  return low;
-}
-
-std::int64_t VideoVae::fit_micro_batch(std::int64_t frames, std::int64_t height, std::int64_t width,
-                                       std::size_t capacity, bool decode_too) {
-  const std::int64_t most = largest_micro_batch(frames, height, width, capacity, decode_too);
-  if (most > 0) return most;
-  std::size_t need = plan_encode(frames, height, width, 1).bytes;
-  if (decode_too) need = std::max(need, plan_decode(frames, height, width, 1).bytes);
-  throw Error(Exit::usage,
-              fmt::format("the VAE needs {:.2f} GiB for a clip of {} frames of {}x{} even frame by "
-                          "frame, a rank has {:.2f} GiB for it",
-                          gib(need), frames, height, width, gib(capacity)),
-              "make the clip smaller or give the rank more memory (fewer ranks a host, "
-              "memory.arena_gib)",
-              __FILE__, __LINE__);
 }
 
 }  // namespace weft

@@ -11,6 +11,7 @@
 #include "jobs/generate/clip_batches.h"
 #include "jobs/generate/memory.h"
 #include "jobs/generate/options.h"
+#include "models/flow_sampler.h"
 #include "models/stdit3/options.h"
 #include "models/t5/options.h"
 #include "models/video_vae/options.h"
@@ -42,9 +43,7 @@ num_frames = "17"
 }
 
 GenerateJob job_of(const Deck& deck, const std::string& weights = "w") {
-  VideoVae vae(deck.get<VaeDeck>());
-  return plan_generate_job(deck, read_prompts(deck.get<GenerateDeck>()),
-                           Stdit3(stdit3_config(deck)), vae, weights);
+  return plan_generate_job(deck, read_prompts(deck.get<GenerateDeck>()), ClipParts(deck), weights);
 }
 
 TEST(GenerateJob, ListsClipsLongestFirst) {
@@ -158,13 +157,13 @@ TEST(ClipBatches, AreOfOneSizeAndNoLargerThanAGroupsShare) {
 TEST(ClipBatches, AreAsLargeAsTheMemory) {
   const Deck deck = small();
   const GenerateJob job = job_of(deck);
-  Stdit3 model(stdit3_config(deck));
-  model.params().allocate_for_inference(false);
+  const ClipParts parts(deck);
+  parts.denoiser->params().allocate_for_inference(false);
   const auto bytes = [&](std::int64_t clips) {
-    return plan_sampling(deck, model, job.items[0], clips).bytes;
+    return plan_sampling(deck, parts, job.items[0], clips).bytes;
   };
   const auto fitting = [&](std::size_t capacity) {
-    return fit_batch(deck, model, job.items[0], 8, capacity);
+    return fit_batch(deck, parts, job.items[0], 8, capacity);
   };
   EXPECT_EQ(fitting(1), 1);
   EXPECT_EQ(fitting(bytes(3)), 2);  // a 32nd stays free

@@ -10,10 +10,10 @@
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "core/philox.h"
+#include "models/pixels.h"
 #include "models/stdit3/batch.h"
 #include "models/stdit3/options.h"
 #include "models/video_vae/options.h"
-#include "models/video_vae/pixels.h"
 
 namespace weft {
 namespace {

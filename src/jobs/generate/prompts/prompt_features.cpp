@@ -2,13 +2,10 @@
 
 #include <algorithm>
 
-#include "checkpoint/model_source.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/log.h"
-#include "models/stdit3/options.h"
-#include "models/t5/options.h"
 
 namespace weft {
 namespace {
@@ -48,45 +45,26 @@ std::string stored_key(const fs::path& path) {
 
 }  // namespace
 
-std::string describe_text_encoder(const T5Deck& t5) {
-  return fmt::format("t5 {} {} {} {} {} length {} {} clean {} tokenizer {} weights {}", t5.d_model,
-                     t5.d_kv, t5.num_heads, t5.d_ff, t5.num_layers, t5.max_length, t5.dtype,
-                     t5.clean, file_identity(t5.tokenizer), folder_identity(t5.weights));
-}
-
-PromptFeatures::PromptFeatures(const Deck& deck, const std::vector<std::string>& texts,
-                               const fs::path& directory, bool wanted, MPI_Comm world,
+PromptFeatures::PromptFeatures(TextEncoder* encoder, const std::vector<std::string>& texts,
+                               const fs::path& directory, MPI_Comm world,
                                const std::function<bool()>& stop, std::int64_t texts_a_file)
-    : channels_(deck.get<Stdit3Deck>().caption_channels),
-      longest_(deck.get<Stdit3Deck>().model_max_length),
-      texts_a_file_(texts_a_file),
-      directory_(directory) {
-  if (!wanted) return;
-  if (deck.get<T5Deck>().weights.empty()) {
-    if (log::rank() == 0)
-      log::warn(
-          "t5.weights is empty: every clip is made with the null caption, whatever its prompt");
-    return;
-  }
+    : texts_a_file_(texts_a_file), directory_(directory) {
+  if (encoder == nullptr || !encoder->lacks().empty()) return;
+  channels_ = encoder->channels();
+  longest_ = encoder->max_tokens();
   // Before its tokenizer, which lies in the same folder, is asked for.
-  if (log::rank() == 0) check_weights_exist("t5.weights", deck.get<T5Deck>().weights);
-  WEFT_CHECK(deck.get<T5Deck>().d_model == channels_ && deck.get<T5Deck>().max_length <= longest_,
-             Exit::usage,
-             "set model.caption_channels = t5.d_model, and t5.max_length no larger than "
-             "model.model_max_length",
-             "T5's features are [{}, {}], the model takes [{}, {}]", deck.get<T5Deck>().max_length,
-             deck.get<T5Deck>().d_model, longest_, channels_);
+  if (log::rank() == 0) encoder->check_weights();
   there_ = true;
   // Rank 0 knows which files are missing, and their texts.
   std::vector<TextFile> files;
   std::vector<std::string> missing;
   if (log::rank() == 0) {
-    const std::string encoder = describe_text_encoder(deck.get<T5Deck>());
+    const std::string described = encoder->describe();
     const auto step = static_cast<std::size_t>(texts_a_file);
     for (std::size_t first = 0; first == 0 || first < texts.size(); first += step) {
       const auto of_file = std::span(texts).subspan(first, std::min(step, texts.size() - first));
       const fs::path path = file_name(static_cast<std::int64_t>(first / step));
-      const std::string key = key_of_texts(encoder, of_file);
+      const std::string key = key_of_texts(described, of_file);
       if (stored_key(path) == key) continue;
       missing.insert(missing.end(), of_file.begin(), of_file.end());
       files.push_back({path, missing.size(), {{key_name, key}}});
@@ -98,7 +76,7 @@ PromptFeatures::PromptFeatures(const Deck& deck, const std::vector<std::string>&
   int wait = files.empty() ? 0 : 1;
   MPI_Bcast(&wait, 1, MPI_INT, 0, world);
   if (wait == 0) return;
-  encoded_ = encode_texts(deck, missing, files, stop, world);
+  encoded_ = encoder->encode(missing, files, stop, world);
   // The others may open the files only once rank 0 has written them.
   MPI_Barrier(world);
 }

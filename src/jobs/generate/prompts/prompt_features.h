@@ -1,4 +1,4 @@
-// T5's features of a job's texts: made once, kept beside the clips, used again on restart.
+// The features of a job's texts: made once, kept beside the clips, used again on restart.
 #pragma once
 
 #include <mpi.h>
@@ -10,9 +10,7 @@
 #include <vector>
 
 #include "checkpoint/safetensors.h"
-#include "config/deck.h"
-#include "models/t5/options.h"
-#include "models/t5/text_encoder.h"
+#include "models/interfaces.h"
 
 namespace weft {
 
@@ -22,23 +20,19 @@ struct TextRows {
   std::int64_t tokens = 0;
 };
 
-// A line of all that decides the features beside the texts: T5's shape and precision, cleaning,
-// weights, tokenizer.
-std::string describe_text_encoder(const T5Deck& t5);
-
 class PromptFeatures {
  public:
   // Collective. Encodes `texts`, which count on rank 0 alone, into DIR/text_features.safetensors;
   // of more than `texts_a_file` the next ones into DIR/text_features-1.safetensors and so on. A
-  // file of the same texts, weights and [t5] settings stays as it is. `wanted` false, or t5.weights
-  // empty: no features, every text is the null caption. `stop`, asked on every rank between
-  // micro-batches, ends the work early: see encoded().stopped.
-  PromptFeatures(const Deck& deck, const std::vector<std::string>& texts,
-                 const std::filesystem::path& directory, bool wanted, MPI_Comm world,
+  // file of the same texts and the same encoder stays as it is. Without an encoder (null, or one
+  // that lacks something) there are no features, every text is the null caption. `stop`, asked on
+  // every rank between micro-batches, ends the work early: see encoded().stopped.
+  PromptFeatures(TextEncoder* encoder, const std::vector<std::string>& texts,
+                 const std::filesystem::path& directory, MPI_Comm world,
                  const std::function<bool()>& stop = {}, std::int64_t texts_a_file = 2048);
 
   bool null_captions() const { return !there_; }
-  // Exit::data where the features do not fit the model (channels, length). One thread at a time.
+  // Exit::data where the file holds other features (channels, length). One thread at a time.
   TextRows read(std::int64_t text) const;
   // What encoding took; all zero where features were there already.
   const EncodedTexts& encoded() const { return encoded_; }
@@ -46,7 +40,7 @@ class PromptFeatures {
  private:
   std::filesystem::path file_name(std::int64_t file) const;
 
-  std::int64_t channels_, longest_, texts_a_file_;
+  std::int64_t channels_ = 0, longest_ = 0, texts_a_file_;
   std::filesystem::path directory_;
   bool there_ = false;
   mutable std::map<std::int64_t, SafetensorsFile> open_;  // those last read

@@ -9,7 +9,6 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "jobs/generate/options.h"
-#include "models/t5/options.h"
 #include "text/utf8.h"
 
 namespace weft {
@@ -233,10 +232,10 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& re
   return prompts;
 }
 
-std::vector<Prompt> read_prompts(const Deck& deck, const RefineTexts& refine) {
+std::vector<Prompt> read_prompts(const Deck& deck, bool encoded, const RefineTexts& refine) {
   GenerateDeck g = deck.get<GenerateDeck>();
   const bool none = g.prompts.empty() && g.prompt_file.empty() && g.prompt_generator.empty();
-  if (!none || !deck.get<T5Deck>().weights.empty()) return read_prompts(g, refine, deck.media);
+  if (!none || encoded) return read_prompts(g, refine, deck.media);
   g.prompts = {"no text"};
   std::vector<Prompt> prompts = read_prompts(g, {}, deck.media);
   for (Prompt& p : prompts) {

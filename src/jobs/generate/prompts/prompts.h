@@ -53,9 +53,9 @@ using RefineTexts = std::function<std::vector<std::string>(
 std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& refine = {},
                                  const MediaDeck& limits = {});
 
-// The same for a deck. Without a text encoder (t5.weights is empty) every text is the null caption,
+// The same for a deck. Where no text is encoded (`encoded` false) every text is the null caption,
 // and no prompt need be given: then there is one, without text.
-std::vector<Prompt> read_prompts(const Deck& deck, const RefineTexts& refine = {});
+std::vector<Prompt> read_prompts(const Deck& deck, bool encoded, const RefineTexts& refine = {});
 
 // Where the user wrote it, for messages.
 std::string place_of(const GenerateDeck& deck, const Prompt& prompt);

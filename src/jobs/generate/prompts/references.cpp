@@ -14,10 +14,10 @@
 namespace weft {
 namespace {
 
-LatentReference encode(const ClipCodec::Part& part, std::int64_t height, std::int64_t width,
-                       const ClipCodec& codec, const VideoVae::Noise& noise,
-                       const VideoVae::FrameSource& source) {
-  const Tensor latent = codec.encode(part, height, width, source, noise).to_host();
+LatentReference encode(const VideoCodec::Part& part, std::int64_t height, std::int64_t width,
+                       VideoCodec& codec, const VideoCodec::Noise& noise,
+                       const VideoCodec::FrameSource& source) {
+  const Tensor latent = codec.encode(part, height, width, source, &noise).to_host();
   const auto values = latent.span<float>();
   return {{values.begin(), values.end()},
           codec.latent_frames(part.clip_frames),
@@ -89,8 +89,8 @@ void check_references(const std::vector<std::string>& files, MediaTrust named_by
 }
 
 LatentReference encode_reference(const MediaSource& file, const MediaAccess& access,
-                                 std::int64_t height, std::int64_t width, const ClipCodec& codec,
-                                 const VideoVae::Noise& noise, const TakenFrames& taken) {
+                                 std::int64_t height, std::int64_t width, VideoCodec& codec,
+                                 const VideoCodec::Noise& noise, const TakenFrames& taken) {
   const std::int64_t count = count_frames(file, access), latents = codec.latent_frames(count);
   const LatentRange range = taken(latents);
   SizedFrames frames(file, access, height, width);
@@ -113,9 +113,9 @@ LatentReference encode_reference(const MediaSource& file, const MediaAccess& acc
   return reference;
 }
 
-LatentReference encode_frames(const FrameVector<float>& frames, const ClipCodec::Part& part,
-                              std::int64_t height, std::int64_t width, const ClipCodec& codec,
-                              const VideoVae::Noise& noise) {
+LatentReference encode_frames(const FrameVector<float>& frames, const VideoCodec::Part& part,
+                              std::int64_t height, std::int64_t width, VideoCodec& codec,
+                              const VideoCodec::Noise& noise) {
   const std::int64_t frame_size = height * width * 3;
   return encode(part, height, width, codec, noise, [&](std::int64_t first, std::int64_t n) {
     const std::int64_t begin = (first - part.first_frame) * frame_size;

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "jobs/generate/clip_codec.h"
 #include "jobs/generate/frame_memory.h"
 #include "jobs/generate/prompts/mask_strategy.h"
 #include "media/media_source.h"
+#include "models/interfaces.h"
 
 namespace weft {
 
@@ -36,13 +36,13 @@ void check_references(const std::vector<std::string>& files, MediaTrust named_by
 // whole. A video is read twice, first to count its frames, and as many of them as the codec takes
 // at once are in memory. In the current arena. Exit::data with FFmpeg's reason, or from `taken`.
 LatentReference encode_reference(const MediaSource& file, const MediaAccess& access,
-                                 std::int64_t height, std::int64_t width, const ClipCodec& codec,
-                                 const VideoVae::Noise& noise, const TakenFrames& taken);
+                                 std::int64_t height, std::int64_t width, VideoCodec& codec,
+                                 const VideoCodec::Noise& noise, const TakenFrames& taken);
 
 // The same of frames f32 [part.frames,H,W,3] in [-1,1], not clamped, in host memory.
-LatentReference encode_frames(const FrameVector<float>& frames, const ClipCodec::Part& part,
-                              std::int64_t height, std::int64_t width, const ClipCodec& codec,
-                              const VideoVae::Noise& noise);
+LatentReference encode_frames(const FrameVector<float>& frames, const VideoCodec::Part& part,
+                              std::int64_t height, std::int64_t width, VideoCodec& codec,
+                              const VideoCodec::Noise& noise);
 
 // The most that encode_reference has of frames in host memory, bytes, where the codec takes
 // `at_once`.

@@ -11,7 +11,6 @@
 
 #include "core/error.h"
 #include "jobs/generate/options.h"
-#include "models/t5/options.h"
 
 namespace weft {
 namespace {
@@ -267,17 +266,16 @@ TEST(ReadPrompts, NoneIsNeededWithoutATextEncoder) {
   Deck d;
   d.get<GenerateDeck>().num_samples = 2;
   d.get<GenerateDeck>().references = {"first.png"};
-  const auto prompts = read_prompts(d);
+  const auto prompts = read_prompts(d, false);
   ASSERT_EQ(prompts.size(), 1u);
   EXPECT_EQ(prompts[0].text, "");
   EXPECT_EQ(prompts[0].text_of_loop(0), "");
   EXPECT_EQ(prompts[0].references, std::vector<std::string>{"first.png"});
   d.get<GenerateDeck>().prompts = {"a cat"};
   d.get<GenerateDeck>().aes = 0;
-  EXPECT_EQ(read_prompts(d).at(0).text_of_loop(0), "a cat");
+  EXPECT_EQ(read_prompts(d, false).at(0).text_of_loop(0), "a cat");
   d.get<GenerateDeck>().prompts = {};
-  d.get<T5Deck>().weights = "t5";
-  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("2: no prompts"));
+  EXPECT_THAT(error_of([&] { read_prompts(d, true); }), HasSubstr("2: no prompts"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Pixels as footage has them to what a VAE takes.
+// Pixels as footage has them to what a codec takes.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace weft {
 Tensor pixel_frames(const Tensor& clip, std::int64_t first, std::int64_t count, std::int64_t height,
                     std::int64_t width);
 
-// And back: frames f32 [count,H,W,3] as a VAE decodes them to `pixels` in host memory, converted on
-// their device (ops::frames_to_pixels). The first frame that has a value which is not finite;
+// And back: frames f32 [count,H,W,3] as a codec decodes them to `pixels` in host memory, converted
+// on their device (ops::frames_to_pixels). The first frame that has a value which is not finite;
 // otherwise -1.
 std::int64_t pixels_of(const Tensor& frames, std::span<std::uint8_t> pixels);
 

@@ -1,4 +1,4 @@
-#include "models/video_vae/pixels.h"
+#include "models/pixels.h"
 
 #include "core/error.h"
 #include "ops/layout.h"

@@ -1,10 +1,11 @@
-#include "jobs/generate/clip_codec.h"
+#include "jobs/generate/pixel_codec.h"
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "core/error.h"
+#include "jobs/generate/parts.h"
 #include "models/stdit3/options.h"
 #include "models/video_vae/options.h"
 #include "tensor/arena.h"
@@ -18,15 +19,13 @@ Deck pixel_deck() {
   return deck;
 }
 
-TEST(ClipCodec, OfPixelsLatentsAreFrames) {
-  ClipCodec codec(pixel_deck());
-  EXPECT_FALSE(codec.has_vae());
+TEST(PixelCodec, LatentsAreFrames) {
+  PixelCodec codec;
   EXPECT_EQ(codec.latent_frames(7), 7);
   EXPECT_EQ(codec.pixels_a_latent(), 1);
-  EXPECT_EQ(codec.chunk_pixels(), codec.chunk_latents());
-  EXPECT_EQ(codec.identity(), "");
-  EXPECT_EQ(codec.weight_bytes(), 0u);
-  const ClipCodec::Part part = codec.part_with(9, 2, 5);
+  EXPECT_EQ(codec.chunk_pixels(), codec.latent_frames(codec.chunk_pixels()));
+  EXPECT_TRUE(codec.params().all().empty());
+  const VideoCodec::Part part = codec.part_with(9, 2, 5);
   EXPECT_EQ(part.first_frame, 2);
   EXPECT_EQ(part.frames, 3);
   EXPECT_EQ(part.first_latent, 2);
@@ -34,10 +33,10 @@ TEST(ClipCodec, OfPixelsLatentsAreFrames) {
 }
 
 // More frames than are converted at once, a part of a clip, and back to the same values to the bit.
-TEST(ClipCodec, FramesToLatentAndBack) {
+TEST(PixelCodec, FramesToLatentAndBack) {
   const auto arena = Arena::reserve(std::size_t{64} << 20);
   const ArenaScope scope(*arena);
-  ClipCodec codec(pixel_deck());
+  PixelCodec codec;
   constexpr std::int64_t clip = 40, height = 2, width = 3, frame = height * width * 3;
   const auto value = [](std::int64_t t, std::int64_t i) {
     return static_cast<float>(t * frame + i) / (clip * frame) * 2 - 1;
@@ -51,7 +50,7 @@ TEST(ClipCodec, FramesToLatentAndBack) {
           for (std::int64_t i = 0; i < frame; ++i) frames.push_back(value(t, i));
         return Tensor::from_host(std::span<const float>(frames), {count, height, width, 3});
       },
-      {});
+      nullptr);
   EXPECT_EQ(latent.shape(), (Shape{1, 3, 35, height, width}));
   // Channel 1 of the second frame of the part, first pixel.
   EXPECT_EQ(latent.data<float>()[(1 * 35 + 1) * height * width], value(4, 1));
@@ -66,13 +65,15 @@ TEST(ClipCodec, FramesToLatentAndBack) {
   EXPECT_EQ(seen, 35);
 }
 
-TEST(ClipCodec, RefusesLatentsThatNobodyDecodes) {
+TEST(ClipParts, TakePixelsOrTheCodecsLatents) {
+  EXPECT_TRUE(ClipParts(pixel_deck()).on_pixels);
   Deck deck;
+  EXPECT_EQ(ClipParts(deck).codec->channels(), 4);
   deck.get<Stdit3Deck>().in_channels = 5;
-  EXPECT_THROW(ClipCodec{deck}, Error);
+  EXPECT_THROW(ClipParts{deck}, Error);
   deck.get<Stdit3Deck>().in_channels = 4;
   deck.get<VaeDeck>().scale.clear();
-  EXPECT_THROW(ClipCodec{deck}, Error);
+  EXPECT_THROW(ClipParts{deck}, Error);
 }
 
 }  // namespace

@@ -1,0 +1,152 @@
+#include "models/flow_sampler.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "core/error.h"
+#include "ops/diffusion.h"
+#include "ops/embed.h"
+#include "ops/pointwise.h"
+
+namespace weft {
+
+double timestep_transform(double tau, const ClipSize& size, double scale, bool fix_short_clips) {
+  const double u = tau / 1000.0;
+  const double space = std::sqrt(size.height * size.width / (512.0 * 512.0));
+  // Integer division first, as in the original: 17 pixel frames are 5 latent frames.
+  std::int64_t frames = size.num_frames == 1 ? 1 : size.num_frames / 17 * 5;
+  if (fix_short_clips) frames = std::max<std::int64_t>(frames, 1);
+  const double ratio = space * std::sqrt(static_cast<double>(frames)) * scale;
+  return 1000.0 * ratio * u / (1.0 + (ratio - 1.0) * u);
+}
+
+CaptionBatch pack_captions(std::span<const std::int64_t> mask, std::int64_t length,
+                           std::int64_t batch, bool null_caption) {
+  const std::int64_t rows =
+      static_cast<std::int64_t>(mask.size()) / std::max<std::int64_t>(length, 1);
+  CaptionBatch packed;
+  packed.offsets.push_back(0);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    for (std::int64_t l = 0; l < length; ++l)
+      if (mask.empty() || mask[static_cast<std::size_t>(b % rows * length + l)] != 0)
+        packed.index.push_back(static_cast<std::int32_t>(null_caption ? -1 - l : b * length + l));
+    packed.offsets.push_back(static_cast<std::int32_t>(packed.index.size()));
+  }
+  return packed;
+}
+
+std::size_t padded_caption_rows(std::size_t rows, std::int64_t clips, std::int64_t tokens) {
+  const auto hidden = static_cast<std::size_t>(std::min(tokens / 32, 256 * clips));
+  const std::size_t step =
+      std::max({std::size_t{64}, std::bit_floor(rows) / 8, std::bit_floor(hidden)});
+  return (rows + step - 1) / step * step;
+}
+
+Captions upload(const CaptionBatch& batch, const Tensor& y, std::int64_t tokens) {
+  Captions c;
+  c.y = y;
+  std::vector<std::int32_t> index = batch.index;
+  if (Arena::current().device() == DeviceKind::cuda)
+    index.resize(padded_caption_rows(index.size(), std::ssize(batch.offsets) - 1, tokens),
+                 ops::padding_row);
+  c.index = Tensor::from_host(std::span<const std::int32_t>(index),
+                              {static_cast<std::int64_t>(index.size())});
+  c.offsets = Tensor::from_host(std::span<const std::int32_t>(batch.offsets),
+                                {static_cast<std::int64_t>(batch.offsets.size())});
+  for (std::size_t b = 1; b < batch.offsets.size(); ++b)
+    c.lengths.push_back(batch.offsets[b] - batch.offsets[b - 1]);
+  return c;
+}
+
+bool is_active(float edit, double tau) {
+  return edit >= 1.0f || edit * 1000.0f >= static_cast<float>(tau);
+}
+
+Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionDeck& diffusion,
+                   const SampleRequest& request) {
+  Tensor z = request.z;
+  const std::int64_t B = z.dim(0), T = z.dim(2), K = sampler.steps;
+  const bool masked = !request.edit.empty();
+
+  // The timestep of sample b in step i; after the last step it is 0.
+  const auto tau = [&](std::int64_t i, std::int64_t b) {
+    if (i == K) return 0.0;
+    double t = (1.0 - static_cast<double>(i) / static_cast<double>(K)) * 1000.0;
+    if (diffusion.use_discrete_timesteps) t = std::nearbyint(t);
+    if (sampler.use_timestep_transform)
+      t = timestep_transform(
+          t, request.sizes.empty() ? request.size : request.sizes[static_cast<std::size_t>(b)], 1.0,
+          diffusion.fix_short_clips);
+    return t;
+  };
+
+  // The guided batch: the conditional half first, then the null caption with the same token counts.
+  CaptionBatch both = request.captions;
+  const std::int32_t conditional = both.offsets.back();
+  for (std::int64_t b = 0; b < B; ++b) {
+    const std::int32_t length = request.captions.offsets[static_cast<std::size_t>(b) + 1] -
+                                request.captions.offsets[static_cast<std::size_t>(b)];
+    for (std::int32_t l = 0; l < length; ++l) both.index.push_back(-1 - l);
+    both.offsets.push_back(conditional + request.captions.offsets[static_cast<std::size_t>(b) + 1]);
+  }
+  DenoiserInput in;
+  in.captions = upload(both, request.y);
+  in.height = request.size.height;
+  in.width = request.size.width;
+  std::vector<float> fps = request.fps;
+  fps.insert(fps.end(), request.fps.begin(), request.fps.end());
+  in.fps = Tensor::from_host(std::span<const float>(fps), {2 * B});
+  in.timestep = Tensor::empty({2 * B}, DType::f32);
+  in.x = Tensor::empty({2 * B, z.dim(1), T, z.dim(3), z.dim(4)}, DType::f32);
+  Tensor dt = Tensor::empty({B}, DType::f32);
+  Tensor act, joining, noise, sigma;
+  if (masked) {
+    act = Tensor::empty({B, T}, DType::u8);
+    joining = Tensor::empty({B, T}, DType::u8);
+    sigma = Tensor::empty({B}, DType::f32);
+    in.x_mask = Tensor::empty({2 * B, T}, DType::u8);
+    noise = Tensor::empty(z.shape(), DType::f32);
+  }
+  // Frames to generate start as noise, so they never join.
+  std::vector<bool> seen(request.edit.size());
+  for (std::size_t i = 0; i < seen.size(); ++i) seen[i] = request.edit[i] == 1.0f;
+
+  for (std::int64_t i = 0; i < K; ++i) {
+    std::vector<float> taus, steps;
+    for (std::int64_t b = 0; b < 2 * B; ++b) taus.push_back(static_cast<float>(tau(i, b % B)));
+    for (std::int64_t b = 0; b < B; ++b)
+      steps.push_back(static_cast<float>((tau(i, b) - tau(i + 1, b)) / 1000.0));
+    if (masked) {
+      // A frame joins once tau has fallen to its edit ratio, noised to the level of that moment.
+      std::vector<std::uint8_t> joins(seen.size()), active_frames(seen.size());
+      bool any = false;
+      for (std::size_t f = 0; f < seen.size(); ++f) {
+        const bool active = is_active(request.edit[f], tau(i, static_cast<std::int64_t>(f) / T));
+        active_frames[f] = active;
+        joins[f] = active && !seen[f];
+        any = any || joins[f];
+        seen[f] = active;
+      }
+      if (any) {
+        request.fresh_noise(static_cast<int>(i), noise);
+        joining.set(std::span<const std::uint8_t>(joins));
+        sigma.set(std::span<const float>(taus).first(static_cast<std::size_t>(B)));
+        ops::flow_interpolate(z, noise, sigma, joining, z);
+      }
+      act.set(std::span<const std::uint8_t>(active_frames));
+      const std::vector<std::uint8_t> once = active_frames;
+      active_frames.insert(active_frames.end(), once.begin(), once.end());
+      in.x_mask.set(std::span<const std::uint8_t>(active_frames));
+    }
+    for (Tensor half : {in.x.slice(0, B), in.x.slice(B, 2 * B)}) ops::convert(z, half);
+    in.timestep.set(std::span<const float>(taus));
+    dt.set(std::span<const float>(steps));
+    const Tensor out = model.velocity(in);
+    ops::guided_euler_step(out, static_cast<float>(sampler.cfg_scale), dt, act, z);
+    if (request.progress) request.progress(static_cast<int>(i) + 1, static_cast<int>(K));
+  }
+  return z;
+}
+
+}  // namespace weft
