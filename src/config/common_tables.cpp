@@ -110,16 +110,19 @@ void data_rows(Rows& r, DataDeck& d) {
 // [model] begins and ends with the keys of any model; the shape of STDiT3 is in between.
 void model_rows(Rows& r, ModelDeck& d) {
   r.text("name", d.name, "The model that is trained; the shape of a VAE is in [vae].",
-         model_names());
+         model_names())
+      .decides = false;
 }
 
 void model_rows_behind(Rows& r, ModelDeck& d) {
   r.text("dtype", d.dtype, "Number format of weights and activations.", {"f32", "bf16"});
-  r.number("recompute", d.recompute, 0, 1,
-           "Share of the blocks whose activations are computed again instead of kept.")
-      .fixed = false;
+  Option& recompute =
+      r.number("recompute", d.recompute, 0, 1,
+               "Share of the blocks whose activations are computed again instead of kept.");
+  recompute.fixed = recompute.decides = false;
   r.text("weights", d.weights,
-         "Safetensors file with weights to start from; empty draws them at random.");
+         "Safetensors file with weights to start from; empty draws them at random.")
+      .decides = false;
 }
 
 void train_rows(Rows& r, TrainDeck& d) {

@@ -450,6 +450,16 @@ void set_keys(Deck& deck, std::span<const std::pair<std::string, std::string>> v
 
 std::string to_toml(const Deck& deck) { return write(deck, false); }
 
+std::vector<DeckLine> identity(const Deck& deck, const std::set<std::string>& tables) {
+  Deck copy = deck;  // the table points into a mutable deck
+  std::vector<DeckLine> lines;
+  for (const Option& o : option_table(copy))
+    if (o.decides && tables.contains(section_of(o.key)))
+      lines.push_back(
+          {section_of(o.key), fmt::format("{} = {}", name_of(o.key), value_as_toml(o))});
+  return lines;
+}
+
 std::string default_deck_with_help() { return write(Deck{}, true); }
 
 std::string deck_help(const std::string& name) {

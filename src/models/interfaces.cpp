@@ -1,6 +1,7 @@
 #include "models/interfaces.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 #include "core/host.h"
@@ -21,6 +22,39 @@ Tensor VideoCodec::encode_moments(const Part&, std::int64_t, std::int64_t, const
 std::string VideoCodec::describe(const Normalisation& n) const {
   return fmt::format("shift=[{:.4g}] scale=[{:.4g}]", fmt::join(n.shift, ","),
                      fmt::join(n.scale, ","));
+}
+
+MemoryNeed VideoCodec::dry_run(std::int64_t micro_batch, std::size_t capacity,
+                               const std::function<void()>& work) {
+  const auto arena = Arena::planning(this_device().kind, capacity);
+  const ArenaScope scope(*arena);
+  const std::int64_t before = std::exchange(at_once_, micro_batch);
+  work();
+  at_once_ = before;
+  return arena->need();
+}
+
+MemoryNeed VideoCodec::plan_encode(std::int64_t frames, std::int64_t height, std::int64_t width,
+                                   std::int64_t micro_batch, std::size_t capacity) {
+  return dry_run(micro_batch, capacity, [&] {
+    const Noise noise;
+    encode(
+        whole(frames), height, width,
+        [&](std::int64_t, std::int64_t count) {
+          return Tensor::empty({count, height, width, 3}, DType::f32);
+        },
+        &noise);
+  });
+}
+
+MemoryNeed VideoCodec::plan_decode(std::int64_t frames, std::int64_t height, std::int64_t width,
+                                   std::int64_t micro_batch, std::size_t capacity) {
+  return dry_run(micro_batch, capacity, [&] {
+    const std::int64_t side = pixels_a_latent();
+    decode(Tensor::empty({1, channels(), latent_frames(frames), height / side, width / side},
+                         DType::f32),
+           frames, [](std::int64_t, const Tensor&) {});
+  });
 }
 
 std::int64_t VideoCodec::largest_micro_batch(std::int64_t frames, std::int64_t height,

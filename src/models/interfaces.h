@@ -5,6 +5,7 @@
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -24,8 +25,19 @@
 
 namespace weft {
 
-// The tables of the deck that decide a part's results, each with those of its keys that do not.
-using ResultTables = std::map<std::string, std::set<std::string>>;
+// What every network says of itself, whatever its role.
+class ModelPart {
+ public:
+  virtual ~ModelPart() = default;
+
+  virtual std::string name() const = 0;  // for messages
+  // Allocating and filling the table is the caller's. Empty: the network needs no weights.
+  virtual ParameterTable& params() = 0;
+  virtual WeightNames weight_names() const { return {}; }
+  virtual bool bf16() const { return false; }  // weights and activations
+  // Tables of the deck that decide its results besides the weights (config/deck_table.h, identity).
+  virtual std::set<std::string> tables() const = 0;
+};
 
 // Captions of a batch, only the rows that count, packed sample after sample.
 struct Captions {
@@ -46,17 +58,8 @@ struct DenoiserInput {
 
 // Predicts in which direction a noisy latent becomes data. Samplers (models/flow_sampler.h) know
 // no other side of a model.
-class Denoiser {
+class Denoiser : public ModelPart {
  public:
-  virtual ~Denoiser() = default;
-
-  virtual std::string name() const = 0;  // for messages
-  // Allocating and filling the table is the caller's.
-  virtual ParameterTable& params() = 0;
-  virtual WeightNames weight_names() const { return {}; }
-  virtual bool bf16() const = 0;  // weights and activations
-  virtual ResultTables result_tables() const = 0;
-
   virtual std::int64_t channels() const = 0;  // C of the latent; 3: it works on pixels
   virtual std::int64_t caption_channels() const = 0;
   virtual std::int64_t max_caption() const = 0;  // tokens; also the rows of the null caption
@@ -81,22 +84,17 @@ class Denoiser {
 };
 
 // Frames of pixels to latents, and back.
-class VideoCodec {
+class VideoCodec : public ModelPart {
  public:
-  virtual ~VideoCodec() = default;
+  // `at_once`: the most frames that the deck asks to code at once; 0: as many as there are.
+  explicit VideoCodec(std::int64_t at_once) : asked_(at_once), at_once_(at_once) {}
 
-  virtual std::string name() const = 0;  // for messages
-  // Without parameters, it needs no weights.
-  virtual ParameterTable& params() = 0;
-  virtual WeightNames weight_names() const { return {}; }
-  virtual bool bf16() const = 0;  // weights and activations
-  virtual ResultTables result_tables() const = 0;
   // The key of the deck that names its weights, and what it says.
   struct WeightsKey {
     std::string key, value;
   };
   virtual WeightsKey weights() const { return {}; }
-  virtual std::string dtype_key() const = 0;  // the key for bf16(), for hints
+  virtual std::string dtype_key() const { return "model.dtype"; }  // the key for bf16(), for hints
   // Warns where the weights' files contradict the deck.
   virtual void check_weights(const ModelSource& source) const {}
 
@@ -106,6 +104,8 @@ class VideoCodec {
   // Pixel frames that are coded independently of the others. Exit::usage from a codec that is set
   // to code clips whole.
   virtual std::int64_t chunk_pixels() const = 0;
+  // Of a clip of `frames`, as many as could be coded at once.
+  virtual std::int64_t chunk_frames(std::int64_t frames) const { return frames; }
 
   // A latent as the denoiser sees it, times scale, plus shift, is what the posterior gives.
   struct Normalisation {
@@ -159,15 +159,15 @@ class VideoCodec {
   virtual double decoding_flops(double height, double width) const = 0;
 
   // Frames of a clip of `frames` that are coded at once: as the deck asks, and as set now.
-  virtual std::int64_t frames_asked(std::int64_t frames) const = 0;
-  virtual std::int64_t frames_at_once(std::int64_t frames) const = 0;
-  virtual void set_micro_batch(std::int64_t frames) = 0;
-  // Dry runs: what coding a clip of that size with `micro_batch` frames at once takes of an arena
-  // of `capacity` bytes (0: endless).
-  virtual MemoryNeed plan_encode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                                 std::int64_t micro_batch, std::size_t capacity = 0) = 0;
-  virtual MemoryNeed plan_decode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                                 std::int64_t micro_batch, std::size_t capacity = 0) = 0;
+  std::int64_t frames_asked(std::int64_t frames) const { return at_once(frames, asked_); }
+  std::int64_t frames_at_once(std::int64_t frames) const { return at_once(frames, at_once_); }
+  void set_micro_batch(std::int64_t frames) { at_once_ = frames; }
+  // Dry runs of encode() and decode(): what a clip of that size with `micro_batch` frames at once
+  // takes of an arena of `capacity` bytes (0: endless).
+  MemoryNeed plan_encode(std::int64_t frames, std::int64_t height, std::int64_t width,
+                         std::int64_t micro_batch, std::size_t capacity = 0);
+  MemoryNeed plan_decode(std::int64_t frames, std::int64_t height, std::int64_t width,
+                         std::int64_t micro_batch, std::size_t capacity = 0);
   // The most frames at once, up to frames_asked(), with which encoding and (with `decode_too`)
   // decoding a clip of that size fit into `capacity` bytes, a 32nd of it left free; 0: not even
   // one.
@@ -176,6 +176,16 @@ class VideoCodec {
   // The same, but Exit::usage with what one frame needs where not even that fits.
   std::int64_t fit_micro_batch(std::int64_t frames, std::int64_t height, std::int64_t width,
                                std::size_t capacity, bool decode_too = true);
+
+ private:
+  std::int64_t at_once(std::int64_t frames, std::int64_t most) const {
+    const std::int64_t chunk = chunk_frames(frames);
+    return most > 0 ? std::min(chunk, most) : chunk;
+  }
+  MemoryNeed dry_run(std::int64_t micro_batch, std::size_t capacity,
+                     const std::function<void()>& work);
+
+  std::int64_t asked_, at_once_;
 };
 
 struct EncodedTexts {
@@ -206,12 +216,8 @@ class TextEncoder {
   virtual std::string lacks() const { return ""; }
   virtual std::int64_t channels() const = 0;    // of a token's features
   virtual std::int64_t max_tokens() const = 0;  // of a text, its end mark included
-  // A line of all that decides the features besides the texts.
+  // A line of all that decides the features besides the texts: weights, tokenizer, settings.
   virtual std::string describe() const = 0;
-  virtual ResultTables result_tables() const = 0;
-  // Change with the files named; "" without.
-  virtual std::string weights_identity() const { return ""; }
-  virtual std::string tokenizer_identity() const { return ""; }
   // Exit::data, naming the deck's key, where there are no such weights. On rank 0.
   virtual void check_weights() const {}
 

@@ -1,5 +1,7 @@
 #include "models/registry.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "models/dbnet/options.h"
 #include "models/dbnet/task.h"
@@ -49,6 +51,13 @@ const Model* model_named(const std::string& name) {
   return nullptr;
 }
 
+// The model that model.name asks for, or the first one, where it lacks what `has` wants.
+const Model& model_with(const Deck& deck, bool (*has)(const Model&)) {
+  const Model* named = model_named(deck.model.name);
+  return named != nullptr && has(*named) ? *named
+                                         : *std::find_if(table().begin(), table().end(), has);
+}
+
 }  // namespace
 
 const std::vector<Model>& models() { return table(); }
@@ -67,24 +76,19 @@ std::unique_ptr<TrainingTask> make_task(const Deck& deck) {
 }
 
 std::unique_ptr<Denoiser> make_denoiser(const Deck& deck) {
-  const Model* m = model_named(deck.model.name);
-  WEFT_CHECK(m != nullptr && m->make_denoiser != nullptr, Exit::usage,
-             "set model.name to a model that makes clips, as \"stdit3\"",
-             "the model of model.name = \"{}\" has no denoiser", deck.model.name);
-  return m->make_denoiser(deck);
+  return model_with(deck, [](const Model& m) { return m.make_denoiser != nullptr; })
+      .make_denoiser(deck);
 }
 
 std::unique_ptr<VideoCodec> make_codec(const Deck& deck) {
-  const Model* m = model_named(deck.model.name);
-  WEFT_CHECK(m != nullptr && m->make_codec != nullptr, Exit::usage,
-             "set model.name to a model of video, as \"stdit3\" or \"vae\"",
-             "the model of model.name = \"{}\" has no codec of video", deck.model.name);
-  return m->make_codec(deck);
+  return model_with(deck, [](const Model& m) { return m.make_codec != nullptr; }).make_codec(deck);
 }
 
 std::unique_ptr<TextEncoder> make_text_encoder(const Deck& deck) {
-  const Model* m = model_named(deck.model.name);
-  return m != nullptr && m->make_text_encoder != nullptr ? m->make_text_encoder(deck) : nullptr;
+  const Model& m = model_with(deck, [](const Model& model) {
+    return model.make_denoiser != nullptr || model.make_codec != nullptr;
+  });
+  return m.make_text_encoder != nullptr ? m.make_text_encoder(deck) : nullptr;
 }
 
 }  // namespace weft

@@ -30,8 +30,9 @@ void add_model(Model model);
 const Model* find_model(const std::string& name);
 // The task that model.name asks for. `deck` outlives it.
 std::unique_ptr<TrainingTask> make_task(const Deck& deck);
-// The parts of the model that model.name asks for. Exit::usage where it has no such part; a text
-// encoder may be missing: null.
+// The parts of the model that model.name asks for. Jobs of clips ignore a model.name that has no
+// such part, as of a detector: they get the part of the first model that has it. The text encoder
+// is null where model.name makes or codes clips without one.
 std::unique_ptr<Denoiser> make_denoiser(const Deck& deck);
 std::unique_ptr<VideoCodec> make_codec(const Deck& deck);
 std::unique_ptr<TextEncoder> make_text_encoder(const Deck& deck);

@@ -3,10 +3,15 @@
 
 #include <mpi.h>
 
+#include <functional>
+
 namespace weft {
 
-// Waits for the request asleep, at first for 20 microseconds at a time, later for up to
-// `longest_pause` seconds.
+// Waits until `done`, asked again and again, says so: asleep in between, at first for 20
+// microseconds at a time, later for up to `longest_pause` seconds.
+void wait_asleep(const std::function<bool()>& done, double longest_pause);
+
+// The same for a request.
 void wait_asleep(MPI_Request request, double longest_pause = 0.002);
 
 }  // namespace weft

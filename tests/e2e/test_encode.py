@@ -81,7 +81,7 @@ class Encode(harness.WeftTest):
         self.assertEqual((self.dir / "two.h5").read_bytes(), one)
         # Once more: nothing to do, but for other settings.
         again = self.encode("two.h5", "vae.weights=random:1", ranks=1)
-        self.assertIn("two.h5 is made already", again.err)
+        self.assertIn("two.h5 is up to date", again.err)
         self.assertNotIn("frames/s", again.err)
         os.link(self.dir / "clips.h5", self.dir / "other_name.h5")
         self.refused(self.encode("other_name.h5", "vae.weights=random:1", ranks=1, expect=None), 2,

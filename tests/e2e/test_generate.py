@@ -149,7 +149,7 @@ class Generate(WeftTest):
         report = self.report()
         self.assertGreaterEqual(report["finished_before"], 1)
         self.assertEqual(report["made"] + report["finished_before"], 8)
-        self.assertIn("encoded before", again.err)
+        self.assertIn(" cached in ", again.err)
         self.assertEqual(self.pixels(), self.pixels("whole"))
         names = sorted(os.listdir(self.dir / "out"))
         self.assertEqual([n for n in names if "rank" in n or "partial" in n], [])
@@ -300,7 +300,7 @@ class Generate(WeftTest):
             self.refused(self.generate(*overrides, expect=None, text=text, prompts=prompts), code, *said)
 
         refused(3, "prompts.txt:2", "broken JSON", prompts=["a", "a cat {\"mask_strategy\": "])
-        refused(3, "no reference file", "cat.png",
+        refused(3, "reference file", "cat.png",
                 prompts=["a {\"reference_path\": \"cat.png\", \"mask_strategy\": \"0\"}"])
         refused(2, "vae.weights is empty", overrides=["vae.weights="])
         refused(3, 't5.weights = "none" does not exist', overrides=["t5.weights=none"])
@@ -314,7 +314,7 @@ class Generate(WeftTest):
         write_safetensors(self.dir / "extra.safetensors", {"x_embedder.proj.weigth": zero})
         refused(3, "x_embedder.proj.weigth", overrides=["generate.weights=extra.safetensors"])
         odd = self.generate("generate.image_size=[35, 50]", "generate.num_frames=1", text=False)
-        self.assertIn("50x35 (width x height) is no multiple of 8: the clips come out 48x32", odd.err)
+        self.assertIn("50x35 (width x height) is not a multiple of 8: output will be 48x32", odd.err)
         self.assertIn("of 1 frame, 48 wide x 32 high, landscape", odd.err)
         self.assertEqual({(c["height"], c["width"]) for c in self.clips().values()}, {(32, 48)})
 

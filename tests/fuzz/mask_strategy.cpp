@@ -1,6 +1,6 @@
 // A mask strategy behind three bytes: frames of the clip, of each of two references, and the
 // alignment. What is placed lies within both.
-#include "jobs/generate/prompts/mask_strategy.h"
+#include "jobs/generate/prompts.h"
 
 #include "fuzz.h"
 

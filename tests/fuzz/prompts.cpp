@@ -1,8 +1,7 @@
 // A file of prompts with options: texts stay UTF-8, and names made of them stay names.
-#include "jobs/generate/prompts/prompts.h"
+#include "jobs/generate/prompts.h"
 
 #include "fuzz.h"
-#include "jobs/generate/prompts/mask_strategy.h"
 #include "text/utf8.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -7,54 +7,103 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
-#include <sstream>
+#include <vector>
 
+#include "config/deck_table.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/log.h"
+#include "data/clip_source.h"
+#include "data/synthetic.h"
 #include "jobs/generate/options.h"
-#include "jobs/generate/prompts/references.h"
+#include "jobs/generate/references.h"
 #include "models/flow_sampler.h"
+#include "models/pixels.h"
+#include "models/registry.h"
 
 namespace weft {
+
+// ---- Parts
+
+Deck with_scale_of_latents(const Deck& deck, MPI_Comm world) {
+  if (deck.data.path.empty() || is_synthetic(deck.data.path)) return deck;
+  const std::unique_ptr<VideoCodec> codec = make_codec(deck);
+  if (codec->lacks_scale().empty() || make_denoiser(deck)->channels() != codec->channels())
+    return deck;
+  const auto channels = static_cast<std::size_t>(codec->channels());
+  std::vector<float> found(2 * channels + 1);  // whether, scale, shift
+  if (log::rank() == 0) {
+    const auto source = open_clip_source(deck.data, deck.media);
+    const Bucket& first = source->buckets().front();
+    if (first.scale.size() == channels && first.shift.size() == channels) {
+      found[0] = 1;
+      std::ranges::copy(first.scale, found.begin() + 1);
+      std::ranges::copy(first.shift, found.begin() + 1 + std::ssize(first.scale));
+    }
+  }
+  MPI_Bcast(found.data(), static_cast<int>(found.size()), MPI_FLOAT, 0, world);
+  if (found[0] == 0) return deck;
+  if (log::rank() == 0) log::info("codec     scale and shift of {}", deck.data.path);
+  const auto shift = found.begin() + 1 + codec->channels();
+  Deck filled = deck;
+  codec->set_normalisation(filled, {{found.begin() + 1, shift}, {shift, found.end()}});
+  return filled;
+}
+
+ClipParts::ClipParts(const Deck& deck)
+    : denoiser(make_denoiser(deck)), codec(make_codec(deck)), texts(make_text_encoder(deck)) {
+  tables = denoiser->tables();
+  tables.merge(codec->tables());
+  // Three channels are pixels, unless they are the codec's.
+  on_pixels = denoiser->channels() == PixelCodec::pixel_channels &&
+              codec->channels() != PixelCodec::pixel_channels;
+  if (on_pixels) {
+    codec = std::make_unique<PixelCodec>();
+    return;
+  }
+  WEFT_CHECK(denoiser->channels() == codec->channels(), Exit::usage,
+             "model.in_channels = 3 is a model that works on pixels",
+             "the model's latents have {} channels, the {}'s have {}", denoiser->channels(),
+             codec->name(), codec->channels());
+  WEFT_CHECK(codec->lacks_scale().empty(), Exit::usage,
+             "name the store that `weft encode` wrote as data.path, or set both keys as `weft "
+             "inspect STORE` tells them",
+             "{}: latents of the model cannot be decoded", codec->lacks_scale());
+}
+
+void ClipParts::check_texts() const {
+  if (!encodes_texts()) return;
+  WEFT_CHECK(texts->channels() == denoiser->caption_channels() &&
+                 texts->max_tokens() <= denoiser->max_caption(),
+             Exit::usage,
+             "set model.caption_channels to the encoder's channels, and model.model_max_length to "
+             "no less than its longest text",
+             "{}'s features are [{}, {}], the model takes [{}, {}]", texts->name(),
+             texts->max_tokens(), texts->channels(), denoiser->max_caption(),
+             denoiser->caption_channels());
+}
+
+// ---- Clips
+
 namespace {
 
 std::string or_else(const std::string& own, const std::string& of_deck) {
   return own.empty() ? of_deck : own;
 }
 
-// The deck's lines for the models and the sampler, without keys that do not change the pixels:
-// weights have an identity of their own, the other keys left out concern training or memory.
-std::string model_settings(const Deck& deck, const ResultTables& tables) {
-  std::istringstream text(to_toml(deck));
-  std::string section, settings;
-  for (std::string line; std::getline(text, line);) {
-    if (line.starts_with("[")) section = line;
-    const auto known = tables.find(section);
-    const auto equals = line.find(" = ");
-    if (known == tables.end() || equals == std::string::npos) continue;
-    if (!known->second.contains(line.substr(0, equals))) settings += section + line + "\n";
-  }
-  return settings;
-}
-
-// The deck's settings that decide pixels, besides the item's own.
-nlohmann::json settings(const Deck& d, const ClipParts& parts, const std::string& weights) {
-  const GenerateDeck& g = d.get<GenerateDeck>();
-  return {{"weights", weights},
-          {"seed", d.run.seed},
-          {"fps", g.fps},
-          {"save_fps", g.save_fps},
-          {"frame_interval", g.frame_interval},
-          {"loop", g.loop},
-          {"condition", {g.condition_frame_length, g.condition_frame_edit}},
-          {"align", g.align},
-          {"watermark", g.watermark},
-          {"tensors", g.tensors},
-          {"orientation", d.media.orientation},
-          {"models", model_settings(d, parts.result_tables)},
-          {"tokenizer", parts.texts ? parts.texts->tokenizer_identity() : ""}};
+// What decides pixels besides the item's own prompt, size and references: rows of [generate] and of
+// the parts' tables, weights, and how texts are encoded.
+nlohmann::json common_key(const Deck& deck, const ClipParts& parts, const std::string& weights) {
+  nlohmann::json key = {{"weights", weights},
+                        {"seed", deck.run.seed},
+                        {"orientation", deck.media.orientation},
+                        {"texts", parts.encodes_texts() ? parts.texts->describe() : ""}};
+  std::set<std::string> tables = parts.tables;
+  tables.insert("generate");
+  for (const DeckLine& line : identity(deck, tables))
+    key["deck"].push_back(line.table + "." + line.text);
+  return key;
 }
 
 PixelSize size_of_prompt(const GenerateDeck& g, const Prompt& p, const std::string& where) {
@@ -121,12 +170,11 @@ void describe_sizes(const GenerateJob& job, const Deck& deck, const VideoCodec& 
     ++clips[made];
     if (!asked.insert(item.pixels).second) continue;
     if (made.height != height || made.width != width)
-      log::warn("{}x{} (width x height) is no multiple of {}: the clips come out {}x{}", width,
+      log::warn("{}x{} (width x height) is not a multiple of {}: output will be {}x{}", width,
                 height, side, made.width, made.height);
     if (made.frames > 1 && (made.height % 2 != 0 || made.width % 2 != 0))
-      log::warn("the sides of an MP4 are even: files of {}x{} (width x height) come out {}x{}",
-                made.width, made.height, made.width + made.width % 2,
-                made.height + made.height % 2);
+      log::warn("an MP4 has even sides: files of {}x{} (width x height) will be {}x{}", made.width,
+                made.height, made.width + made.width % 2, made.height + made.height % 2);
   }
   for (const auto& [size, count] : clips) {
     const bool portrait = size.height > size.width;
@@ -203,7 +251,7 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
   job.prompts = std::move(prompts);
   job.loops = loop_lengths(g, codec);
   warn_of_unused(g, job.prompts);
-  const nlohmann::json common = settings(deck, parts, weights);
+  const nlohmann::json common = common_key(deck, parts, weights);
   std::map<std::string, std::int64_t> text_places;
   std::set<std::string> names;
   for (std::size_t i = 0; i < job.prompts.size(); ++i) {
@@ -257,6 +305,60 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
   }
   describe_sizes(job, deck, codec);
   return job;
+}
+
+// ---- Batches
+
+namespace {
+
+const ClipItem& item_of(const GenerateJob& job, std::int64_t number) {
+  return job.items[static_cast<std::size_t>(number)];
+}
+
+// Clips of a batch start from noise only and have one loop.
+bool may_share(const Deck& deck, const GenerateJob& job, const ClipItem& item) {
+  return deck.get<GenerateDeck>().loop == 1 && item.masks.empty() &&
+         job.prompts[static_cast<std::size_t>(item.prompt)].references.empty();
+}
+
+}  // namespace
+
+BatchLimits limit_batches(const Deck& deck, const GenerateJob& job,
+                          const std::vector<std::int64_t>& order, int groups) {
+  std::map<PixelSize, std::int64_t> clips;
+  for (const std::int64_t number : order)
+    clips[item_of(job, number).pixels] += may_share(deck, job, item_of(job, number)) ? 1 : 0;
+  BatchLimits limits;
+  for (const auto& [size, count] : clips)
+    limits[size] = std::clamp<std::int64_t>((count + groups - 1) / groups, 1,
+                                            deck.get<GenerateDeck>().batch_size);
+  return limits;
+}
+
+std::vector<ClipBatch> make_batches(const Deck& deck, const GenerateJob& job,
+                                    const std::vector<std::int64_t>& order,
+                                    const BatchLimits& limits) {
+  std::vector<ClipBatch> batches;
+  std::map<PixelSize, std::size_t> open;  // the batch that clips of a size go into
+  for (const std::int64_t number : order) {
+    const ClipItem& item = item_of(job, number);
+    const bool shares = may_share(deck, job, item);
+    const auto found = open.find(item.pixels);
+    if (shares && found != open.end() &&
+        std::ssize(batches[found->second]) < limits.at(item.pixels)) {
+      batches[found->second].push_back(number);
+      continue;
+    }
+    if (shares) open[item.pixels] = batches.size();
+    batches.push_back({number});
+  }
+  const auto cost = [&](const ClipBatch& batch) {
+    return item_of(job, batch.front()).cost * static_cast<double>(batch.size());
+  };
+  if (deck.get<GenerateDeck>().share_out)
+    std::stable_sort(batches.begin(), batches.end(),
+                     [&](const ClipBatch& a, const ClipBatch& b) { return cost(a) > cost(b); });
+  return batches;
 }
 
 }  // namespace weft

@@ -15,19 +15,23 @@ void model_rows(Rows& r, Stdit3Deck& d) {
   r.number("num_heads", d.num_heads, 1, 1024, "Attention heads; divides hidden_size.");
   r.number("mlp_ratio", d.mlp_ratio, 0.01, 64, "Width of the MLP over hidden_size.");
   r.number("class_dropout_prob", d.class_dropout_prob, 0, 1,
-           "Share of samples that train without their caption.");
+           "Share of samples that train without their caption.")
+      .decides = false;
   r.flag("pred_sigma", d.pred_sigma,
          "Give the output twice the input's channels, as the released models do.");
   r.number("drop_path", d.drop_path, 0, below_one,
-           "Probability of leaving the last block out for a sample; grows linearly with depth.");
+           "Probability of leaving the last block out for a sample; grows linearly with depth.")
+      .decides = false;
   r.number("caption_channels", d.caption_channels, 1, 65536,
            "Channels of the caption features: 4096 for T5 XXL.");
   r.number("model_max_length", d.model_max_length, 1, 65536, "Longest caption in tokens.");
   r.flag("qk_norm", d.qk_norm, "Normalise queries and keys in each head.");
   r.number("input_sq_size", d.input_sq_size, 1, 65536,
            "Side in pixels at which the position embedding has scale 1.");
-  r.flag("only_train_temporal", d.only_train_temporal, "Train the temporal blocks alone.");
-  r.flag("freeze_y_embedder", d.freeze_y_embedder, "Keep the caption projection as it is.");
+  r.flag("only_train_temporal", d.only_train_temporal, "Train the temporal blocks alone.").decides =
+      false;
+  r.flag("freeze_y_embedder", d.freeze_y_embedder, "Keep the caption projection as it is.")
+      .decides = false;
   r.flag("skip_y_embedder", d.skip_y_embedder, "Captions come already projected to hidden_size.");
 }
 
@@ -76,16 +80,6 @@ void check_mask(const MaskDeck& k, const DeckDemand& demand) {
 
 Stdit3Config stdit3_config(const Deck& deck) {
   return {deck.get<Stdit3Deck>(), deck.model.dtype, deck.model.recompute};
-}
-
-ResultTables stdit3_result_tables() {
-  return {{"[model]",
-           {"name", "weights", "class_dropout_prob", "drop_path", "only_train_temporal",
-            "freeze_y_embedder", "recompute"}},
-          {"[sampler]", {}},
-          {"[diffusion]",
-           {"num_timesteps", "sample_method", "loc", "scale", "use_timestep_transform",
-            "transform_scale"}}};
 }
 
 std::vector<DeckTable> stdit3_tables() {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "config/deck.h"
-#include "models/interfaces.h"
 
 namespace weft {
 
@@ -41,7 +40,5 @@ struct MaskDeck {
   double image_random = 0, image_head = 0, image_tail = 0, image_head_tail = 0;
 };
 std::vector<DeckTable> stdit3_tables();
-// With those of its sampler.
-ResultTables stdit3_result_tables();
 
 }  // namespace weft

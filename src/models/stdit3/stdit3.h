@@ -42,7 +42,7 @@ class Stdit3 : public Denoiser {
     return config_.pred_sigma ? 2 * config_.in_channels : config_.in_channels;
   }
   bool bf16() const override { return config_.dtype == "bf16"; }
-  ResultTables result_tables() const override { return stdit3_result_tables(); }
+  std::set<std::string> tables() const override { return {"model", "sampler", "diffusion"}; }
   std::int64_t channels() const override { return config_.in_channels; }
   std::int64_t caption_channels() const override { return config_.caption_channels; }
   std::int64_t max_caption() const override { return config_.model_max_length; }
@@ -83,6 +83,13 @@ class Stdit3 : public Denoiser {
 
  private:
   Stdit3Block add_block(const std::string& name, bool temporal);
+  // The steps of forward(), in their order.
+  struct Pass;
+  Var embed_patches(const Pass& p, const Var& x_var);
+  void embed_times(Pass& p);
+  Var embed_captions(const Pass& p, const Var& y_var);
+  Var run_blocks(const Pass& p, Var x, const Var& y);
+  Var final_layer(const Pass& p, const Var& x);
   Var block(nn::Context c, const Stdit3Block& b, ops::Axis axis, const Var& x, const Var& y,
             const Var& t6, const Tensor& rows, const Captions& captions, const Tensor& rope,
             const Tensor& keep);

@@ -2,7 +2,6 @@
 
 #include "checkpoint/weights.h"
 #include "core/error.h"
-#include "models/stdit3/batch.h"
 #include "models/stdit3/options.h"
 
 namespace weft {

@@ -1,10 +1,9 @@
 // Training STDiT3 by rectified flow, on pixels or on latents.
 #pragma once
 
-#include "models/stdit3/clip_latents.h"
 #include "models/stdit3/options.h"
+#include "models/stdit3/rectified_flow.h"
 #include "models/stdit3/stdit3.h"
-#include "models/stdit3/text_features.h"
 #include "train/task.h"
 
 namespace weft {

@@ -19,7 +19,7 @@ namespace weft {
 
 // Collective. Cleans the texts (t5.clean) and encodes them; rank 0 writes `file`, a safetensors
 // file with one tensor a text, named by its place in the list ("0", "1", ...), F32 [tokens,
-// d_model]: what models/stdit3/text_features.h reads. The same values to 1e-5 at any number of
+// d_model]: what models/stdit3/rectified_flow.h reads. The same values to 1e-5 at any number of
 // ranks and any placement. Frees all its memory before it returns. `texts` matters only on rank 0;
 // every rank gets the whole answer. No arena needs to be current. Exit::usage
 // where the ranks' memory is too small together, with what is missing; Exit::data for weights or a
@@ -37,8 +37,6 @@ EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& text
 
 // The same behind the tokenizer: the ids of each text, 1 to t5.max_length of them.
 EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::int32_t>>& ids,
-                           const std::filesystem::path& file, MPI_Comm world);
-EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::int32_t>>& ids,
                            const std::vector<TextFile>& files, const std::function<bool()>& stop,
                            MPI_Comm world);
 
@@ -53,9 +51,6 @@ class T5TextEncoder : public TextEncoder {
   std::int64_t max_tokens() const override { return t5_.max_length; }
   // Shape and precision, cleaning, weights, tokenizer.
   std::string describe() const override;
-  ResultTables result_tables() const override;
-  std::string weights_identity() const override;
-  std::string tokenizer_identity() const override;
   void check_weights() const override;
   EncodedTexts encode(const std::vector<std::string>& texts, const std::vector<TextFile>& files,
                       const std::function<bool()>& stop, MPI_Comm world) override {

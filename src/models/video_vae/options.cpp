@@ -8,9 +8,10 @@ namespace {
 // A deck that is about the VAE alone may give the shape of the temporal one in [model] too.
 void vae_rows(Rows& r, VaeDeck& d) {
   r.text(
-      "weights", d.weights,
-      "Safetensors file, index or folder with the VAE under the released names; empty draws it at "
-      "random (training) or takes the newest checkpoint of run.dir.");
+       "weights", d.weights,
+       "Safetensors file, index or folder with the VAE under the released names; empty draws it at "
+       "random (training) or takes the newest checkpoint of run.dir.")
+      .decides = false;
   r.number("spatial_channels", d.spatial_channels, 1, 65536,
            "Channels of the 2D VAE at full, half, quarter ... size; the last two alike in the "
            "released one.");
@@ -32,7 +33,8 @@ void vae_rows(Rows& r, VaeDeck& d) {
   r.number("micro_frame_size", d.micro_frame_size, 0, 100000,
            "Frames that the temporal VAE takes at once, each chunk by itself; 0 takes all.");
   r.number("micro_batch_size", d.micro_batch_size, 0, 100000,
-           "Frames that the 2D VAE takes at once; 0 takes as many as memory allows.");
+           "Frames that the 2D VAE takes at once; 0 takes as many as memory allows.")
+      .decides = false;
   r.number(
       "scale", d.scale, 1e-6, 1e6,
       "Deviation of each latent channel, which is divided by; empty, with shift: `weft encode` "
@@ -86,8 +88,6 @@ void vae_train_rows(Rows& r, VaeTrainDeck& d) {
 }
 
 }  // namespace
-
-ResultTables video_vae_result_tables() { return {{"[vae]", {"weights", "micro_batch_size"}}}; }
 
 std::vector<DeckTable> video_vae_tables() {
   std::vector<DeckTable> tables = {deck_table("vae", vae_rows, check_vae),

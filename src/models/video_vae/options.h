@@ -2,7 +2,6 @@
 #pragma once
 
 #include "config/deck.h"
-#include "models/interfaces.h"
 
 namespace weft {
 
@@ -46,6 +45,5 @@ struct VaeTrainDeck {
 };
 
 std::vector<DeckTable> video_vae_tables();
-ResultTables video_vae_result_tables();
 
 }  // namespace weft

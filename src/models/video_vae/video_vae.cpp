@@ -60,11 +60,11 @@ void copy_frames(const Tensor& from, std::int64_t from_frame, std::int64_t count
 }  // namespace
 
 VideoVae::VideoVae(const VaeDeck& config, bool freeze_spatial)
-    : config_(config),
+    : VideoCodec(config.micro_batch_size),
+      config_(config),
       spatial_(
           std::make_unique<SpatialVae>(config, params_, "spatial_vae.module.", !freeze_spatial)),
-      temporal_(std::make_unique<TemporalVae>(config, params_, "temporal_vae.")),
-      micro_batch_(config.micro_batch_size) {
+      temporal_(std::make_unique<TemporalVae>(config, params_, "temporal_vae.")) {
   std::array<float, C> up, down, by, less, back, more, none{};
   up.fill(SpatialVae::scaling);
   down.fill(1.0f / SpatialVae::scaling);
@@ -79,20 +79,6 @@ VideoVae::VideoVae(const VaeDeck& config, bool freeze_spatial)
   unscaled_2d_ = affine(down, none);
   normalised_ = affine(by, less);
   denormalised_ = affine(back, more);
-}
-
-std::int64_t VideoVae::chunk_frames(std::int64_t frames) const {
-  return config_.micro_frame_size > 0 ? std::min(config_.micro_frame_size, frames) : frames;
-}
-
-std::int64_t VideoVae::frames_asked(std::int64_t frames) const {
-  const std::int64_t chunk = chunk_frames(frames), asked = config_.micro_batch_size;
-  return asked > 0 ? std::min(chunk, asked) : chunk;
-}
-
-std::int64_t VideoVae::frames_at_once(std::int64_t frames) const {
-  const std::int64_t chunk = chunk_frames(frames);
-  return micro_batch_ > 0 ? std::min(chunk, micro_batch_) : chunk;
 }
 
 std::int64_t VideoVae::latent_frames(std::int64_t frames) const {
@@ -113,7 +99,7 @@ Var VideoVae::encode_frames(std::int64_t first, std::int64_t count, std::int64_t
   Tape tape(Tape::Mode::infer);
   const nn::Context c{tape, params_};
   Tensor latents = Tensor::empty({count, h, w, C}, activation_dtype());
-  const std::int64_t at_once = micro_batch_ > 0 ? micro_batch_ : count;
+  const std::int64_t at_once = frames_at_once(count);
   for (std::int64_t i = 0; i < count; i += at_once) {
     const std::int64_t n = std::min(at_once, count - i);
     Tensor frames = source(first + i, n);
@@ -199,7 +185,7 @@ void VideoVae::decode_frames(const Tensor& latents, std::int64_t first, const Fr
   Tape tape(Tape::Mode::infer);
   const nn::Context c{tape, params_};
   const Shape& s = latents.shape();  // [1,count,h,w,4]
-  const std::int64_t count = s[1], at_once = micro_batch_ > 0 ? micro_batch_ : count;
+  const std::int64_t count = s[1], at_once = frames_at_once(count);
   const Tensor by_frame = latents.view({count, s[2], s[3], C});
   for (std::int64_t i = 0; i < count; i += at_once) {
     const std::int64_t n = std::min(at_once, count - i);

@@ -6,9 +6,8 @@
 #include <memory>
 
 #include "models/interfaces.h"
+#include "models/video_vae/networks.h"
 #include "models/video_vae/options.h"
-#include "models/video_vae/vae2d.h"
-#include "models/video_vae/vae_temporal.h"
 
 namespace weft {
 
@@ -23,7 +22,7 @@ class VideoVae : public VideoCodec {
   ParameterTable& params() override { return params_; }
   WeightNames weight_names() const override;
   bool bf16() const override { return config_.dtype == "bf16"; }
-  ResultTables result_tables() const override { return video_vae_result_tables(); }
+  std::set<std::string> tables() const override { return {"vae"}; }
   WeightsKey weights() const override { return {"vae.weights", config_.weights}; }
   std::string dtype_key() const override { return "vae.dtype"; }
   // Logs one warning if the files have another scale or shift than the deck, whose values are used.
@@ -39,6 +38,10 @@ class VideoVae : public VideoCodec {
   std::int64_t pixels_a_latent() const override { return spatial_->pixels_a_latent(); }
   std::int64_t channels() const override { return TemporalVae::latent_channels; }
   std::int64_t chunk_pixels() const override;
+  // Frames that the temporal VAE takes at once; the 2D VAE takes vae.micro_batch_size of them.
+  std::int64_t chunk_frames(std::int64_t frames) const override {
+    return config_.micro_frame_size > 0 ? std::min(config_.micro_frame_size, frames) : frames;
+  }
   // As the model uses them: rounded in bf16.
   Normalisation normalisation() const override;
   std::string lacks_scale() const override {
@@ -77,17 +80,6 @@ class VideoVae : public VideoCodec {
   // Counts only the convolutions of the 2D decoder: they are most of decoding.
   double decoding_flops(double height, double width) const override;
 
-  // Dry runs: what encoding or decoding a clip of that size with micro-batches of `micro_batch`
-  // frames takes of an arena of `capacity` bytes (0: endless). The same for any number of frames
-  // from two chunks on, but for the latent itself.
-  MemoryNeed plan_encode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                         std::int64_t micro_batch, std::size_t capacity = 0) override;
-  MemoryNeed plan_decode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                         std::int64_t micro_batch, std::size_t capacity = 0) override;
-  // Frames that the 2D VAE takes at once from now on (vae.micro_batch_size at first); 0 takes a
-  // chunk at once.
-  void set_micro_batch(std::int64_t frames) override { micro_batch_ = frames; }
-  std::int64_t micro_batch() const { return micro_batch_; }
   // Channel factors and terms f32 [2,4] for ops::channel_affine_*: 2D latents times
   // SpatialVae::scaling, and back; temporal latents to what STDiT3 sees, and back
   // (docs/models/video_vae.md, Scaling and normalisation). Rounded as the bf16 buffers of a bf16
@@ -96,12 +88,6 @@ class VideoVae : public VideoCodec {
   const Tensor& unscaled_2d() const { return unscaled_2d_; }
   const Tensor& normalised() const { return normalised_; }
   const Tensor& denormalised() const { return denormalised_; }
-
-  // Frames that the temporal VAE takes at once, of a clip of `frames`.
-  std::int64_t chunk_frames(std::int64_t frames) const;
-  // Frames of such a clip that the 2D VAE takes at once if memory allows: by vae.micro_batch_size.
-  std::int64_t frames_asked(std::int64_t frames) const override;
-  std::int64_t frames_at_once(std::int64_t frames) const override;
 
  private:
   // `from` as activations: in the model's type.
@@ -115,7 +101,6 @@ class VideoVae : public VideoCodec {
   ParameterTable params_;
   std::unique_ptr<SpatialVae> spatial_;
   std::unique_ptr<TemporalVae> temporal_;
-  std::int64_t micro_batch_ = 0;
   Tensor scaled_2d_, unscaled_2d_, normalised_, denormalised_;
 };
 

@@ -8,8 +8,7 @@
 #include <set>
 
 #include "core/error.h"
-#include "jobs/generate/clip_batches.h"
-#include "jobs/generate/memory.h"
+#include "jobs/generate/clip_maker.h"
 #include "jobs/generate/options.h"
 #include "models/flow_sampler.h"
 #include "models/stdit3/options.h"
@@ -71,7 +70,7 @@ TEST(GenerateJob, NoiseFollowsPromptAndSampleAlone) {
 }
 
 TEST(GenerateJob, KeysChangeWithWhatDecidesPixels) {
-  const Deck deck = small();
+  const Deck deck = parse_deck(to_toml(small()), "deck", {"t5.weights=w"});
   const GenerateJob job = job_of(deck);
   EXPECT_EQ(job.items[0].key, job_of(deck).items[0].key);
   EXPECT_NE(job.items[0].key, job.items[2].key);
@@ -84,7 +83,7 @@ TEST(GenerateJob, KeysChangeWithWhatDecidesPixels) {
     const Deck other = parse_deck(to_toml(deck), "deck", {change});
     EXPECT_NE(job.items[0].key, job_of(other).items[0].key) << change;
   }
-  Deck same = deck;
+  Deck same = parse_deck(to_toml(deck), "deck", {"generate.max_clips=9", "generate.output=x"});
   same.run.threads = 3;
   same.parallel.sp = 2;
   same.get<VaeDeck>().micro_batch_size = 1;
@@ -183,6 +182,23 @@ TEST(GenerateJob, LoopsMustFit) {
   EXPECT_THROW(job_of(deck), Error);
   deck.get<GenerateDeck>().condition_frame_length = 10;
   EXPECT_THROW(job_of(deck), Error);  // nothing new in a loop
+}
+
+Deck pixel_deck() {
+  Deck deck;
+  deck.get<Stdit3Deck>().in_channels = 3;
+  return deck;
+}
+
+TEST(ClipParts, TakePixelsOrTheCodecsLatents) {
+  EXPECT_TRUE(ClipParts(pixel_deck()).on_pixels);
+  Deck deck;
+  EXPECT_EQ(ClipParts(deck).codec->channels(), 4);
+  deck.get<Stdit3Deck>().in_channels = 5;
+  EXPECT_THROW(ClipParts{deck}, Error);
+  deck.get<Stdit3Deck>().in_channels = 4;
+  deck.get<VaeDeck>().scale.clear();
+  EXPECT_THROW(ClipParts{deck}, Error);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "models/stdit3/clip_latents.h"
+#include "models/stdit3/rectified_flow.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,6 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "models/pixels.h"
-#include "models/stdit3/batch.h"
 #include "models/stdit3/options.h"
 #include "models/video_vae/options.h"
 

@@ -13,7 +13,7 @@
 #include "checkpoint/weight_files.h"
 #include "checkpoint/weights.h"
 #include "core/host.h"
-#include "models/t5/job.h"
+#include "models/t5/placement.h"
 #include "models/t5/t5.h"
 #include "ops/dispatch.h"
 #include "tensor/arena.h"
@@ -108,7 +108,8 @@ class TextEncoder : public testing::Test {
 
   EncodedTexts encode() {
     // Only rank 0 has the captions.
-    return encode_tokens(deck_, rank_ == 0 ? ids_ : decltype(ids_){}, dir_ / "f", MPI_COMM_WORLD);
+    return encode_tokens(deck_, rank_ == 0 ? ids_ : decltype(ids_){},
+                         {{dir_ / "f", ids_.size(), {}}}, {}, MPI_COMM_WORLD);
   }
 
   // Encodes, and holds file and figures to what they must be.

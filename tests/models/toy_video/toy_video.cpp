@@ -53,28 +53,6 @@ void ToyCodec::decode(const Tensor& latent, std::int64_t frames, const FrameSink
   }
 }
 
-MemoryNeed ToyCodec::plan_encode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                                 std::int64_t, std::size_t capacity) {
-  const auto arena = Arena::planning(this_device().kind, capacity);
-  const ArenaScope scope(*arena);
-  encode(
-      whole(frames), height, width,
-      [&](std::int64_t, std::int64_t n) {
-        return Tensor::empty({n, height, width, 3}, DType::f32);
-      },
-      nullptr);
-  return arena->need();
-}
-
-MemoryNeed ToyCodec::plan_decode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                                 std::int64_t, std::size_t capacity) {
-  const auto arena = Arena::planning(this_device().kind, capacity);
-  const ArenaScope scope(*arena);
-  decode(Tensor::empty({1, 1, frames, height / 2, width / 2}, DType::f32), frames,
-         [](std::int64_t, const Tensor&) {});
-  return arena->need();
-}
-
 EncodedTexts ToyTextEncoder::encode(const std::vector<std::string>& texts,
                                     const std::vector<TextFile>& files,
                                     const std::function<bool()>&, MPI_Comm world) {

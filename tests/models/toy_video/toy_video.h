@@ -15,8 +15,7 @@ class ToyDenoiser : public Denoiser {
   ToyDenoiser() { offset_ = &params_.add("toy.offset", {1}, {Init::Kind::constant, 0}); }
   std::string name() const override { return "toy"; }
   ParameterTable& params() override { return params_; }
-  bool bf16() const override { return false; }
-  ResultTables result_tables() const override { return {{"[model]", {}}, {"[sampler]", {}}}; }
+  std::set<std::string> tables() const override { return {"sampler"}; }
   std::int64_t channels() const override { return 1; }
   std::int64_t caption_channels() const override { return 1; }
   std::int64_t max_caption() const override { return 1; }
@@ -37,11 +36,10 @@ class ToyDenoiser : public Denoiser {
 // A latent frame is a frame's red at every second row and column; decoded it is grey again.
 class ToyCodec : public VideoCodec {
  public:
+  ToyCodec() : VideoCodec(1) {}
   std::string name() const override { return "toy codec"; }
   ParameterTable& params() override { return none_; }
-  bool bf16() const override { return false; }
-  ResultTables result_tables() const override { return {}; }
-  std::string dtype_key() const override { return "model.dtype"; }
+  std::set<std::string> tables() const override { return {}; }
   std::int64_t channels() const override { return 1; }
   std::int64_t latent_frames(std::int64_t frames) const override { return frames; }
   std::int64_t pixels_a_latent() const override { return 2; }
@@ -54,13 +52,6 @@ class ToyCodec : public VideoCodec {
                 const FrameSource& source, const Noise* noise) override;
   void decode(const Tensor& latent, std::int64_t frames, const FrameSink& sink) override;
   double decoding_flops(double height, double width) const override { return height * width; }
-  std::int64_t frames_asked(std::int64_t) const override { return 1; }
-  std::int64_t frames_at_once(std::int64_t) const override { return 1; }
-  void set_micro_batch(std::int64_t) override {}
-  MemoryNeed plan_encode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                         std::int64_t micro_batch, std::size_t capacity) override;
-  MemoryNeed plan_decode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                         std::int64_t micro_batch, std::size_t capacity) override;
 
  private:
   ParameterTable none_;
@@ -73,7 +64,6 @@ class ToyTextEncoder : public TextEncoder {
   std::int64_t channels() const override { return 1; }
   std::int64_t max_tokens() const override { return 1; }
   std::string describe() const override { return "toy"; }
-  ResultTables result_tables() const override { return {}; }
   EncodedTexts encode(const std::vector<std::string>& texts, const std::vector<TextFile>& files,
                       const std::function<bool()>& stop, MPI_Comm world) override;
 };

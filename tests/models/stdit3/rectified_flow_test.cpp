@@ -1,13 +1,320 @@
-// Captions, training loss and sampler around a small STDiT3.
+// What STDiT3 trains on besides latents (clip_latents_test.cpp), its loss, and its sampler.
+#include "models/stdit3/rectified_flow.h"
+
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
 #include <set>
 
 #include "models/stdit3/options.h"
-#include "models/stdit3/rectified_flow.h"
 #include "tests/models/stdit3/fixture.h"
 
 namespace weft::test {
 namespace {
+
+// ---- Timesteps
+
+// docs/models/stdit3.md, Timestep transform: tau = 500 in f32 by the original.
+TEST(TimestepTransform, MatchesTheOriginal) {
+  struct Sample {
+    ClipSize size;
+    double expected;
+  };
+  const Sample samples[] = {
+      {{240, 426, 1}, 384.4304},    {{240, 426, 51}, 707.4931},   {{480, 854, 102}, 872.5986},
+      {{720, 1280, 204}, 935.5823}, {{720, 1280, 408}, 953.5739}, {{144, 256, 34}, 542.5129},
+      {{256, 256, 17}, 527.8641},
+  };
+  for (const Sample& s : samples)
+    for (const bool fix : {false, true})
+      EXPECT_NEAR(timestep_transform(500, s.size, 1.0, fix), s.expected, 1e-4)
+          << s.size.height << "x" << s.size.width << " " << s.size.num_frames;
+}
+
+TEST(TimestepTransform, MonotoneWithFixedEnds) {
+  for (const ClipSize& size :
+       {ClipSize{144, 256, 1}, ClipSize{720, 1280, 204}, ClipSize{64, 64, 9}}) {
+    EXPECT_EQ(timestep_transform(0, size, 1.0, true), 0);
+    EXPECT_DOUBLE_EQ(timestep_transform(1000, size, 1.0, true), 1000);
+    double last = 0;
+    for (int t = 1; t <= 1000; ++t) {
+      const double now = timestep_transform(t, size, 1.0, true);
+      ASSERT_GT(now, last);
+      last = now;
+    }
+  }
+  // The scale multiplies the ratio: 4 more frames of 17 at scale 1 are as 1 at scale 2.
+  EXPECT_DOUBLE_EQ(timestep_transform(300, {512, 512, 68}, 1.0, true),
+                   timestep_transform(300, {512, 512, 17}, 2.0, true));
+}
+
+TEST(TimestepTransform, ShortClipsKeepTheirTimestepsUnlessAsked) {
+  for (std::int64_t frames = 2; frames <= 16; ++frames) {
+    const ClipSize size{512, 512, frames};
+    // The original: 0 everywhere, 0/0 at the end.
+    EXPECT_EQ(timestep_transform(500, size, 1.0, false), 0);
+    EXPECT_TRUE(std::isnan(timestep_transform(1000, size, 1.0, false)));
+    // As an image of its size.
+    EXPECT_DOUBLE_EQ(timestep_transform(500, size, 1.0, true),
+                     timestep_transform(500, {512, 512, 1}, 1.0, false));
+  }
+  EXPECT_GT(timestep_transform(500, {512, 512, 17}, 1.0, true), 500);
+}
+
+// Largest distance of the sample's distribution from `cdf`, times sqrt(n): above 1.95 once in a
+// thousand.
+double kolmogorov(std::vector<double> v, const std::function<double(double)>& cdf) {
+  std::sort(v.begin(), v.end());
+  const auto n = static_cast<double>(v.size());
+  double d = 0;
+  for (std::size_t i = 0; i < v.size(); ++i) {
+    const double f = cdf(v[i]), at = static_cast<double>(i);
+    d = std::max({d, f - at / n, (at + 1) / n - f});
+  }
+  return d * std::sqrt(n);
+}
+
+std::vector<double> draw(const DiffusionDeck& d, const ClipSize& size, std::uint64_t seed = 5) {
+  std::vector<double> v;
+  for (std::uint64_t step = 0; step < 200; ++step)
+    for (std::uint64_t sample = 0; sample < 50; ++sample)
+      v.push_back(static_cast<double>(draw_timestep(d, size, seed, step, sample)));
+  return v;
+}
+
+double normal_cdf(double z) { return 0.5 * std::erfc(-z / std::sqrt(2.0)); }
+double logit(double u) { return std::log(u / (1 - u)); }
+
+TEST(DrawTimestep, LogitNormal) {
+  DiffusionDeck d;
+  d.use_timestep_transform = false;
+  EXPECT_LT(kolmogorov(draw(d, {}), [](double t) { return normal_cdf(logit(t / 1000)); }), 1.95);
+  d.loc = -0.7;
+  d.scale = 1.6;
+  EXPECT_LT(
+      kolmogorov(draw(d, {}), [](double t) { return normal_cdf((logit(t / 1000) + 0.7) / 1.6); }),
+      1.95);
+  EXPECT_GT(kolmogorov(draw(d, {}), [](double t) { return normal_cdf(logit(t / 1000)); }), 10)
+      << "the bound cannot tell distributions apart";
+}
+
+TEST(DrawTimestep, Uniform) {
+  DiffusionDeck d;
+  d.use_timestep_transform = false;
+  d.sample_method = "uniform";
+  EXPECT_LT(kolmogorov(draw(d, {}), [](double t) { return t / 1000; }), 1.95);
+}
+
+TEST(DrawTimestep, Discrete) {
+  DiffusionDeck d;
+  d.use_timestep_transform = false;
+  d.use_discrete_timesteps = true;
+  const auto v = draw(d, {});
+  for (const double t : v) ASSERT_EQ(t, std::round(t));
+  EXPECT_EQ(*std::min_element(v.begin(), v.end()), 0);
+  EXPECT_EQ(*std::max_element(v.begin(), v.end()), 999);
+  // The steps of the distribution add at most 1/1000 * sqrt(n) = 0.1.
+  EXPECT_LT(kolmogorov(v, [](double t) { return (t + 0.5) / 1000; }), 2.05);
+}
+
+TEST(DrawTimestep, TransformFollows) {
+  DiffusionDeck d;
+  d.transform_scale = 1.3;
+  const ClipSize size{480, 854, 102};
+  DiffusionDeck plain = d;
+  plain.use_timestep_transform = false;
+  const auto moved = draw(d, size), raw = draw(plain, size);
+  for (std::size_t i = 0; i < raw.size(); ++i)
+    ASSERT_NEAR(moved[i], timestep_transform(raw[i], size, 1.3, true), 1e-3);
+}
+
+TEST(DrawTimestep, FunctionOfSeedStepAndSample) {
+  const DiffusionDeck d;
+  const ClipSize size{240, 426, 51};
+  EXPECT_EQ(draw_timestep(d, size, 1, 2, 3), draw_timestep(d, size, 1, 2, 3));
+  EXPECT_NE(draw_timestep(d, size, 1, 2, 3), draw_timestep(d, size, 2, 2, 3));
+  EXPECT_NE(draw_timestep(d, size, 1, 2, 3), draw_timestep(d, size, 1, 3, 3));
+  EXPECT_NE(draw_timestep(d, size, 1, 2, 3), draw_timestep(d, size, 1, 2, 4));
+  EXPECT_NE(draw_timestep(d, size, 1, 2, 3), draw_timestep(d, size, 1, 3, 2));
+}
+
+// ---- Frame masks
+
+constexpr int draws = 4000;
+
+struct Kind {
+  const char* name;
+  double MaskDeck::*share;
+};
+const Kind kinds[] = {
+    {"random", &MaskDeck::random},
+    {"intepolate", &MaskDeck::intepolate},
+    {"quarter_random", &MaskDeck::quarter_random},
+    {"quarter_head", &MaskDeck::quarter_head},
+    {"quarter_tail", &MaskDeck::quarter_tail},
+    {"quarter_head_tail", &MaskDeck::quarter_head_tail},
+    {"image_random", &MaskDeck::image_random},
+    {"image_head", &MaskDeck::image_head},
+    {"image_tail", &MaskDeck::image_tail},
+    {"image_head_tail", &MaskDeck::image_head_tail},
+};
+
+using Mask = std::vector<std::uint8_t>;
+
+// How often each mask came up when only `kind` is drawn.
+std::map<std::string, int> histogram(const Kind& kind, std::int64_t n) {
+  MaskDeck d;
+  d.*kind.share = 1.0;
+  std::map<std::string, int> seen;
+  for (int i = 0; i < draws; ++i) {
+    const Mask m = draw_frame_mask(d, n, 3, static_cast<std::uint64_t>(i / 50),
+                                   static_cast<std::uint64_t>(i % 50));
+    EXPECT_EQ(m.size(), static_cast<std::size_t>(n));
+    std::string s;
+    for (const auto v : m) s += v == 0 ? '0' : v == 1 ? '1' : '?';
+    ++seen[s];
+  }
+  return seen;
+}
+
+// Holds the counts to `expected` shares, five standard deviations wide; no other mask may come up.
+void expect_shares(const std::map<std::string, int>& seen,
+                   const std::map<std::string, double>& expected, const std::string& what) {
+  for (const auto& [mask, count] : seen)
+    EXPECT_TRUE(expected.contains(mask)) << what << ": " << mask;
+  for (const auto& [mask, share] : expected) {
+    const auto at = seen.find(mask);
+    EXPECT_NEAR(at == seen.end() ? 0 : at->second, draws * share,
+                5 * std::sqrt(draws * share * (1 - share)))
+        << what << ": " << mask;
+  }
+}
+
+std::string hidden(std::int64_t n, std::vector<std::pair<std::int64_t, std::int64_t>> ranges) {
+  std::string s(static_cast<std::size_t>(n), '1');
+  for (const auto& [begin, end] : ranges)
+    for (std::int64_t f = begin; f < end; ++f) s[static_cast<std::size_t>(f)] = '0';
+  return s;
+}
+
+TEST(FrameMask, HeadTailAndBothOfOneFrame) {
+  for (const std::int64_t n : {3, 5, 15}) {
+    expect_shares(histogram(kinds[7], n), {{hidden(n, {{0, 1}}), 1}}, "image_head");
+    expect_shares(histogram(kinds[8], n), {{hidden(n, {{n - 1, n}}), 1}}, "image_tail");
+    expect_shares(histogram(kinds[9], n), {{hidden(n, {{0, 1}, {n - 1, n}}), 1}},
+                  "image_head_tail");
+  }
+  // Of two frames both would go; the last stays to be learnt from.
+  expect_shares(histogram(kinds[7], 2), {{"01", 1}}, "image_head");
+  expect_shares(histogram(kinds[8], 2), {{"10", 1}}, "image_tail");
+  expect_shares(histogram(kinds[9], 2), {{"01", 1}}, "image_head_tail");
+}
+
+TEST(FrameMask, QuartersDrawTheirLength) {
+  const std::int64_t n = 15;  // up to 3 frames
+  std::map<std::string, double> head, tail, both, anywhere;
+  for (std::int64_t k = 1; k <= 3; ++k) {
+    head[hidden(n, {{0, k}})] = 1.0 / 3;
+    tail[hidden(n, {{n - k, n}})] = 1.0 / 3;
+    both[hidden(n, {{0, k}, {n - k, n}})] = 1.0 / 3;
+    for (std::int64_t at = 0; at <= n - k; ++at)
+      anywhere[hidden(n, {{at, at + k}})] = 1.0 / 3 / static_cast<double>(n - k + 1);
+  }
+  expect_shares(histogram(kinds[3], n), head, "quarter_head");
+  expect_shares(histogram(kinds[4], n), tail, "quarter_tail");
+  expect_shares(histogram(kinds[5], n), both, "quarter_head_tail");
+  expect_shares(histogram(kinds[2], n), anywhere, "quarter_random");
+  // Below 4 frames a quarter is none, on which the original fails: one frame is taken.
+  for (const std::int64_t few : {2, 3, 5}) {
+    expect_shares(histogram(kinds[3], few), {{hidden(few, {{0, 1}}), 1}}, "quarter_head");
+    expect_shares(histogram(kinds[4], few), {{hidden(few, {{few - 1, few}}), 1}}, "quarter_tail");
+  }
+}
+
+TEST(FrameMask, OneFrameAnywhere) {
+  for (const std::int64_t n : {2, 3, 5, 15}) {
+    std::map<std::string, double> expected;
+    for (std::int64_t at = 0; at < n; ++at)
+      expected[hidden(n, {{at, at + 1}})] = 1.0 / static_cast<double>(n);
+    expect_shares(histogram(kinds[6], n), expected, "image_random");
+  }
+}
+
+TEST(FrameMask, EverySecondFrame) {
+  expect_shares(histogram(kinds[1], 5), {{"01010", 0.5}, {"10101", 0.5}}, "intepolate");
+  expect_shares(histogram(kinds[1], 2), {{"01", 0.5}, {"10", 0.5}}, "intepolate");
+}
+
+// Each frame is kept by rand > ratio with ratio uniform in [0.1, 0.9]: half of them, and together
+// more spread than independent coins.
+TEST(FrameMask, RandomDrawsItsRatio) {
+  const std::int64_t n = 15;
+  double sum = 0, squares = 0;
+  for (const auto& [mask, count] : histogram(kinds[0], n)) {
+    EXPECT_NE(mask.find('1'), std::string::npos);
+    const auto kept = static_cast<double>(std::count(mask.begin(), mask.end(), '1'));
+    sum += count * kept;
+    squares += count * kept * kept;
+  }
+  const double mean = sum / draws, variance = squares / draws - mean * mean;
+  // Var = E[n r(1-r)] + n^2 Var(r), r uniform of width 0.8.
+  const double var_r = 0.64 / 12, expected = n * (0.25 - var_r) + n * n * var_r;
+  EXPECT_NEAR(mean, n / 2.0, 5 * std::sqrt(expected / draws));
+  EXPECT_NEAR(variance, expected, 0.08 * expected);
+}
+
+TEST(FrameMask, NeverAllHiddenAndNoneOfOneFrame) {
+  for (const Kind& kind : kinds) {
+    for (const std::int64_t n : {2, 3, 5, 15})
+      for (const auto& [mask, count] : histogram(kind, n)) {
+        EXPECT_NE(mask.find('1'), std::string::npos) << kind.name << " " << n;
+        if (kind.share != &MaskDeck::random) {
+          EXPECT_NE(mask.find('0'), std::string::npos) << kind.name << " " << n;
+        }
+      }
+    expect_shares(histogram(kind, 1), {{"1", 1}}, kind.name);
+  }
+}
+
+TEST(FrameMask, SharesOfTheKinds) {
+  // Kinds that their masks of 5 frames tell apart, and the rest without any.
+  MaskDeck d;
+  d.image_head = 0.22;
+  d.image_tail = 0.1;
+  d.intepolate = 0.3;
+  EXPECT_TRUE(masks_wanted(d));
+  std::map<std::string, int> seen;
+  for (int i = 0; i < draws; ++i) {
+    std::string s;
+    for (const auto v : draw_frame_mask(d, 5, 3, 0, static_cast<std::uint64_t>(i)))
+      s += v ? '1' : '0';
+    ++seen[s];
+  }
+  expect_shares(
+      seen, {{"01111", 0.22}, {"11110", 0.1}, {"01010", 0.15}, {"10101", 0.15}, {"11111", 0.38}},
+      "mixture");
+  EXPECT_FALSE(masks_wanted(MaskDeck{}));
+  for (const Kind& kind : kinds) {
+    MaskDeck one;
+    one.*kind.share = 0.001;
+    EXPECT_TRUE(masks_wanted(one)) << kind.name;
+  }
+}
+
+TEST(FrameMask, FunctionOfSeedStepAndSample) {
+  MaskDeck d;
+  d.random = 1;
+  const Mask m = draw_frame_mask(d, 64, 1, 2, 3);
+  EXPECT_EQ(draw_frame_mask(d, 64, 1, 2, 3), m);
+  EXPECT_NE(draw_frame_mask(d, 64, 2, 2, 3), m);
+  EXPECT_NE(draw_frame_mask(d, 64, 1, 3, 3), m);
+  EXPECT_NE(draw_frame_mask(d, 64, 1, 2, 4), m);
+}
+
+// ---- Batch, loss and sampler
 
 using Ints = std::vector<std::int32_t>;
 

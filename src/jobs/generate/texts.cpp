@@ -1,10 +1,10 @@
-#include "jobs/generate/prompts/prompt_sources.h"
+#include "jobs/generate/texts.h"
 
 #include <signal.h>
 #include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include <sys/wait.h>
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -21,11 +21,13 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "jobs/generate/options.h"
-#include "media/download.h"
 #include "parallel/broadcast.h"
 #include "text/utf8.h"
 
 namespace weft {
+
+// ---- Rewriting
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -40,13 +42,6 @@ std::string content_of(const fs::path& path) {
   std::ostringstream content;
   content << in.rdbuf();
   return in ? content.str() : "";
-}
-
-void make_folder(const fs::path& path) {
-  std::error_code failed;
-  fs::create_directories(path, failed);
-  WEFT_CHECK(!failed, Exit::data, "check generate.output", "cannot make the folder {}: {}",
-             path.string(), failed.message());
 }
 
 // Results of the same command from earlier runs; empty if the file is not in the form written here.
@@ -80,15 +75,15 @@ int run_shell(const std::string& command, const std::function<bool()>& stop) {
   const int failed =
       posix_spawn(&shell, "/bin/sh", nullptr, &how, const_cast<char* const*>(arguments), environ);
   posix_spawnattr_destroy(&how);
-  WEFT_CHECK(failed == 0, Exit::data, "is /bin/sh there?", "generate.refine cannot be started: {}",
-             std::strerror(failed));
+  WEFT_CHECK(failed == 0, Exit::data, "check that /bin/sh exists",
+             "generate.refine cannot be started: {}", std::strerror(failed));
   int status = 0;
   while (waitpid(shell, &status, WNOHANG) == 0) {
     if (stop()) {
       kill(-shell, SIGTERM);
       waitpid(shell, &status, 0);
-      throw Error(Exit::stopped, "stopped on request while generate.refine was at work",
-                  "run the same command to go on", __FILE__, __LINE__);
+      throw Error(Exit::stopped, "stopped on request while generate.refine was running",
+                  "run the same command to resume", __FILE__, __LINE__);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
@@ -135,16 +130,14 @@ std::string key_of(const std::string& text, const std::vector<std::int64_t>& num
   return numbers.empty() ? text : fmt::format("{}:\n{}", numbers[i], text);
 }
 
-// The name of an address's file. Keeps the ending: FFmpeg recognises some formats by it.
-std::string name_of_address(const std::string& address) {
-  const std::string ending = fs::path(address.substr(0, address.find_first_of("?#"))).extension();
-  const bool plain = ending.size() <= 6 && std::all_of(ending.begin(), ending.end(), [](char c) {
-                       return c == '.' || std::isalnum(static_cast<unsigned char>(c)) != 0;
-                     });
-  return to_hex(hash128(std::string_view(address))) + (plain ? ending : "");
-}
-
 }  // namespace
+
+void make_folder(const fs::path& path) {
+  std::error_code failed;
+  fs::create_directories(path, failed);
+  WEFT_CHECK(!failed, Exit::data, "check generate.output", "cannot make the folder {}: {}",
+             path.string(), failed.message());
+}
 
 RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Comm world,
                       const std::function<bool()>& stop) {
@@ -164,7 +157,7 @@ RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Co
         const nlohmann::json j = {{"command", command}, {"texts", refined}};
         replace_file(path, j.dump(1), Exit::data, Durable::yes);
       }
-      log::info("refine    {}, {} of them known from before", counted(std::ssize(texts), "text"),
+      log::info("refine    {}, {} of them cached", counted(std::ssize(texts), "text"),
                 texts.size() - wanted.size());
       known = nlohmann::json(refined).dump();
     }
@@ -177,29 +170,99 @@ RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Co
   };
 }
 
-void fetch_references(std::vector<Prompt>& prompts, const GenerateDeck& deck,
-                      const MediaAccess& access, const fs::path& output, MPI_Comm world) {
-  bool any = false;
-  for (Prompt& p : prompts) {
-    for (std::string& reference : p.references) {
-      if (!is_address(reference)) continue;
-      any = true;
-      const fs::path file = output / "references" / name_of_address(reference);
-      std::error_code none;
-      if (log::rank() == 0 && !fs::is_regular_file(fs::symlink_status(file, none))) {
-        make_folder(file.parent_path());
-        try {
-          download(reference, file, access);
-        } catch (const Error& e) {
-          throw Error(e.code(), fmt::format("{}: {}", place_of(deck, p), e.what()), e.hint(),
-                      __FILE__, __LINE__);
-        }
-        log::info("fetched   {}", reference);
-      }
-      reference = file;
-    }
+// ---- Features
+
+namespace {
+
+constexpr const char* key_name = "key";  // in a file's metadata
+constexpr std::size_t most_open = 32;
+
+// A hash of all that decides a file's features.
+std::string key_of_texts(const std::string& encoder, std::span<const std::string> texts) {
+  Hasher hasher;
+  const auto add = [&](const std::string& text) {
+    const std::uint64_t length = text.size();
+    // The length first, so that two lists with the same bytes in sum differ.
+    hasher.add(std::as_bytes(std::span(&length, 1)));
+    hasher.add(std::as_bytes(std::span(text)));
+  };
+  add(encoder);
+  for (const std::string& text : texts) add(text);
+  return to_hex(hasher.value());
+}
+
+// "" for a file that is missing or damaged.
+std::string stored_key(const fs::path& path) {
+  std::error_code none;
+  if (!fs::exists(path, none)) return "";
+  try {
+    const SafetensorsFile file = SafetensorsFile::open(path);
+    const auto key = file.metadata().find(key_name);
+    return key == file.metadata().end() ? "" : key->second;
+  } catch (const Error& e) {
+    log::warn("{}: encoding its texts again", e.what());
+    return "";
   }
-  if (any) MPI_Barrier(world);
+}
+
+}  // namespace
+
+PromptFeatures::PromptFeatures(TextEncoder* encoder, const std::vector<std::string>& texts,
+                               const fs::path& directory, MPI_Comm world,
+                               const std::function<bool()>& stop, std::int64_t texts_a_file)
+    : texts_a_file_(texts_a_file), directory_(directory) {
+  if (encoder == nullptr || !encoder->lacks().empty()) return;
+  channels_ = encoder->channels();
+  longest_ = encoder->max_tokens();
+  // Before its tokenizer, which lies in the same folder, is asked for.
+  if (log::rank() == 0) encoder->check_weights();
+  there_ = true;
+  // Rank 0 knows which files are missing, and their texts.
+  std::vector<TextFile> files;
+  std::vector<std::string> missing;
+  if (log::rank() == 0) {
+    const std::string described = encoder->describe();
+    const auto step = static_cast<std::size_t>(texts_a_file);
+    for (std::size_t first = 0; first == 0 || first < texts.size(); first += step) {
+      const auto of_file = std::span(texts).subspan(first, std::min(step, texts.size() - first));
+      const fs::path path = file_name(static_cast<std::int64_t>(first / step));
+      const std::string key = key_of_texts(described, of_file);
+      if (stored_key(path) == key) continue;
+      missing.insert(missing.end(), of_file.begin(), of_file.end());
+      files.push_back({path, missing.size(), {{key_name, key}}});
+    }
+    if (missing.size() < texts.size() || files.empty())
+      log::info("text      {} of {} cached in {}", texts.size() - missing.size(),
+                counted(std::ssize(texts), "text"), file_name(0).string());
+  }
+  int wait = files.empty() ? 0 : 1;
+  MPI_Bcast(&wait, 1, MPI_INT, 0, world);
+  if (wait == 0) return;
+  encoded_ = encoder->encode(missing, files, stop, world);
+  // The others may open the files only once rank 0 has written them.
+  MPI_Barrier(world);
+}
+
+fs::path PromptFeatures::file_name(std::int64_t file) const {
+  return directory_ /
+         fmt::format("text_features{}.safetensors", file == 0 ? "" : fmt::format("-{}", file));
+}
+
+TextRows PromptFeatures::read(std::int64_t text) const {
+  WEFT_ASSERT(there_ && text >= 0);
+  const std::int64_t number = text / texts_a_file_;
+  auto file = open_.find(number);
+  if (file == open_.end()) {
+    if (open_.size() == most_open) open_.erase(open_.begin());
+    file = open_.emplace(number, SafetensorsFile::open(file_name(number))).first;
+  }
+  const SafetensorEntry& e = file->second.at(std::to_string(text % texts_a_file_));
+  WEFT_CHECK(
+      e.shape.size() == 2 && e.shape[1] == channels_ && e.shape[0] >= 1 && e.shape[0] <= longest_,
+      Exit::data, "delete the file; the same command rebuilds it",
+      "{}: text {} has shape [{}], expected [1..{}, {}]", file->second.path().string(), text,
+      fmt::join(e.shape, ", "), longest_, channels_);
+  return {file->second.read_f32(e), e.shape[0]};
 }
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-#include "jobs/generate/prompts/references.h"
+#include "jobs/generate/references.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,11 +8,17 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/hash.h"
+#include "core/log.h"
+#include "jobs/generate/texts.h"
+#include "media/download.h"
 #include "media/resize.h"
 #include "media/video_reader.h"
 
 namespace weft {
 namespace {
+
+namespace fs = std::filesystem;
 
 LatentReference encode(const VideoCodec::Part& part, std::int64_t height, std::int64_t width,
                        VideoCodec& codec, const VideoCodec::Noise& noise,
@@ -67,7 +73,41 @@ std::int64_t count_frames(const MediaSource& file, const MediaAccess& access) {
   return count;
 }
 
+// The name of an address's file. Keeps the ending: FFmpeg recognises some formats by it.
+std::string name_of_address(const std::string& address) {
+  const std::string ending = fs::path(address.substr(0, address.find_first_of("?#"))).extension();
+  const bool plain = ending.size() <= 6 && std::all_of(ending.begin(), ending.end(), [](char c) {
+                       return c == '.' || std::isalnum(static_cast<unsigned char>(c)) != 0;
+                     });
+  return to_hex(hash128(std::string_view(address))) + (plain ? ending : "");
+}
+
 }  // namespace
+
+void fetch_references(std::vector<Prompt>& prompts, const GenerateDeck& deck,
+                      const MediaAccess& access, const fs::path& output, MPI_Comm world) {
+  bool any = false;
+  for (Prompt& p : prompts) {
+    for (std::string& reference : p.references) {
+      if (!is_address(reference)) continue;
+      any = true;
+      const fs::path file = output / "references" / name_of_address(reference);
+      std::error_code none;
+      if (log::rank() == 0 && !fs::is_regular_file(fs::symlink_status(file, none))) {
+        make_folder(file.parent_path());
+        try {
+          download(reference, file, access);
+        } catch (const Error& e) {
+          throw Error(e.code(), fmt::format("{}: {}", place_of(deck, p), e.what()), e.hint(),
+                      __FILE__, __LINE__);
+        }
+        log::info("fetched   {}", reference);
+      }
+      reference = file;
+    }
+  }
+  if (any) MPI_Barrier(world);
+}
 
 void check_references(const std::vector<std::string>& files, MediaTrust named_by,
                       const std::string& where) {
@@ -75,7 +115,7 @@ void check_references(const std::vector<std::string>& files, MediaTrust named_by
     if (is_source_graph(file)) {
       WEFT_CHECK(named_by == MediaTrust::deck, Exit::data,
                  "name a file; FFmpeg's sources may stand in generate.references alone",
-                 "{}: reference {} is no file", where, file);
+                 "{}: reference {} is not a file", where, file);
       continue;
     }
     WEFT_CHECK(file.find("://") == std::string::npos, Exit::data,
@@ -83,7 +123,7 @@ void check_references(const std::vector<std::string>& files, MediaTrust named_by
                "{}: reference {} is an address", where, file);
     WEFT_CHECK(is_there(file, Exit::data), Exit::data,
                "check reference_path or generate.references; paths begin where weft is started",
-               "{}: there is no reference file \"{}\"", where, file);
+               "{}: reference file \"{}\" does not exist", where, file);
     File::open(file, Exit::data);  // throws if it cannot be read
   }
 }

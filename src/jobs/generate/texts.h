@@ -1,4 +1,5 @@
-// The features of a job's texts: made once, kept beside the clips, used again on restart.
+// The texts of a job: rewritten by the user's command if the deck names one, then encoded. Rank 0
+// keeps both results with the clips, so that a resumed job has the same.
 #pragma once
 
 #include <mpi.h>
@@ -10,9 +11,21 @@
 #include <vector>
 
 #include "checkpoint/safetensors.h"
+#include "jobs/generate/prompts.h"
 #include "models/interfaces.h"
 
 namespace weft {
+
+// Makes generate.output, or a folder in it; Exit::data where that fails.
+void make_folder(const std::filesystem::path& path);
+
+// For read_prompts: /bin/sh runs `command` on rank 0, with all texts, or texts of a number, that
+// OUTPUT/refined_texts.json does not have yet, a line each, on its standard input; it prints as
+// many lines. Exit::data names the command where it fails, prints another number of lines, an empty
+// one or one that is not UTF-8; Exit::stopped where `stop` ended it. Collective, as the function
+// that it returns. An empty `command` changes nothing.
+RefineTexts refine_by(const std::string& command, const std::filesystem::path& output,
+                      MPI_Comm world, const std::function<bool()>& stop);
 
 // The features of one text: f32 [tokens, channels].
 struct TextRows {

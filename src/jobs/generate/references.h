@@ -1,14 +1,17 @@
-// Pictures and videos that a clip begins with or is edited from, as latents
+// Pictures and videos that a clip begins with or is edited from: fetched, and encoded to latents
 // (docs/generate_reference.md, Masks).
 #pragma once
 
+#include <mpi.h>
+
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "jobs/generate/frame_memory.h"
-#include "jobs/generate/prompts/mask_strategy.h"
+#include "jobs/generate/prompts.h"
 #include "media/media_source.h"
 #include "models/interfaces.h"
 
@@ -25,6 +28,13 @@ struct LatentReference {
 
 // Which of a reference's latent frames are taken, when it has so many.
 using TakenFrames = std::function<LatentRange(std::int64_t latents)>;
+
+// References at an address (media/download.h) become files in OUTPUT/references, which rank 0
+// fetches unless they are there. Exit::data, beginning with the prompt's place; Exit::stopped where
+// access.stop said so. Collective.
+void fetch_references(std::vector<Prompt>& prompts, const GenerateDeck& deck,
+                      const MediaAccess& access, const std::filesystem::path& output,
+                      MPI_Comm world);
 
 // Exit::data, beginning with `where`, for a file that is not there or cannot be read, and for a
 // source graph that `named_by` may not ask for. Nothing is decoded.

@@ -1,5 +1,5 @@
 // References, of which only the chunks that a clip takes are read and encoded.
-#include "jobs/generate/prompts/references.h"
+#include "jobs/generate/references.h"
 
 #include "tests/models/video_vae/vae_fixture.h"
 
@@ -48,7 +48,7 @@ TEST_F(ReferencesTest, MemoryDoesNotGrowWithTheVideo) {
         {}, 16, 20, tiny.vae, noise, [](std::int64_t latents) {
           return LatentRange{0, latents};
         });
-    EXPECT_EQ(FrameMemory::peak(), reference_bytes(tiny.vae.micro_batch(), 16, 20)) << seconds;
+    EXPECT_EQ(FrameMemory::peak(), reference_bytes(tiny.vae.frames_at_once(17), 16, 20)) << seconds;
   }
   EXPECT_EQ(FrameMemory::now(), 0u);
 }

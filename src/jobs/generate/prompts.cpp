@@ -1,17 +1,221 @@
-#include "jobs/generate/prompts/prompts.h"
+#include "jobs/generate/prompts.h"
 
 #include <algorithm>
 #include <charconv>
 #include <sstream>
+#include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "data/aspect.h"
 #include "jobs/generate/options.h"
 #include "text/utf8.h"
 
 namespace weft {
+
+// ---- Sizes
+
+namespace {
+
+const std::vector<std::pair<std::string, std::string>> ratios = {
+    {"3:8", "0.38"},   {"9:21", "0.43"}, {"12:25", "0.48"}, {"1:2", "0.50"},  {"9:17", "0.53"},
+    {"27:50", "0.54"}, {"9:16", "0.56"}, {"5:8", "0.62"},   {"2:3", "0.67"},  {"3:4", "0.75"},
+    {"1:1", "1.00"},   {"4:3", "1.33"},  {"3:2", "1.50"},   {"16:9", "1.78"}, {"17:9", "1.89"},
+    {"2:1", "2.00"},   {"50:27", "2.08"}};
+
+// Seconds at 24 frames a second, cut to whole chunks of 17 frames.
+const std::vector<std::pair<std::string, std::int64_t>> lengths = {
+    {"1x", 51},  {"2s", 51},  {"2x", 102},  {"4s", 102},  {"4x", 204},
+    {"8s", 204}, {"8x", 408}, {"16s", 408}, {"16x", 816}, {"32s", 816}};
+
+template <class T>
+std::vector<std::string> names_of(const std::vector<std::pair<std::string, T>>& table) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : table) names.push_back(name);
+  return names;
+}
+
+}  // namespace
+
+std::string aspect_key(const std::string& ratio) {
+  for (const auto& [name, key] : ratios)
+    if (name == ratio) return key;
+  throw Error(Exit::usage, fmt::format("unknown aspect ratio \"{}\"", ratio),
+              fmt::format("height:width, one of {}; or set generate.image_size",
+                          fmt::join(names_of(ratios), ", ")),
+              __FILE__, __LINE__);
+}
+
+std::int64_t frame_count(const std::string& text) {
+  // A name, or both of a length with a slash between them.
+  for (const auto& [name, frames] : lengths)
+    for (const auto& [other, same] : lengths)
+      if (text == name || (same == frames && text == name + "/" + other)) return frames;
+  std::int64_t frames = 0;
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), frames);
+  WEFT_CHECK(
+      failed == std::errc() && end == text.data() + text.size() && frames >= 1 && frames <= 100000,
+      Exit::usage,
+      fmt::format("a number of at least 1, or one of {}", fmt::join(names_of(lengths), ", ")),
+      "unknown length of a clip \"{}\"", text);
+  return frames;
+}
+
+PixelSize clip_size(const GenerateDeck& deck, const std::string& num_frames,
+                    const std::string& resolution, const std::string& aspect_ratio) {
+  PixelSize size{frame_count(num_frames), 0, 0};
+  if (!deck.image_size.empty()) {
+    WEFT_CHECK(deck.image_size.size() == 2, Exit::usage,
+               "write height and width, such as [240, 426]", "generate.image_size has {} numbers",
+               deck.image_size.size());
+    size.height = deck.image_size[0];
+    size.width = deck.image_size[1];
+    return size;
+  }
+  const std::string key = aspect_key(aspect_ratio);
+  const auto& known = aspect_sizes(resolution);
+  const auto found =
+      std::find_if(known.begin(), known.end(), [&](const AspectSize& s) { return s.key == key; });
+  if (found == known.end()) {
+    std::vector<std::string> there;
+    for (const auto& [name, k] : ratios)
+      for (const AspectSize& s : known)
+        if (s.key == k) there.push_back(name);
+    throw Error(
+        Exit::usage,
+        fmt::format("resolution {} has no size for aspect ratio {}", resolution, aspect_ratio),
+        fmt::format("it has {}; or set generate.image_size", fmt::join(there, ", ")), __FILE__,
+        __LINE__);
+  }
+  size.height = found->height;
+  size.width = found->width;
+  return size;
+}
+
+// ---- Masks
+
+namespace {
+
+template <class T>
+T number(const std::string& field, const std::string& group, const std::string& where) {
+  const auto first = field.find_first_not_of(' ');
+  const std::string s = first == std::string::npos
+                            ? ""
+                            : field.substr(first, field.find_last_not_of(' ') - first + 1);
+  T value{};
+  const auto [end, failed] = std::from_chars(s.data(), s.data() + s.size(), value);
+  WEFT_CHECK(
+      failed == std::errc() && end == s.data() + s.size(), Exit::data,
+      "a group is loop,reference,reference start,target start,length,edit ratio: whole numbers, "
+      "and a ratio from 0 to 1",
+      "{}: mask strategy group \"{}\": \"{}\" is not a valid number here", where, group, field);
+  return value;
+}
+
+}  // namespace
+
+std::vector<MaskGroup> parse_mask_strategy(const std::string& text, const std::string& where) {
+  std::vector<MaskGroup> groups;
+  if (text.empty()) return groups;
+  std::istringstream all(text + ";");
+  for (std::string group; std::getline(all, group, ';');) {
+    std::vector<std::string> fields;
+    std::istringstream in(group + ",");
+    for (std::string field; std::getline(in, field, ',');) fields.push_back(field);
+    WEFT_CHECK(fields.size() <= 6, Exit::data,
+               "a group has at most loop,reference,reference start,target start,length,edit ratio",
+               "{}: mask strategy group \"{}\" has {} fields", where, group, fields.size());
+    MaskGroup g;
+    std::int64_t* const whole[] = {&g.loop, &g.reference, &g.reference_start, &g.target_start,
+                                   &g.length};
+    for (std::size_t i = 0; i < fields.size(); ++i)
+      if (i < 5)
+        *whole[i] = number<std::int64_t>(fields[i], group, where);
+      else
+        g.edit = number<double>(fields[i], group, where);
+    WEFT_CHECK(g.edit >= 0 && g.edit <= 1, Exit::data, "0 keeps the frames, 1 generates new ones",
+               "{}: mask strategy group \"{}\": edit ratio {}", where, group, g.edit);
+    WEFT_CHECK(g.length >= 1, Exit::data, "place 1 latent frame or more",
+               "{}: mask strategy group \"{}\": length {}", where, group, g.length);
+    groups.push_back(g);
+  }
+  return groups;
+}
+
+std::int64_t snap(std::int64_t position, std::int64_t align, std::int64_t frames) {
+  if (align == 0) return position;
+  std::int64_t t = position / align;
+  if (2 * (position % align) > align && t < frames / align - 1) ++t;
+  return t * align;
+}
+
+namespace {
+
+// A group in a clip of `frames`, of a reference of `given`.
+Placement place(const MaskGroup& g, std::int64_t given, std::int64_t frames, std::int64_t align,
+                const std::string& where) {
+  Placement p{g.reference, g.reference_start, g.target_start, 0, g.edit};
+  if (p.from < 0) p.from += given;
+  if (p.to < 0) p.to += frames;
+  const bool inside = p.from >= 0 && p.to >= 0;
+  if (inside) {
+    p.from = snap(p.from, align, given);
+    p.to = snap(p.to, align, frames);
+    p.length = std::min({g.length, frames - p.to, given - p.from});
+  }
+  WEFT_CHECK(inside && p.length >= 1, Exit::data,
+             "starts count latent frames (5 to 17 frames), from the end where they are negative",
+             "{}: the mask strategy places latent frame {} of reference {}, which has {}, at {} "
+             "of a clip of {}",
+             where, g.reference_start, g.reference, given, g.target_start, frames);
+  return p;
+}
+
+}  // namespace
+
+std::vector<Placement> place_references(const std::vector<MaskGroup>& groups, std::int64_t loop,
+                                        std::int64_t frames,
+                                        const std::vector<std::int64_t>& references,
+                                        std::int64_t align, const std::string& where) {
+  std::vector<Placement> placements;
+  for (const MaskGroup& g : groups) {
+    if (g.loop != loop) continue;
+    WEFT_CHECK(g.reference >= 0 && g.reference < static_cast<std::int64_t>(references.size()),
+               Exit::data, "references are counted from 0, in the order of their list",
+               "{}: the mask strategy asks for reference {}, there are {}", where, g.reference,
+               references.size());
+    const std::int64_t given = references[static_cast<std::size_t>(g.reference)];
+    placements.push_back(place(g, given, frames, align, where));
+  }
+  return placements;
+}
+
+LatentRange frames_taken(const std::vector<MaskGroup>& groups, std::int64_t loops,
+                         std::int64_t reference, std::int64_t given, std::int64_t frames,
+                         std::int64_t align, const std::string& where) {
+  LatentRange range;
+  for (const MaskGroup& g : groups) {
+    if (g.reference != reference || g.loop < 0 || g.loop >= loops) continue;
+    const Placement p = place(g, given, frames, align, where);
+    const bool none = range.last == 0;
+    range.first = none ? p.from : std::min(range.first, p.from);
+    range.last = std::max(range.last, p.from + p.length);
+  }
+  return range;
+}
+
+std::vector<float> edit_ratios(const std::vector<Placement>& placements, std::int64_t frames) {
+  std::vector<float> edit(static_cast<std::size_t>(frames), 1.0f);
+  for (const Placement& p : placements)
+    std::fill_n(edit.begin() + p.to, p.length, static_cast<float>(p.edit));
+  return edit;
+}
+
+// ---- Prompts
+
 namespace {
 
 const std::vector<std::string> options = {"reference_path", "mask_strategy", "num_frames",
@@ -43,7 +247,7 @@ void read_options(const std::string& json, const std::string& where, Prompt& p) 
     const std::string said = e.what();
     const auto begin = said.find("] ");
     throw Error(Exit::data,
-                fmt::format("{}: broken JSON behind the text: {}", where,
+                fmt::format("{}: broken JSON after the text: {}", where,
                             begin == std::string::npos ? said : said.substr(begin + 2)),
                 "options end a prompt, such as: a cat {\"reference_path\": \"cat.png\", "
                 "\"mask_strategy\": \"0\"}; no other braces",
@@ -82,14 +286,13 @@ std::vector<Prompt::Segment> split_segments(const std::string& text, const std::
     Prompt::Segment s{0, strip(parts[i + 1])};
     WEFT_CHECK(whole_number(parts[i], s.from_loop), Exit::data,
                "texts for loops are written |0|first text|2|text from loop 2 on",
-               "{}: \"{}\" is no number of a loop", where, parts[i]);
+               "{}: \"{}\" is not the number of a loop", where, parts[i]);
     WEFT_CHECK(segments.empty() || s.from_loop > segments.back().from_loop, Exit::data,
-               "write the texts in the order of their loops", "{}: loop {} behind loop {}", where,
+               "write the texts in the order of their loops", "{}: loop {} after loop {}", where,
                s.from_loop, segments.back().from_loop);
-    WEFT_CHECK(
-        s.from_loop < loops, Exit::data,
-        fmt::format("set generate.loop = {} or more, or leave the text out", s.from_loop + 1),
-        "{}: a text from loop {} on, but generate.loop = {}", where, s.from_loop, loops);
+    WEFT_CHECK(s.from_loop < loops, Exit::data,
+               fmt::format("set generate.loop = {} or more, or remove the text", s.from_loop + 1),
+               "{}: a text from loop {} on, but generate.loop = {}", where, s.from_loop, loops);
     segments.push_back(s);
   }
   return segments;
@@ -143,7 +346,7 @@ Prompt parse_prompt(const std::string& line, const std::string& where, const Gen
   const auto brace = whole.find('{');
   Prompt p;
   p.text = strip(whole.substr(0, brace));
-  WEFT_CHECK(!p.text.empty(), Exit::data, "write a text, or take the line out",
+  WEFT_CHECK(!p.text.empty(), Exit::data, "write a text, or delete the line",
              "{}: the prompt is empty", where);
   if (brace != std::string::npos) {
     WEFT_CHECK(whole.find('{', brace + 1) == std::string::npos, Exit::data,
@@ -181,7 +384,7 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& re
     WEFT_CHECK(deck.start_index < end && end - deck.start_index <= many && end <= last, Exit::usage,
                "set generate.end_index: a prompt is made for each number from generate.start_index "
                "up to it, a million a job at most",
-               "generate.prompt_generator from number {} to {} makes no job", deck.start_index,
+               "generate.prompt_generator from number {} to {} gives no prompts", deck.start_index,
                end);
   } else if (deck.end_index > 0) {
     end = std::min(end, deck.end_index);

@@ -1,23 +1,13 @@
-#include "jobs/generate/pixel_codec.h"
+#include "models/pixels.h"
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "core/error.h"
-#include "jobs/generate/parts.h"
-#include "models/stdit3/options.h"
-#include "models/video_vae/options.h"
 #include "tensor/arena.h"
 
 namespace weft {
 namespace {
-
-Deck pixel_deck() {
-  Deck deck;
-  deck.get<Stdit3Deck>().in_channels = 3;
-  return deck;
-}
 
 TEST(PixelCodec, LatentsAreFrames) {
   PixelCodec codec;
@@ -63,17 +53,6 @@ TEST(PixelCodec, FramesToLatentAndBack) {
     seen += frames.dim(0);
   });
   EXPECT_EQ(seen, 35);
-}
-
-TEST(ClipParts, TakePixelsOrTheCodecsLatents) {
-  EXPECT_TRUE(ClipParts(pixel_deck()).on_pixels);
-  Deck deck;
-  EXPECT_EQ(ClipParts(deck).codec->channels(), 4);
-  deck.get<Stdit3Deck>().in_channels = 5;
-  EXPECT_THROW(ClipParts{deck}, Error);
-  deck.get<Stdit3Deck>().in_channels = 4;
-  deck.get<VaeDeck>().scale.clear();
-  EXPECT_THROW(ClipParts{deck}, Error);
 }
 
 }  // namespace
