@@ -198,8 +198,7 @@ std::size_t fit_encoding(VideoCodec& codec, const std::vector<Bucket>& buckets,
 }
 
 // Values as the store has them, f16 or f32. Exit::non_finite where one is not finite, Exit::data
-// where f16 cannot hold it:
-// "`what` encodes to ...".
+// where f16 cannot hold it; `what` begins the message.
 std::vector<std::byte> stored_values(std::span<const float> values, DType dtype,
                                      const std::string& what) {
   for (const float v : values)

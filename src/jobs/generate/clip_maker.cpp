@@ -121,7 +121,7 @@ std::int64_t ClipMaker::make(const ClipBatch& batch, ClipWriter& writer, const F
   for (std::int64_t loop = 0; loop < loops; ++loop) {
     const double start = now_seconds();
     if (!prepare(batch, loop, clip)) break;
-    if (clip) clip->last_frames = FrameVector<float>();  // frees the memory before sampling
+    clip->last_frames = FrameVector<float>();  // frees the memory before sampling
     const Tensor z = sample(batch, loop);
     const double share = (now_seconds() - start) / static_cast<double>(batch.size());
     for (std::int64_t b = 0; b < std::ssize(batch) && first(); ++b) {
