@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <optional>
 
 #include "core/error.h"
 #include "ops/diffusion.h"
@@ -63,87 +64,123 @@ bool is_active(float edit, double tau) {
   return edit >= 1.0f || edit * 1000.0f >= static_cast<float>(tau);
 }
 
+namespace {
+
+// The timestep of sample b in step i; after the last step it is 0.
+double timestep(const SamplerDeck& sampler, const DiffusionDeck& diffusion,
+                const SampleRequest& request, std::int64_t i, std::int64_t b) {
+  if (i == sampler.steps) return 0.0;
+  double t = (1.0 - static_cast<double>(i) / static_cast<double>(sampler.steps)) * 1000.0;
+  if (diffusion.use_discrete_timesteps) t = std::nearbyint(t);
+  if (!sampler.use_timestep_transform) return t;
+  const ClipSize& size =
+      request.sizes.empty() ? request.size : request.sizes[static_cast<std::size_t>(b)];
+  return timestep_transform(t, size, 1.0, diffusion.fix_short_clips);
+}
+
+// The guided batch: the captions, and behind them null captions with the same token counts.
+CaptionBatch with_null_captions(const CaptionBatch& captions) {
+  CaptionBatch both = captions;
+  const std::int32_t conditional = captions.offsets.back();
+  for (std::size_t b = 1; b < captions.offsets.size(); ++b) {
+    const std::int32_t length = captions.offsets[b] - captions.offsets[b - 1];
+    for (std::int32_t l = 0; l < length; ++l) both.index.push_back(-1 - l);
+    both.offsets.push_back(conditional + captions.offsets[b]);
+  }
+  return both;
+}
+
+// Which frames of z [B,C,T,h,w] are denoised: those to generate always; a clean one joins once tau
+// has fallen to its edit ratio, noised to the level of that moment.
+class EditedFrames {
+ public:
+  explicit EditedFrames(const SampleRequest& request)
+      : request_(request),
+        frames_(request.z.dim(2)),
+        active_(Tensor::empty({request.z.dim(0), frames_}, DType::u8)),
+        joining_(Tensor::empty(active_.shape(), DType::u8)),
+        sigma_(Tensor::empty({request.z.dim(0)}, DType::f32)),
+        noise_(Tensor::empty(request.z.shape(), DType::f32)) {
+    // Frames to generate start as noise, so they never join.
+    for (const float edit : request.edit) seen_.push_back(edit == 1.0f);
+  }
+
+  // u8 [B,T], of the step that has begun.
+  const Tensor& active() const { return active_; }
+
+  // `tau` gives a sample's timestep; `mask` u8 [2B,T] gets the frames of both halves.
+  void begin_step(std::int64_t step, const std::function<double(std::int64_t b)>& tau, Tensor& z,
+                  Tensor& mask) {
+    std::vector<std::uint8_t> joins(seen_.size()), active(seen_.size());
+    bool any = false;
+    for (std::size_t f = 0; f < seen_.size(); ++f) {
+      active[f] = is_active(request_.edit[f], tau(static_cast<std::int64_t>(f) / frames_));
+      joins[f] = active[f] && !seen_[f];
+      any = any || joins[f];
+      seen_[f] = active[f];
+    }
+    if (any) {
+      std::vector<float> taus;
+      for (std::int64_t b = 0; b < z.dim(0); ++b) taus.push_back(static_cast<float>(tau(b)));
+      request_.fresh_noise(static_cast<int>(step), noise_);
+      joining_.set(std::span<const std::uint8_t>(joins));
+      sigma_.set(std::span<const float>(taus));
+      ops::flow_interpolate(z, noise_, sigma_, joining_, z);
+    }
+    active_.set(std::span<const std::uint8_t>(active));
+    for (Tensor half : {mask.slice(0, z.dim(0)), mask.slice(z.dim(0), 2 * z.dim(0))})
+      half.set(std::span<const std::uint8_t>(active));
+  }
+
+ private:
+  const SampleRequest& request_;
+  std::int64_t frames_;
+  Tensor active_, joining_, sigma_, noise_;
+  std::vector<bool> seen_;  // [B*T], denoised in the step before
+};
+
+}  // namespace
+
 Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionDeck& diffusion,
                    const SampleRequest& request) {
   Tensor z = request.z;
-  const std::int64_t B = z.dim(0), T = z.dim(2), K = sampler.steps;
-  const bool masked = !request.edit.empty();
-
-  // The timestep of sample b in step i; after the last step it is 0.
+  const std::int64_t B = z.dim(0), K = sampler.steps;
   const auto tau = [&](std::int64_t i, std::int64_t b) {
-    if (i == K) return 0.0;
-    double t = (1.0 - static_cast<double>(i) / static_cast<double>(K)) * 1000.0;
-    if (diffusion.use_discrete_timesteps) t = std::nearbyint(t);
-    if (sampler.use_timestep_transform)
-      t = timestep_transform(
-          t, request.sizes.empty() ? request.size : request.sizes[static_cast<std::size_t>(b)], 1.0,
-          diffusion.fix_short_clips);
-    return t;
+    return timestep(sampler, diffusion, request, i, b);
   };
 
-  // The guided batch: the conditional half first, then the null caption with the same token counts.
-  CaptionBatch both = request.captions;
-  const std::int32_t conditional = both.offsets.back();
-  for (std::int64_t b = 0; b < B; ++b) {
-    const std::int32_t length = request.captions.offsets[static_cast<std::size_t>(b) + 1] -
-                                request.captions.offsets[static_cast<std::size_t>(b)];
-    for (std::int32_t l = 0; l < length; ++l) both.index.push_back(-1 - l);
-    both.offsets.push_back(conditional + request.captions.offsets[static_cast<std::size_t>(b) + 1]);
-  }
+  // 1. What all steps share: both halves of the guided batch, conditional and null.
   DenoiserInput in;
-  in.captions = upload(both, request.y);
+  in.captions = upload(with_null_captions(request.captions), request.y);
   in.height = request.size.height;
   in.width = request.size.width;
   std::vector<float> fps = request.fps;
   fps.insert(fps.end(), request.fps.begin(), request.fps.end());
   in.fps = Tensor::from_host(std::span<const float>(fps), {2 * B});
   in.timestep = Tensor::empty({2 * B}, DType::f32);
-  in.x = Tensor::empty({2 * B, z.dim(1), T, z.dim(3), z.dim(4)}, DType::f32);
+  in.x = Tensor::empty({2 * B, z.dim(1), z.dim(2), z.dim(3), z.dim(4)}, DType::f32);
   Tensor dt = Tensor::empty({B}, DType::f32);
-  Tensor act, joining, noise, sigma;
-  if (masked) {
-    act = Tensor::empty({B, T}, DType::u8);
-    joining = Tensor::empty({B, T}, DType::u8);
-    sigma = Tensor::empty({B}, DType::f32);
-    in.x_mask = Tensor::empty({2 * B, T}, DType::u8);
-    noise = Tensor::empty(z.shape(), DType::f32);
+  std::optional<EditedFrames> edited;
+  if (!request.edit.empty()) {
+    edited.emplace(request);
+    in.x_mask = Tensor::empty({2 * B, z.dim(2)}, DType::u8);
   }
-  // Frames to generate start as noise, so they never join.
-  std::vector<bool> seen(request.edit.size());
-  for (std::size_t i = 0; i < seen.size(); ++i) seen[i] = request.edit[i] == 1.0f;
 
+  // 2. Euler steps.
   for (std::int64_t i = 0; i < K; ++i) {
     std::vector<float> taus, steps;
     for (std::int64_t b = 0; b < 2 * B; ++b) taus.push_back(static_cast<float>(tau(i, b % B)));
     for (std::int64_t b = 0; b < B; ++b)
       steps.push_back(static_cast<float>((tau(i, b) - tau(i + 1, b)) / 1000.0));
-    if (masked) {
-      // A frame joins once tau has fallen to its edit ratio, noised to the level of that moment.
-      std::vector<std::uint8_t> joins(seen.size()), active_frames(seen.size());
-      bool any = false;
-      for (std::size_t f = 0; f < seen.size(); ++f) {
-        const bool active = is_active(request.edit[f], tau(i, static_cast<std::int64_t>(f) / T));
-        active_frames[f] = active;
-        joins[f] = active && !seen[f];
-        any = any || joins[f];
-        seen[f] = active;
-      }
-      if (any) {
-        request.fresh_noise(static_cast<int>(i), noise);
-        joining.set(std::span<const std::uint8_t>(joins));
-        sigma.set(std::span<const float>(taus).first(static_cast<std::size_t>(B)));
-        ops::flow_interpolate(z, noise, sigma, joining, z);
-      }
-      act.set(std::span<const std::uint8_t>(active_frames));
-      const std::vector<std::uint8_t> once = active_frames;
-      active_frames.insert(active_frames.end(), once.begin(), once.end());
-      in.x_mask.set(std::span<const std::uint8_t>(active_frames));
-    }
+    if (edited)
+      edited->begin_step(
+          i, [&](std::int64_t b) { return tau(i, b); }, z, in.x_mask);
     for (Tensor half : {in.x.slice(0, B), in.x.slice(B, 2 * B)}) ops::convert(z, half);
     in.timestep.set(std::span<const float>(taus));
     dt.set(std::span<const float>(steps));
     const Tensor out = model.velocity(in);
-    ops::guided_euler_step(out, static_cast<float>(sampler.cfg_scale), dt, act, z);
+    ops::guided_euler_step(out, static_cast<float>(sampler.cfg_scale), dt,
+                           edited ? edited->active() : Tensor(), z);
     if (request.progress) request.progress(static_cast<int>(i) + 1, static_cast<int>(K));
   }
   return z;
