@@ -199,15 +199,58 @@ std::string item_key(const nlohmann::json& common, const ClipItem& item, const P
   return to_hex(hash128(std::string_view(j.dump())));
 }
 
-std::string item_name(const GenerateDeck& g, const Prompt& p, std::int64_t sample) {
-  std::string name =
+// The name of a clip's files, unlike those in `names`, to which it is added.
+std::string item_name(const GenerateDeck& g, const Prompt& p, std::int64_t sample,
+                      std::set<std::string>& names) {
+  std::string wanted =
       g.prompt_as_path
           ? file_name_of(g.sample_name + p.text)
           : fmt::format("{}_{:04d}", g.sample_name.empty() ? "sample" : g.sample_name, p.index);
   // All prompts of a generator have the same text.
-  if (g.prompt_as_path && !g.prompt_generator.empty()) name += fmt::format("_{:04d}", p.index);
-  if (g.num_samples != 1) name += fmt::format("-{}", sample);
+  if (g.prompt_as_path && !g.prompt_generator.empty()) wanted += fmt::format("_{:04d}", p.index);
+  if (g.num_samples != 1) wanted += fmt::format("-{}", sample);
+  // Equal prompts, or prompts cut to the same name, get their index appended.
+  std::string name = wanted;
+  for (int again = 0; !names.insert(name).second; ++again)
+    name = wanted + fmt::format("_{:04d}", p.index) +
+           (again > 0 ? fmt::format("_{}", again) : std::string());
+  // 31: the longest additions, "." before and "_watermark.safetensors.partial" behind the name.
+  const bool too_long = name.size() + 31 > NAME_MAX;
+  WEFT_CHECK(name.find('/') == name.npos && !too_long, Exit::usage,
+             "choose another generate.sample_name", "\"{}\" cannot be the name of a file: {}", name,
+             too_long ? "it is too long" : "it holds a slash");
   return name;
+}
+
+// What all samples of a prompt have in common: sizes, masks, cost.
+ClipItem item_of_prompt(const Deck& deck, const Prompt& p, const ClipParts& parts,
+                        const LoopLengths& loops) {
+  const GenerateDeck& g = deck.get<GenerateDeck>();
+  const VideoCodec& codec = *parts.codec;
+  const std::string where = place_of(g, p);
+  ClipItem item;
+  item.pixels = size_of_prompt(g, p, where);
+  const auto [frames, height, width] = item.pixels;
+  item.latent_frames = codec.latent_frames(frames);
+  item.latent_height = height / codec.pixels_a_latent();
+  item.latent_width = width / codec.pixels_a_latent();
+  WEFT_CHECK(item.latent_height >= 1 && item.latent_width >= 1, Exit::usage,
+             fmt::format("ask for {} pixels or more each way", codec.pixels_a_latent()),
+             "{}: a clip of {}x{} pixels", where, width, height);
+  WEFT_CHECK(g.loop == 1 || frames > loops.condition_frames, Exit::usage,
+             "ask for more frames, or a smaller generate.condition_frame_length",
+             "{}: each loop drops {} frames of its {}", where, loops.condition_frames, frames);
+  item.masks = parse_mask_strategy(p.mask_strategy, where);
+  check_references(p.references, p.named_by, where);
+  check_masks(item, p, g, loops, where);
+  const double sampling =
+      2.0 * static_cast<double>(deck.get<SamplerDeck>().steps) *
+      parts.denoiser->flops(item.latent_frames, item.latent_height, item.latent_width);
+  const double decoding =
+      static_cast<double>(frames) *
+      codec.decoding_flops(static_cast<double>(height), static_cast<double>(width));
+  item.cost = static_cast<double>(g.loop) * (sampling + decoding);
+  return item;
 }
 
 LoopLengths loop_lengths(const GenerateDeck& g, const VideoCodec& codec) {
@@ -256,49 +299,16 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
   std::set<std::string> names;
   for (std::size_t i = 0; i < job.prompts.size(); ++i) {
     const Prompt& p = job.prompts[i];
-    const std::string where = place_of(g, p);
-    ClipItem item;
+    ClipItem item = item_of_prompt(deck, p, parts, job.loops);
     item.prompt = static_cast<std::int64_t>(i);
-    item.pixels = size_of_prompt(g, p, where);
-    item.latent_frames = codec.latent_frames(item.pixels.frames);
-    const std::int64_t rate = codec.pixels_a_latent();
-    item.latent_height = item.pixels.height / rate;
-    item.latent_width = item.pixels.width / rate;
-    WEFT_CHECK(item.latent_height >= 1 && item.latent_width >= 1, Exit::usage,
-               fmt::format("ask for {} pixels or more each way", rate),
-               "{}: a clip of {}x{} pixels", where, item.pixels.width, item.pixels.height);
-    WEFT_CHECK(g.loop == 1 || item.pixels.frames > job.loops.condition_frames, Exit::usage,
-               "ask for more frames, or a smaller generate.condition_frame_length",
-               "{}: each loop drops {} frames of its {}", where, job.loops.condition_frames,
-               item.pixels.frames);
-    item.masks = parse_mask_strategy(p.mask_strategy, where);
-    check_references(p.references, p.named_by, where);
-    check_masks(item, p, g, job.loops, where);
     for (std::int64_t loop = 0; loop < g.loop; ++loop) {
       const auto [place, is_new] =
           text_places.emplace(p.text_of_loop(loop), static_cast<std::int64_t>(job.texts.size()));
       if (is_new) job.texts.push_back(place->first);
       item.texts.push_back(place->second);
     }
-    item.cost =
-        static_cast<double>(g.loop) *
-        (2.0 * static_cast<double>(deck.get<SamplerDeck>().steps) *
-             parts.denoiser->flops(item.latent_frames, item.latent_height, item.latent_width) +
-         static_cast<double>(item.pixels.frames) *
-             codec.decoding_flops(static_cast<double>(item.pixels.height),
-                                  static_cast<double>(item.pixels.width)));
     for (item.sample = 0; item.sample < g.num_samples; ++item.sample) {
-      item.name = item_name(g, p, item.sample);
-      // Equal prompts, or prompts cut to the same name, get their index appended.
-      const std::string wanted = item.name;
-      for (int again = 0; !names.insert(item.name).second; ++again)
-        item.name = wanted + fmt::format("_{:04d}", p.index) +
-                    (again > 0 ? fmt::format("_{}", again) : std::string());
-      // 31: the longest additions, "." before and "_watermark.safetensors.partial" behind the name.
-      WEFT_CHECK(item.name.find('/') == item.name.npos && item.name.size() + 31 <= NAME_MAX,
-                 Exit::usage, "choose another generate.sample_name",
-                 "\"{}\" cannot be the name of a file: {}", item.name,
-                 item.name.size() + 31 > NAME_MAX ? "it is too long" : "it holds a slash");
+      item.name = item_name(g, p, item.sample, names);
       item.key = item_key(common, item, p);
       job.items.push_back(item);
     }
