@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/log.h"
-#include "models/segmentation/palette.h"
+#include "models/segmentation/classes.h"
 #include "report/embed.h"
 #include "report/html.h"
 

@@ -2,7 +2,7 @@
 #include "core/error.h"
 #include "media/frame_at.h"
 #include "models/dbnet/boxes.h"
-#include "models/dbnet/frame.h"
+#include "models/dbnet/detector.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "parallel/rank_device.h"

@@ -2,10 +2,8 @@
 
 #include "checkpoint/weights.h"
 #include "core/error.h"
-#include "models/gfpgan/parse_net.h"
+#include "models/gfpgan/networks.h"
 #include "models/gfpgan/paste.h"
-#include "models/gfpgan/restorer.h"
-#include "models/gfpgan/warp.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "parallel/rank_device.h"

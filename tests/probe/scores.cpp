@@ -1,7 +1,7 @@
 #include "core/error.h"
 #include "jobs/evaluate/segmentation_scores.h"
+#include "models/segmentation/classes.h"
 #include "models/segmentation/options.h"
-#include "models/segmentation/palette.h"
 #include "ops/evaluate.h"
 #include "ops/layout.h"
 #include "parallel/rank_device.h"

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "models/segmentation/segmentation.h"
 #include "models/segmentation/task.h"
-#include "models/segmentation/weights.h"
 #include "nn/exchange.h"
 #include "ops/evaluate.h"
 #include "ops/layout.h"

@@ -1,13 +1,11 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "models/sadtalker/coefficients.h"
+#include "models/sadtalker/mel.h"
 #include "models/sadtalker/options.h"
-#include "models/sadtalker/speech/exp_net.h"
-#include "models/sadtalker/speech/mel.h"
-#include "models/sadtalker/speech/pose_vae.h"
-#include "models/sadtalker/speech/smoothing.h"
-#include "models/sadtalker/speech/speech_motion.h"
-#include "models/sadtalker/weights.h"
+#include "models/sadtalker/speech_motion.h"
+#include "models/sadtalker/speech_networks.h"
 #include "parallel/rank_device.h"
 #include "tests/probe/probe.h"
 #include "tests/probe/probe_case.h"

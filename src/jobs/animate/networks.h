@@ -12,11 +12,11 @@
 
 #include "checkpoint/model_source.h"
 #include "jobs/animate/parts.h"
-#include "models/face/source_face.h"
+#include "models/face/crop.h"
 #include "models/gfpgan/enhancer.h"
-#include "models/sadtalker/recon.h"
-#include "models/sadtalker/render/renderer.h"
-#include "models/sadtalker/speech/speech_motion.h"
+#include "models/sadtalker/coefficients.h"
+#include "models/sadtalker/renderer.h"
+#include "models/sadtalker/speech_motion.h"
 #include "tensor/arena.h"
 
 namespace weft {

@@ -10,7 +10,7 @@
 #include "core/hash.h"
 #include "jobs/animate/sources.h"
 #include "media/audio.h"
-#include "models/sadtalker/speech/speech_motion.h"
+#include "models/sadtalker/speech_motion.h"
 
 namespace weft {
 namespace {

@@ -8,8 +8,8 @@
 #include "media/image_file.h"
 #include "media/media_source.h"
 #include "models/face/crop.h"
-#include "models/sadtalker/recon.h"
-#include "models/sadtalker/speech/speech_motion.h"
+#include "models/sadtalker/coefficients.h"
+#include "models/sadtalker/speech_motion.h"
 
 namespace weft {
 

@@ -9,7 +9,6 @@
 #include "jobs/evaluate/detection_scores.h"
 #include "jobs/evaluate/evaluate.h"
 #include "models/dbnet/detector.h"
-#include "models/dbnet/view.h"
 
 namespace weft {
 

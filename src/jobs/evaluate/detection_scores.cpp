@@ -5,7 +5,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "models/dbnet/overlap.h"
+#include "models/dbnet/boxes.h"
 
 namespace weft {
 

@@ -5,8 +5,7 @@
 #include "core/log.h"
 #include "data/synthetic.h"
 #include "jobs/evaluate/segmentation_job.h"
-#include "models/segmentation/class_names.h"
-#include "models/segmentation/palette.h"
+#include "models/segmentation/classes.h"
 #include "models/segmentation/predictor.h"
 #include "train/memory_plan.h"
 

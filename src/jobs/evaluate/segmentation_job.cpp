@@ -5,7 +5,7 @@
 #include "core/clock.h"
 #include "core/hash.h"
 #include "jobs/evaluate/views.h"
-#include "models/segmentation/palette.h"
+#include "models/segmentation/classes.h"
 
 namespace weft {
 

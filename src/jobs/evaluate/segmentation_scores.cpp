@@ -10,7 +10,7 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "core/printable.h"
-#include "models/segmentation/palette.h"
+#include "models/segmentation/classes.h"
 
 namespace weft {
 

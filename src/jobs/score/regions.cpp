@@ -15,7 +15,7 @@ std::array<Point, 4> corners_of(const TextBox& box) {
   return p;
 }
 
-// Of Python's int(side * length / shorter), and its round, as models/dbnet/frame.cpp.
+// Of Python's int(side * length / shorter), and its round, as models/dbnet/detector.cpp.
 std::int64_t scaled(std::int64_t length, std::int64_t shorter, std::int64_t side) {
   return static_cast<std::int64_t>(static_cast<double>(side * length) /
                                    static_cast<double>(shorter));

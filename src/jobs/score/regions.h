@@ -14,7 +14,7 @@ namespace weft {
 double covered_share(std::span<const TextBox> boxes, std::int64_t side);
 
 // The boxes in pixels of the picture of height x width that the frame of `side` was made of
-// (models/dbnet/frame.h): scaled, its middle cut out.
+// (models/dbnet/detector.h): scaled, its middle cut out.
 std::vector<TextBox> in_picture(std::span<const TextBox> boxes, std::int64_t height,
                                 std::int64_t width, std::int64_t side);
 

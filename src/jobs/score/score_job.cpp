@@ -16,7 +16,7 @@
 #include "jobs/segment/inputs.h"
 #include "media/frame_at.h"
 #include "media/image_file.h"
-#include "models/dbnet/frame.h"
+#include "models/dbnet/detector.h"
 #include "tensor/device.h"
 
 namespace weft {

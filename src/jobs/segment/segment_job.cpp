@@ -13,7 +13,7 @@
 #include "jobs/evaluate/views.h"
 #include "media/image_file.h"
 #include "media/video_reader.h"
-#include "models/segmentation/palette.h"
+#include "models/segmentation/classes.h"
 
 namespace weft {
 namespace {

@@ -1,12 +1,94 @@
 #include "models/face/crop.h"
 
+#include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "core/error.h"
+#include "media/pillow_resize.h"
 
 namespace weft {
+namespace {
+
+struct Tap {
+  std::int64_t first = 0, second = 0;
+  std::int32_t a = 0, b = 0;  // their weights, in 2048ths
+};
+
+// Beyond the picture the outermost pixel counts alone (`held`), or takes the place of the one that
+// is missing, which is the same but for the rounding.
+std::vector<Tap> taps(std::int64_t in, std::int64_t out, bool held) {
+  const double scale = 1.0 / (static_cast<double>(out) / static_cast<double>(in));
+  std::vector<Tap> all(static_cast<std::size_t>(out));
+  for (std::int64_t i = 0; i < out; ++i) {
+    const auto at = static_cast<float>((static_cast<double>(i) + 0.5) * scale - 0.5);
+    auto first = static_cast<std::int64_t>(std::floor(at));
+    float share = at - static_cast<float>(first);
+    if (held && (first < 0 || first >= in - 1)) {
+      first = std::clamp<std::int64_t>(first, 0, in - 1);
+      share = 0;
+    }
+    all[static_cast<std::size_t>(i)] = {
+        std::clamp<std::int64_t>(first, 0, in - 1), std::clamp<std::int64_t>(first + 1, 0, in - 1),
+        static_cast<std::int32_t>(std::nearbyint((1 - share) * 2048)),
+        static_cast<std::int32_t>(std::nearbyint(share * 2048))};
+  }
+  return all;
+}
+
+void halve(const ImageFile& in, ImageFile& out) {
+  const std::int64_t stride = 3 * in.width;
+  std::uint8_t* to = out.values.data();
+  for (std::int64_t y = 0; y < out.height; ++y)
+    for (std::int64_t x = 0; x < out.width; ++x)
+      for (std::int64_t c = 0; c < 3; ++c) {
+        const std::uint8_t* p = in.values.data() + 2 * y * stride + 6 * x + c;
+        *to++ = static_cast<std::uint8_t>((p[0] + p[3] + p[stride] + p[stride + 3] + 2) >> 2);
+      }
+}
+
+}  // namespace
+
+ImageFile resize_bilinear(const ImageFile& in, std::int64_t height, std::int64_t width) {
+  WEFT_ASSERT(in.height > 0 && in.width > 0 && height > 0 && width > 0);
+  if (in.height == height && in.width == width) return in;
+  ImageFile out{height, width, {}};
+  out.values.resize(static_cast<std::size_t>(3 * height * width));
+  if (in.height == 2 * height && in.width == 2 * width) {
+    halve(in, out);
+    return out;
+  }
+  const std::vector<Tap> columns = taps(in.width, width, true),
+                         rows = taps(in.height, height, false);
+  // Two rows of the picture at the wanted width, made once each as the rows go by.
+  const auto length = static_cast<std::size_t>(3 * width);
+  std::array<std::vector<std::int32_t>, 2> made = {std::vector<std::int32_t>(length),
+                                                   std::vector<std::int32_t>(length)};
+  std::array<std::int64_t, 2> made_of = {-1, -1};
+  const auto row = [&](std::int64_t y, std::int64_t kept) -> const std::int32_t* {
+    for (std::size_t k = 0; k < 2; ++k)
+      if (made_of[k] == y) return made[k].data();
+    const std::size_t k = made_of[0] == kept ? 1 : 0;
+    made_of[k] = y;
+    std::int32_t* to = made[k].data();
+    const std::uint8_t* from = in.values.data() + 3 * y * in.width;
+    for (const Tap& t : columns)
+      for (std::int64_t c = 0; c < 3; ++c)
+        *to++ = from[3 * t.first + c] * t.a + from[3 * t.second + c] * t.b;
+    return made[k].data();
+  };
+  std::uint8_t* to = out.values.data();
+  for (const Tap& t : rows) {
+    const std::int32_t* upper = row(t.first, t.second);
+    const std::int32_t* lower = row(t.second, t.first);
+    for (std::size_t i = 0; i < length; ++i)
+      *to++ = static_cast<std::uint8_t>(
+          (((t.a * (upper[i] >> 4)) >> 16) + ((t.b * (lower[i] >> 4)) >> 16) + 2) >> 2);
+  }
+  return out;
+}
+
 namespace {
 
 using Point = std::array<float, 2>;
@@ -176,6 +258,129 @@ Landmarks cut_landmarks(const Landmarks& points, std::int64_t height, std::int64
     y = moved(y, height, cut.height, cut.box.y1, cut.box.height());
   }
   return there;
+}
+
+const MeanFace mean_face = {{{-0.31148657f, 0.29036078f, 0.13377953f},
+                             {0.30979887f, 0.28972036f, 0.13179526f},
+                             {0.0032534988f, -0.046179324f, 0.55244243f},
+                             {-0.25216928f, -0.38133916f, 0.22405732f},
+                             {0.24846619f, -0.38128236f, 0.22235769f}}};
+
+namespace {
+
+// Half of the distance that the mean face's units have in the image.
+constexpr double rescale = 102;
+
+// x, and y counted from below.
+std::array<std::array<float, 2>, 68> upwards(const Landmarks& landmarks, std::int64_t height) {
+  Landmarks up = landmarks;
+  for (auto& point : up) point[1] = static_cast<float>(height - 1) - point[1];
+  return up;
+}
+
+// The eyes, the nose and the corners of the mouth, in f32.
+std::array<std::array<float, 2>, 5> five_of(const Landmarks& l) {
+  const auto mean = [&](std::size_t a, std::size_t b) {
+    return std::array<float, 2>{(l[a][0] + l[b][0]) / 2, (l[a][1] + l[b][1]) / 2};
+  };
+  return {mean(36, 39), mean(42, 45), l[30], l[48], l[54]};
+}
+
+// What maps the mean face onto the landmarks, without perspective: rows that give x and y, and what
+// they add.
+struct Pose {
+  double scale = 0, tx = 0, ty = 0;
+};
+Pose pose_of(const std::array<std::array<float, 2>, 5>& five, const MeanFace& face) {
+  Eigen::Matrix<double, 5, 4> a;
+  Eigen::Matrix<double, 5, 2> b;
+  for (int i = 0; i < 5; ++i) {
+    const auto p = static_cast<std::size_t>(i);
+    a.row(i) << face[p][0], face[p][1], face[p][2], 1.0;
+    b.row(i) << static_cast<double>(five[p][0]), static_cast<double>(five[p][1]);
+  }
+  const Eigen::Matrix<double, 4, 2> k = a.colPivHouseholderQr().solve(b);
+  return {(k.col(0).head<3>().norm() + k.col(1).head<3>().norm()) / 2, k(3, 0), k(3, 1)};
+}
+
+}  // namespace
+
+AlignedFace align_face(const ImageFile& picture, const Landmarks& landmarks,
+                       const std::string& name, const MeanFace& face) {
+  const std::array<std::array<float, 2>, 68> up = upwards(landmarks, picture.height);
+  const Pose pose = pose_of(five_of(up), face);
+  const auto w0 = static_cast<double>(picture.width), h0 = static_cast<double>(picture.height);
+  const double s = rescale / pose.scale, tx = pose.tx, ty = pose.ty;
+  constexpr double most = 65535;
+  WEFT_CHECK(std::isfinite(s) && w0 * s >= 1 && h0 * s >= 1 && w0 * s <= most && h0 * s <= most &&
+                 std::abs(tx * s) < 1e9 && std::abs(ty * s) < 1e9,
+             Exit::data, "landmarks are x and y of 68 points of one face",
+             "{}: the landmarks' face cannot be brought to {} pixels (scale {:.3g})", name,
+             aligned_side, s);
+  const auto w = static_cast<std::int64_t>(w0 * s), h = static_cast<std::int64_t>(h0 * s);
+  constexpr std::int64_t side = aligned_side;
+  const double beside = static_cast<double>(w) / 2 - side / 2.0,
+               over = static_cast<double>(h) / 2 - side / 2.0;
+  const auto left = static_cast<std::int64_t>(beside + (tx - w0 / 2) * s),
+             top = static_cast<std::int64_t>(over + (h0 / 2 - ty) * s);
+
+  AlignedFace aligned;
+  aligned.trans = {w0, h0, s, tx, ty};
+  for (std::size_t i = 0; i < up.size(); ++i)
+    aligned.landmarks[i] = {(static_cast<double>(up[i][0]) - tx + w0 / 2) * s - beside,
+                            (static_cast<double>(up[i][1]) - ty + h0 / 2) * s - over};
+  aligned.image = {side, side, std::vector<std::uint8_t>(side * side * 3)};
+  // What the square has in common with the scaled picture.
+  const std::int64_t x1 = std::clamp<std::int64_t>(left, 0, w),
+                     y1 = std::clamp<std::int64_t>(top, 0, h),
+                     x2 = std::clamp<std::int64_t>(left + side, 0, w),
+                     y2 = std::clamp<std::int64_t>(top + side, 0, h);
+  if (x1 < x2 && y1 < y2)
+    pillow_resize_window({picture.values.data(), picture.height, picture.width, 3 * picture.width},
+                         h, w, PillowFilter::bicubic, {y1, x1, y2 - y1, x2 - x1},
+                         aligned.image.values.data() + 3 * ((y1 - top) * side + x1 - left),
+                         3 * side);
+  return aligned;
+}
+
+SourceFace find_source_face(FaceFinder finder, const ImageFile& picture, Preprocess mode,
+                            std::int64_t size, const std::string& name,
+                            const std::optional<Landmarks>& given) {
+  const std::int64_t H = picture.height, W = picture.width;
+  WEFT_ASSERT(H > 0 && W > 0 && (finder || given));
+  SourceFace source;
+  std::optional<Landmarks> points = given;
+  if (mode == Preprocess::resize) {
+    source.cut = whole_picture(H, W);
+  } else {
+    if (!points) {
+      // The original shows the detector the channels of this search in the wrong order.
+      const FoundFace found =
+          find_face(*finder.detector, *finder.landmarks, picture, ChannelOrder::rgb, name);
+      source.faces = found.faces;
+      points = found.landmarks;
+    }
+    source.cut = make_cut(face_quad(*points, H, W, name), mode, H, W, name);
+  }
+  source.crop = cut_face(picture, source.cut, size);
+  if (!finder) {
+    source.landmarks = cut_landmarks(*points, H, W, source.cut, size);
+    return source;
+  }
+  const FoundFace found =
+      find_face(*finder.detector, *finder.landmarks, source.crop, ChannelOrder::bgr,
+                mode == Preprocess::resize ? name : name + " (cut to its face)");
+  if (mode == Preprocess::resize) source.faces = found.faces;
+  source.landmarks = found.landmarks;
+  return source;
+}
+
+Landmarks landmarks_of(std::span<const float> pairs) {
+  Landmarks landmarks;
+  WEFT_ASSERT(pairs.size() == 2 * landmarks.size());
+  for (std::size_t i = 0; i < landmarks.size(); ++i)
+    landmarks[i] = {pairs[2 * i], pairs[2 * i + 1]};
+  return landmarks;
 }
 
 }  // namespace weft

@@ -1,9 +1,11 @@
-// Which part of a picture SadTalker animates: the arithmetic of its croper.py on 68 landmarks
-// (docs/models/sadtalker.md, Pictures).
+// From a picture to the face that is animated, and to what its coefficients are read from: the
+// arithmetic of SadTalker's croper.py on 68 landmarks (docs/models/sadtalker.md, Pictures), and the
+// alignment to a mean face.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "media/image_file.h"
@@ -59,5 +61,47 @@ Landmarks cut_landmarks(const Landmarks& points, std::int64_t height, std::int64
 
 // cv2.resize on 8 bits, bilinear, byte for byte.
 ImageFile resize_bilinear(const ImageFile& picture, std::int64_t height, std::int64_t width);
+
+// The face as the coefficients' network wants it: scaled and moved so that five landmarks lie where
+// those of a mean face do: the eyes, the nose and the corners of the mouth, x, y (up) and z.
+using MeanFace = std::array<std::array<double, 3>, 5>;
+extern const MeanFace mean_face;
+
+struct AlignedFace {
+  ImageFile image;                   // [224,224,3]; black beyond the picture
+  std::array<double, 5> trans = {};  // the picture's width and height, scale, tx, ty (y up)
+  std::array<std::array<double, 2>, 68> landmarks = {};  // in the image, y up
+};
+constexpr std::int64_t aligned_side = 224;
+
+// By least squares; bicubic as Pillow's. `name` is for messages. Exit::data for landmarks that give
+// no scale, or make the picture larger than 65535 pixels a side.
+AlignedFace align_face(const ImageFile& picture, const Landmarks& landmarks,
+                       const std::string& name, const MeanFace& face = mean_face);
+
+// The face of a picture that is animated.
+struct SourceFace {
+  ImageFile crop;  // [size,size,3]
+  FaceCut cut;     // cut.place: its box in the picture; cut.frame_width, _height: crop_info
+  Landmarks landmarks = {};  // on the crop
+  std::int64_t faces = 0;    // found in the picture (in `resize` mode, in the crop); 0: not looked
+};
+
+// Networks that find faces; both or none.
+struct FaceFinder {
+  FaceDetector* detector = nullptr;
+  LandmarkNet* landmarks = nullptr;
+  explicit operator bool() const { return detector != nullptr && landmarks != nullptr; }
+};
+
+// Finds the greatest face, cuts it out and finds its landmarks anew on the crop. `given`: landmarks
+// of the whole picture, in place of the first search; without a finder in place of both, carried
+// over to the crop. `name` is for messages. Exit::data if there is no face.
+SourceFace find_source_face(FaceFinder finder, const ImageFile& picture, Preprocess mode,
+                            std::int64_t size, const std::string& name,
+                            const std::optional<Landmarks>& given = {});
+
+// Pairs of x and y as landmarks.
+Landmarks landmarks_of(std::span<const float> pairs);
 
 }  // namespace weft

@@ -11,10 +11,58 @@
 #include "checkpoint/model_source.h"
 #include "media/image_file.h"
 #include "models/face/detector.h"
-#include "models/face/fan.h"
-#include "tensor/arena.h"
+#include "models/resnet/conv_net.h"
 
 namespace weft {
+
+// The face alignment network: stacked hourglasses that see where they are, and where the one before
+// saw the face's outline.
+class Fan {
+ public:
+  // Registers the layers of `stacks` hourglasses under the released names.
+  explicit Fan(std::int64_t stacks);
+
+  ParameterTable& params() { return params_; }
+  void fold() { net_.fold(); }
+
+  static constexpr std::int64_t maps = 99;  // 98 points and the outline
+  // image [1,1,256,256,3], BGR in 0 to 1 -> the last hourglass's maps [1,1,64,64,99].
+  Tensor forward(const Tensor& image) const;
+
+ private:
+  static constexpr int depth = 4;  // of an hourglass
+
+  // Three 3x3 convolutions behind their norms, side by side, on top of what came in.
+  struct Block {
+    std::array<const NormLayer*, 3> norms{};
+    std::array<const ConvLayer*, 3> convs{};
+    const NormLayer* skip_norm = nullptr;  // where the channels change
+    const ConvLayer* skip = nullptr;
+  };
+  struct Level {
+    Block beside, before, after;  // b1, b2, b3
+  };
+  struct Stack {
+    const ConvLayer* coordinates = nullptr;
+    std::array<Level, depth> levels;
+    Block middle, top;
+    const ConvLayer *last = nullptr, *maps = nullptr;
+    const ConvLayer *features_back = nullptr, *maps_back = nullptr;  // null in the last
+  };
+
+  Block add_block(const std::string& name, std::int64_t in, std::int64_t out);
+  Stack add_stack(std::int64_t i, bool last);
+  static Tensor block(const Block& b, const Tensor& x);
+  static Tensor hourglass(const Stack& s, int level, const Tensor& x);
+
+  ParameterTable params_;
+  ConvNet net_;
+  const ConvLayer* stem_ = nullptr;
+  std::array<Block, 3> entry_;
+  std::vector<Stack> stacks_;
+};
+
+WeightNames fan_weight_names();
 
 // x and y in pixels from the top left corner, in the order of iBUG's 68: the jaw 0..16, brows
 // 17..26, nose 27..35, eyes 36..47, mouth 48..67.

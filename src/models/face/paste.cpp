@@ -1,16 +1,83 @@
 #include "models/face/paste.h"
 
 #include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "core/error.h"
 #include "models/face/crop.h"
-#include "models/face/sine_transform.h"
 
 namespace weft {
+namespace {
+
+// A panel of the matrix, and the rows that are multiplied by it together.
+constexpr std::int64_t panel_columns = 16, row_group = SineTransform::rows_at_once;
+
+// sums [row_group,panel_columns] = rows x [row_group] of `stride` values times a panel's `count`
+// rows.
+__attribute__((target("avx2,fma"))) void multiply(const float* x, std::int64_t stride,
+                                                  const float* panel, std::int64_t count,
+                                                  float* sums) {
+  __m256 low[row_group], high[row_group];
+  for (std::int64_t r = 0; r < row_group; ++r) low[r] = high[r] = _mm256_setzero_ps();
+  for (std::int64_t k = 0; k < count; ++k, panel += panel_columns) {
+    const __m256 a = _mm256_loadu_ps(panel), b = _mm256_loadu_ps(panel + 8);
+#pragma GCC unroll 6
+    for (std::int64_t r = 0; r < row_group; ++r) {
+      const __m256 value = _mm256_broadcast_ss(x + r * stride + k);
+      low[r] = _mm256_fmadd_ps(value, a, low[r]);
+      high[r] = _mm256_fmadd_ps(value, b, high[r]);
+    }
+  }
+#pragma GCC unroll 6
+  for (std::int64_t r = 0; r < row_group; ++r) {
+    _mm256_storeu_ps(sums + r * panel_columns, low[r]);
+    _mm256_storeu_ps(sums + r * panel_columns + 8, high[r]);
+  }
+}
+
+}  // namespace
+
+SineTransform::SineTransform(std::int64_t n)
+    : n_(n), odd_((n + 1) / 2), sines_(static_cast<std::size_t>(2 * (n + 1))) {
+  for (std::int64_t i = 0; i < std::ssize(sines_); ++i)
+    sines_[static_cast<std::size_t>(i)] =
+        std::sin(M_PI * static_cast<double>(i) / static_cast<double>(n + 1));
+  const std::int64_t count = (odd_ + panel_columns - 1) / panel_columns;
+  panels_.resize(static_cast<std::size_t>(count * n * panel_columns));
+  float* to = panels_.data();
+  for (std::int64_t p = 0; p < count; ++p)
+    for (std::int64_t place = 0; place < n; ++place)
+      for (std::int64_t i = p * panel_columns; i < (p + 1) * panel_columns; ++i)
+        *to++ = i < odd_ ? static_cast<float>(sine(number(place) * (i + 1))) : 0.0f;
+}
+
+void SineTransform::run(const float* x, std::int64_t rows, float* to) const {
+  WEFT_ASSERT(rows % row_group == 0);
+  float odd[row_group * panel_columns], even[row_group * panel_columns];
+  const float* panel = panels_.data();
+  for (std::int64_t first = 0; first < odd_; first += panel_columns, panel += n_ * panel_columns) {
+    const std::int64_t last = std::min(first + panel_columns, odd_);
+    for (std::int64_t row = 0; row < rows; row += row_group) {
+      const float* const own = x + row * n_;
+      multiply(own, n_, panel, odd_, odd);
+      multiply(own + odd_, n_, panel + odd_ * panel_columns, n_ - odd_, even);
+      for (std::int64_t r = 0; r < row_group; ++r) {
+        float* const result = to + (row + r) * n_;
+        const float *const a = odd + r * panel_columns - first, *const b = even +
+                                                                           r * panel_columns -
+                                                                           first;
+        // The middle one of an odd number is written twice; its even coefficients have sines of 0.
+        for (std::int64_t i = first; i < last; ++i) {
+          result[n_ - 1 - i] = a[i] - b[i];
+          result[i] = a[i] + b[i];
+        }
+      }
+    }
+  }
+}
+
 namespace {
 
 constexpr std::int64_t channels = 3;
@@ -158,9 +225,9 @@ __attribute__((target("avx2,fma"))) void Pasting::Solver::solve_frequencies(
 
 template <class E, class Put>
 void Pasting::Solver::solve(const E& e, const Put& put) const {
-  constexpr std::int64_t group = SineTransform::rows_at_once;
   // Right sides: of whole rows at the region's beginning and end, of the others at the rim alone.
-  constexpr std::int64_t whole_rows = (rim_lines * channels + group - 1) / group * group;
+  constexpr std::int64_t whole_rows =
+      (rim_lines * channels + row_group - 1) / row_group * row_group;
   std::vector<float> values(static_cast<std::size_t>(whole_rows * columns_)), found(values.size());
   std::vector<double> whole(static_cast<std::size_t>(rim_lines * channels * padded_)),
       sides(static_cast<std::size_t>(rows_ * channels * rim_lines));
@@ -184,7 +251,7 @@ void Pasting::Solver::solve(const E& e, const Put& put) const {
           found[static_cast<std::size_t>(i * columns_ + sines_.number(place) - 1)];
 
   constexpr std::int64_t rows_at_once = 8;
-  static_assert(rows_at_once * channels % group == 0);
+  static_assert(rows_at_once * channels % row_group == 0);
   const std::int64_t lines = (rows_ + rows_at_once - 1) / rows_at_once * rows_at_once;
   std::vector<float> solved(static_cast<std::size_t>(lines * channels * columns_));
   std::vector<double> between(static_cast<std::size_t>(rows_ * channels * frequencies));

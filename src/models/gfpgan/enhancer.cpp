@@ -5,9 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "models/gfpgan/paste.h"
-#include "ops/layout.h"
-#include "tensor/device.h"
+#include "models/images.h"
 
 namespace weft {
 namespace {
@@ -15,14 +13,6 @@ namespace {
 // Faces as both networks take them: RGB in [-1, 1].
 constexpr ops::PixelScale face_scale{255.0f, {0.5f, 0.5f, 0.5f}, {0.5f, 0.5f, 0.5f}};
 Shape face_shape() { return {1, face_side, face_side, 3}; }
-
-Tensor as_image(const Tensor& face, DType dtype) {
-  constexpr std::int32_t whole[] = {face_side, face_side};
-  Tensor image = Tensor::empty({1, 1, face_side, face_side, 3}, dtype);
-  ops::normalise_images(face, Tensor::from_host(std::span<const std::int32_t>(whole), {1, 2}),
-                        face_scale, image);
-  return image;
-}
 
 // Levels of values in [-1, 1], halves to even.
 std::vector<std::uint8_t> to_bytes(const Tensor& face) {
@@ -43,7 +33,7 @@ std::vector<std::uint8_t> to_bytes(const Tensor& face) {
 
 Enhancer::Enhancer(const Deck& deck, const ModelSource& gfpgan, const ModelSource& parsenet,
                    FaceDetector& detector, const EnhancerSize& size)
-    : dtype_(deck.model.dtype == "bf16" ? DType::bf16 : DType::f32),
+    : dtype_(model_dtype(deck)),
       detector_(detector),
       restorer_({.most_channels = size.restorer}),
       parse_net_(size.parser) {
@@ -85,14 +75,15 @@ std::optional<FacePatch> Enhancer::restore(const ImageFile& frame, const FacePoi
   const std::vector<std::uint8_t> pixels = warp_face(frame, *transform);
   std::vector<std::uint8_t> restored;
   {
-    const Tensor image =
-        as_image(Tensor::from_host(std::span<const std::uint8_t>(pixels), face_shape()), dtype_);
+    const Tensor image = network_pixels(
+        Tensor::from_host(std::span<const std::uint8_t>(pixels), face_shape()), face_scale, dtype_);
     restored = to_bytes(restorer_.run(image, restorer_.draw_noise(noise_key, face)));
   }
   std::vector<double> mask;
   {
     const Tensor image =
-        as_image(Tensor::from_host(std::span<const std::uint8_t>(restored), face_shape()), dtype_);
+        network_pixels(Tensor::from_host(std::span<const std::uint8_t>(restored), face_shape()),
+                       face_scale, dtype_);
     const Tensor classes = parse_net_.parse(image).to_host();
     mask = face_mask(classes.span<std::uint8_t>());
   }
@@ -102,14 +93,16 @@ std::optional<FacePatch> Enhancer::restore(const ImageFile& frame, const FacePoi
 
 MemoryNeed Enhancer::plan(std::int64_t height, std::int64_t width, std::size_t capacity) {
   const MemoryNeed detection = detector_.plan(height, width, capacity);
-  const auto arena = Arena::planning(this_device().kind, capacity);
-  const ArenaScope scope(*arena);
-  // As restore() does, step by step.
-  const auto image = [&] { return as_image(Tensor::empty(face_shape(), DType::u8), dtype_); };
-  restorer_.run(image(), restorer_.draw_noise(0, 0));
-  parse_net_.parse(image());
-  face_mask(std::vector<std::uint8_t>(std::size_t{face_side} * face_side));
-  return {std::max(detection.bytes, arena->need().bytes), detection.fits && arena->need().fits};
+  const MemoryNeed restoring = memory_of(capacity, [&] {
+    // As restore() does, step by step.
+    const auto image = [&] {
+      return network_pixels(Tensor::empty(face_shape(), DType::u8), face_scale, dtype_);
+    };
+    restorer_.run(image(), restorer_.draw_noise(0, 0));
+    parse_net_.parse(image());
+    face_mask(std::vector<std::uint8_t>(std::size_t{face_side} * face_side));
+  });
+  return {std::max(detection.bytes, restoring.bytes), detection.fits && restoring.fits};
 }
 
 std::size_t Enhancer::host_bytes(std::int64_t height, std::int64_t width, int scale) {
@@ -120,8 +113,7 @@ std::size_t Enhancer::host_bytes(std::int64_t height, std::int64_t width, int sc
 }
 
 double Enhancer::flops(std::int64_t faces) const {
-  return 2 * static_cast<double>(faces) *
-         (restorer_.multiply_adds() + parse_net_.multiply_adds(face_side, face_side));
+  return static_cast<double>(faces) * (restorer_.flops() + parse_net_.flops(face_side, face_side));
 }
 
 }  // namespace weft

@@ -10,10 +10,8 @@
 #include "checkpoint/model_source.h"
 #include "media/image_file.h"
 #include "models/face/detector.h"
-#include "models/gfpgan/parse_net.h"
+#include "models/gfpgan/networks.h"
 #include "models/gfpgan/paste.h"
-#include "models/gfpgan/restorer.h"
-#include "models/gfpgan/warp.h"
 #include "tensor/arena.h"
 
 namespace weft {

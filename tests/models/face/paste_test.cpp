@@ -10,7 +10,6 @@
 
 #include "core/error.h"
 #include "core/philox.h"
-#include "models/face/sine_transform.h"
 
 namespace weft {
 namespace {

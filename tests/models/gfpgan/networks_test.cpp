@@ -60,7 +60,7 @@ TEST(Restorer, HasTheReleasedShapes) {
   std::int64_t count = 0;
   for (const auto& p : net.params().all()) count += p->shape.numel();
   EXPECT_NEAR(static_cast<double>(count), 86.44e6 - 8 * (512 * 512 + 512), 1e4);
-  EXPECT_NEAR(net.multiply_adds(), 197.7e9, 6e9);
+  EXPECT_NEAR(net.flops(), 2 * 197.7e9, 12e9);
   EXPECT_EQ(net.noise_sides(), (std::vector<std::int64_t>{4, 8, 8, 16, 16, 32, 32, 64, 64, 128, 128,
                                                           256, 256, 512, 512}));
   const auto shape = [&](const char* name) { return net.params().find(name)->shape; };
