@@ -1,6 +1,7 @@
 #include "models/images.h"
 
-#include <span>
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "core/error.h"
@@ -39,6 +40,12 @@ Tensor halve(const Tensor& x) {
   Tensor y = Tensor::empty({s[0], s[1], s[2] / 2, s[3] / 2, s[4]}, x.dtype());
   ops::average_pool_2x2_forward(x, y);
   return y;
+}
+
+void check_finite(std::span<const float> values, const char* network) {
+  WEFT_CHECK(std::ranges::all_of(values, [](float v) { return std::isfinite(v); }), Exit::data,
+             "check that the weights are of this network and not damaged",
+             "{} gave a value that is not finite", network);
 }
 
 Tensor in_f32(const Tensor& t) {

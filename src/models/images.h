@@ -2,6 +2,8 @@
 // either type.
 #pragma once
 
+#include <span>
+
 #include "config/deck.h"
 #include "media/image_file.h"
 #include "ops/layout.h"
@@ -25,6 +27,9 @@ Tensor network_pixels(const Tensor& pictures, const ops::PixelScale& scale, DTyp
 Tensor join_channels(const Tensor& a, const Tensor& b);
 // [N,T,H/2,W/2,C]: means of 2x2 pixels of x.
 Tensor halve(const Tensor& x);
+
+// Exit::data if a value of what a network, named for the message, gave is not finite.
+void check_finite(std::span<const float> values, const char* network);
 
 // The tensor itself where it is f32.
 Tensor in_f32(const Tensor& t);

@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "models/face/crop.h"
+#include "models/images.h"
 #include "models/sadtalker/coefficients.h"
 #include "models/sadtalker/generator.h"
 #include "models/sadtalker/keypoints.h"

@@ -31,7 +31,7 @@ ClipInHand::ClipInHand(const ClipRequest& clip, PreparedClip prepared, const Ren
   if (!is_full(clip)) return;
   picture_ = read_picture(clip.animate.picture, limits);
   const PixelBox& p = prepared_.place;
-  pasting_.emplace(picture_, PasteBox{p.x1, p.y1, p.x2, p.y2});
+  pasting_.emplace(picture_, p);
 }
 
 ImageFile ClipInHand::shaped(ImageFile frame) const {

@@ -31,15 +31,6 @@ ResNetShape shape_of(const DbnetDeck& deck, bool deformable) {
   return shape;
 }
 
-void scale(Parameter& p, float factor) {
-  const Tensor host = (p.value.defined() ? p.value : p.working).to_host();
-  std::vector<float> values(static_cast<std::size_t>(host.numel()));
-  for (std::size_t i = 0; i < values.size(); ++i)
-    values[i] = factor * (host.dtype() == DType::f32 ? host.span<float>()[i]
-                                                     : static_cast<float>(host.span<bf16>()[i]));
-  p.set(0, values);
-}
-
 }  // namespace
 
 Dbnet::Dbnet(const DbnetDeck& deck, bool deformable) : params_(std::make_unique<ParameterTable>()) {
@@ -146,7 +137,7 @@ void Dbnet::scale_conv2(float gain) {
                  "model.conv2_gain = {} is for a backbone of bottlenecks, such as "
                  "oclip_resnet50",
                  gain);
-      scale(*block.convs[1]->conv.weight, gain);
+      scale_rows(*block.convs[1]->conv.weight, std::vector<double>(1, gain));
     }
 }
 
@@ -195,7 +186,7 @@ std::string load_backbone(const std::string& path, ParameterTable& table) {
 std::string load_dbnet(const std::string& whole, const DbnetDeck& deck, ParameterTable& table) {
   WEFT_CHECK(whole.empty() || deck.weights_backbone.empty(), Exit::usage,
              "leave one of them empty: model.weights holds a backbone too",
-             "model.weights = \"{}\" is given beside model.weights_backbone = \"{}\"", whole,
+             "model.weights = \"{}\" is given together with model.weights_backbone = \"{}\"", whole,
              deck.weights_backbone);
   if (!deck.weights_backbone.empty()) return load_backbone(deck.weights_backbone, table);
   if (whole.empty()) return "";

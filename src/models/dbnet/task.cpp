@@ -18,11 +18,12 @@ static_assert(text_bit == ops::TextPixel::text && counts_bit == ops::TextPixel::
 DbnetTask::DbnetTask(const Deck& deck)
     : ImageTask(deck), model_(deck.get<DbnetDeck>(), deck.get<DbnetDeck>().deformable == "on") {
   const double gain = deck.get<DbnetDeck>().conv2_gain;
-  WEFT_CHECK(gain == 1, Exit::usage,
-             "leave it 1 to train, and set it for weft score if the count shall be Open-Sora's",
-             "model.conv2_gain = {}: it imitates convolutions that a released network lost when it "
-             "is scored, and a training would learn it away",
-             gain);
+  WEFT_CHECK(
+      gain == 1, Exit::usage,
+      "set it to 1 to train; set it for weft score to count as Open-Sora does",
+      "model.conv2_gain = {}: it imitates what scoring with Open-Sora loses of a released network, "
+      "and training would undo it",
+      gain);
 }
 
 std::string DbnetTask::describe() const {

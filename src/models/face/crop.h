@@ -59,7 +59,7 @@ ImageFile cut_face(const ImageFile& picture, const FaceCut& cut, std::int64_t si
 Landmarks cut_landmarks(const Landmarks& points, std::int64_t height, std::int64_t width,
                         const FaceCut& cut, std::int64_t size);
 
-// cv2.resize on 8 bits, bilinear, byte for byte.
+// As cv2.resize, bilinear.
 ImageFile resize_bilinear(const ImageFile& picture, std::int64_t height, std::int64_t width);
 
 // The face as the coefficients' network wants it: scaled and moved so that five landmarks lie where

@@ -81,9 +81,7 @@ std::vector<Face> pick_faces(const FaceScores& s, float least, double overlap) {
   WEFT_ASSERT(s.priors.size() == 4 * count && s.offsets.size() == 4 * count &&
               s.marks.size() == 10 * count);
   for (const auto* values : {&s.probability, &s.offsets, &s.marks})
-    WEFT_CHECK(std::ranges::all_of(*values, [](float v) { return std::isfinite(v); }), Exit::data,
-               "are these the detector's weights, and undamaged?",
-               "the face detector gave a value that is not finite");
+    check_finite(*values, "the face detector");
   std::vector<std::size_t> order;
   for (std::size_t i = count; i-- > 0;)
     if (s.probability[2 * i + 1] > least) order.push_back(i);
@@ -100,9 +98,7 @@ std::vector<Face> pick_faces(const FaceScores& s, float least, double overlap) {
       f.marks[m] = {(prior[0] + offset[0] * centre_unit * prior[2]) * width,
                     (prior[1] + offset[1] * centre_unit * prior[3]) * height};
     }
-    WEFT_CHECK(std::ranges::all_of(f.box, [](float v) { return std::isfinite(v); }), Exit::data,
-               "are these the detector's weights, and undamaged?",
-               "the face detector gave a face without bounds");
+    check_finite(f.box, "the face detector");  // exp of an offset may overflow
     faces.push_back(f);
   }
   std::vector<Face> kept;

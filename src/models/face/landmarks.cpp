@@ -176,9 +176,7 @@ double sign(float v) { return v > 0 ? 1 : v < 0 ? -1 : 0; }
 
 Points98 decode_heatmaps(std::span<const float> maps, std::int64_t height, std::int64_t width) {
   WEFT_ASSERT(std::ssize(maps) == heatmap_points * map_size);
-  WEFT_CHECK(std::ranges::all_of(maps, [](float v) { return std::isfinite(v); }), Exit::data,
-             "are these the landmarks' weights, and undamaged?",
-             "the landmarks' network gave a value that is not finite");
+  check_finite(maps, "the landmark network");
   std::array<std::int64_t, heatmap_points> peaks{};
   bool last_row = false, first_row = false;
   for (std::size_t p = 0; p < peaks.size(); ++p) {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "models/face/crop.h"
 
 namespace weft {
 namespace {
@@ -266,15 +265,15 @@ void Pasting::Solver::solve(const E& e, const Put& put) const {
   }
 }
 
-Pasting::Pasting(ImageFile picture, const PasteBox& box) : picture_(std::move(picture)), box_(box) {
+Pasting::Pasting(ImageFile picture, const PixelBox& box) : picture_(std::move(picture)), box_(box) {
   WEFT_ASSERT(std::ssize(picture_.values) == picture_.height * picture_.width * channels);
-  WEFT_CHECK(box.left >= 0 && box.top >= 0 && box.left < box.right && box.top < box.bottom &&
-                 box.right <= picture_.width && box.bottom <= picture_.height,
+  WEFT_CHECK(box.x1 >= 0 && box.y1 >= 0 && box.x1 < box.x2 && box.y1 < box.y2 &&
+                 box.x2 <= picture_.width && box.y2 <= picture_.height,
              Exit::data,
              "the face's box has to lie inside the picture: use a picture that shows more around "
              "the face, or another preprocess mode",
              "frames cannot be pasted to columns {} to {}, rows {} to {} of a picture of {}x{}",
-             box.left, box.right, box.top, box.bottom, picture_.width, picture_.height);
+             box.x1, box.x2, box.y1, box.y2, picture_.width, picture_.height);
   WEFT_CHECK(std::min(box.width(), box.height()) >= least_side, Exit::data,
              "use a picture with a larger face, or another preprocess mode",
              "a face of {}x{} pixels is too small for frames to be pasted there, {} is the least",
@@ -301,14 +300,14 @@ ImageFile Pasting::paste(const ImageFile& frame) const {
     return in.values.data() + ((top + ring + row) * in.width + left + ring + column) * channels;
   };
   const auto difference = [&](std::int64_t row, std::int64_t column, std::int64_t c) {
-    return static_cast<int>(at(picture_, box_.top, box_.left, row, column)[c]) -
+    return static_cast<int>(at(picture_, box_.y1, box_.x1, row, column)[c]) -
            static_cast<int>(at(patch, 0, 0, row, column)[c]);
   };
   const std::int64_t columns = box_.width() - 2 * (ring + 1);
   solver_->solve(difference, [&](std::int64_t row, const float* v) {
     const std::uint8_t* from = at(patch, 0, 0, row, 1);
     std::uint8_t* to =
-        result.values.data() + (at(picture_, box_.top, box_.left, row, 1) - picture_.values.data());
+        result.values.data() + (at(picture_, box_.y1, box_.x1, row, 1) - picture_.values.data());
     for (std::int64_t i = 0; i < columns; ++i)
       for (std::int64_t c = 0; c < channels; ++c) {
         const float u = static_cast<float>(*from++) + v[c * columns + i];

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "media/image_file.h"
+#include "models/face/crop.h"
 
 namespace weft {
 
@@ -41,13 +42,6 @@ class SineTransform {
   std::vector<float> panels_;
 };
 
-// Pixels [left, right) x [top, bottom) of a picture.
-struct PasteBox {
-  std::int64_t left, top, right, bottom;
-  std::int64_t width() const { return right - left; }
-  std::int64_t height() const { return bottom - top; }
-};
-
 // What all frames of a clip share. After its making any number of threads may paste.
 class Pasting {
  public:
@@ -56,7 +50,7 @@ class Pasting {
   static constexpr std::int64_t least_side = 9;
 
   // Exit::data where the box does not lie inside the picture, or is too small.
-  Pasting(ImageFile picture, const PasteBox& box);
+  Pasting(ImageFile picture, const PixelBox& box);
   ~Pasting();
   Pasting(Pasting&&) noexcept;
   Pasting& operator=(Pasting&&) noexcept;
@@ -69,7 +63,7 @@ class Pasting {
  private:
   class Solver;
   ImageFile picture_;
-  PasteBox box_;
+  PixelBox box_;
   std::unique_ptr<const Solver> solver_;
 };
 

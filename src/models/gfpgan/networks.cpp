@@ -22,8 +22,6 @@ constexpr float slope = 0.2f, demodulation_eps = 1e-8f;
 constexpr std::int64_t first_side = 4;
 const ops::Conv conv3 = ops::Conv::same(3), conv1 = ops::Conv::same(1);
 
-const Tensor& stored(const Parameter& p) { return p.value.defined() ? p.value : p.working; }
-
 Tensor resized(const Tensor& x, std::int64_t side) {
   Tensor y = Tensor::empty({x.dim(0), x.dim(1), side, side, x.dim(4)}, x.dtype());
   // Halved, a pixel lies in the middle of four: bilinear weights are their mean.
@@ -58,7 +56,7 @@ Restorer::Residual Restorer::add_residual(const std::string& name, std::int64_t 
   Residual r;
   r.first = add_conv3(name + ".conv1", in, in, side);
   r.second = add_conv3(name + ".conv2", in, out, to);
-  r.skip = net_->add(name + ".skip", "", in, out, conv1);
+  r.skip = net_.add(name + ".skip", "", in, out, conv1);
   const std::int64_t small = std::min(side, to);
   multiply_adds_ += static_cast<double>(in * out * small * small);
   return r;
@@ -67,7 +65,7 @@ Restorer::Residual Restorer::add_residual(const std::string& name, std::int64_t 
 const ConvLayer* Restorer::add_conv3(const std::string& name, std::int64_t in, std::int64_t out,
                                      std::int64_t side) {
   multiply_adds_ += static_cast<double>(9 * in * out * side * side);
-  return net_->add(name, "", in, out, conv3, true);
+  return net_.add(name, "", in, out, conv3, true);
 }
 
 Restorer::Modulated Restorer::add_modulated(const std::string& name, std::int64_t in,
@@ -76,25 +74,22 @@ Restorer::Modulated Restorer::add_modulated(const std::string& name, std::int64_
   multiply_adds_ += static_cast<double>(taps * in * out * side * side + in * size_.features);
   Modulated m;
   const std::string conv = name + ".modulated_conv";
-  m.weight = &params_->add(conv + ".weight", {1, out, in, kernel, kernel}, normal(in * taps));
+  m.weight = &params_.add(conv + ".weight", {1, out, in, kernel, kernel}, normal(in * taps));
   m.weight->bf16_only = kernel > 1;
   m.style_weight =
-      &params_->add(conv + ".modulation.weight", {in, size_.features}, normal(size_.features));
-  m.style_bias = &params_->add(conv + ".modulation.bias", {in}, {Init::Kind::constant, 1});
-  if (kernel > 1) m.noise = &params_->add(name + ".weight", {1}, {});
-  m.bias = &params_->add(name + ".bias", {1, out, 1, 1}, {});
+      &params_.add(conv + ".modulation.weight", {in, size_.features}, normal(size_.features));
+  m.style_bias = &params_.add(conv + ".modulation.bias", {in}, {Init::Kind::constant, 1});
+  if (kernel > 1) m.noise = &params_.add(name + ".weight", {1}, {});
+  m.bias = &params_.add(name + ".bias", {1, out, 1, 1}, {});
   return m;
 }
 
-Restorer::Restorer(const RestorerSize& size)
-    : size_(size),
-      params_(std::make_unique<ParameterTable>()),
-      net_(std::make_unique<ConvNet>(*params_, "")) {
+Restorer::Restorer(const RestorerSize& size) : size_(size), net_(params_, "") {
   while (first_side << levels_ < size_.side) ++levels_;
   WEFT_ASSERT(first_side << levels_ == size_.side && levels_ >= 1 && channels(size_.side) % 4 == 0);
   const auto side = [](int level) { return first_side << level; };  // level 0: 4x4
   const auto half = [&](int level) { return channels(side(level)) / 2; };
-  first_ = net_->add("conv_body_first", "", 3, half(levels_), conv1, true);
+  first_ = net_.add("conv_body_first", "", 3, half(levels_), conv1, true);
   multiply_adds_ += static_cast<double>(3 * half(levels_) * size_.side * size_.side);
   for (int i = 0; i < levels_; ++i)
     down_.push_back(add_residual(fmt::format("conv_body_down.{}", i), half(levels_ - i),
@@ -102,8 +97,8 @@ Restorer::Restorer(const RestorerSize& size)
   final_ = add_conv3("final_conv", half(0), half(0), first_side);
   const std::int64_t values = half(0) * first_side * first_side,
                      latents = (2 * levels_ + 2) * size_.features;
-  final_weight_ = &params_->add("final_linear.weight", {latents, values}, normal(values));
-  final_bias_ = &params_->add("final_linear.bias", {latents}, {});
+  final_weight_ = &params_.add("final_linear.weight", {latents, values}, normal(values));
+  final_bias_ = &params_.add("final_linear.bias", {latents}, {});
   multiply_adds_ += static_cast<double>(latents * values);
   for (int i = 0; i < levels_; ++i)
     up_.push_back(add_residual(fmt::format("conv_body_up.{}", i), half(i), half(i + 1), side(i),
@@ -117,8 +112,8 @@ Restorer::Restorer(const RestorerSize& size)
   }
   const std::string decoder = "stylegan_decoder.";
   const std::int64_t bottom = channels(first_side);
-  constant_ = &params_->add(decoder + "constant_input.weight", {1, bottom, first_side, first_side},
-                            {Init::Kind::normal, 1});
+  constant_ = &params_.add(decoder + "constant_input.weight", {1, bottom, first_side, first_side},
+                           {Init::Kind::normal, 1});
   start_ = add_modulated(decoder + "style_conv1", bottom, bottom, 3, first_side);
   start_rgb_ = add_modulated(decoder + "to_rgb1", bottom, 3, 1, first_side);
   for (int i = 0; i < levels_; ++i) {
@@ -131,7 +126,7 @@ Restorer::Restorer(const RestorerSize& size)
 }
 
 void Restorer::prepare() {
-  net_->fold();
+  net_.fold();
   const auto measure = [](Modulated& m) {
     m.energy = Tensor::persistent({m.weight->shape[1], m.weight->shape[2]}, DType::f32);
     ops::weight_energy(stored(*m.weight), m.energy);
@@ -286,10 +281,9 @@ WeightNames parse_net_names() {
   return names;
 }
 
-ParseNet::ParseNet(std::int64_t channels)
-    : params_(std::make_unique<ParameterTable>()), net_(std::make_unique<ConvNet>(*params_, "")) {
+ParseNet::ParseNet(std::int64_t channels) : net_(params_, "") {
   const auto at = [&](int level) { return std::min(channels << level, 4 * channels); };
-  stem_ = net_->add("encoder.0.conv2d", "", 3, channels, bordered(1), true);
+  stem_ = net_.add("encoder.0.conv2d", "", 3, channels, bordered(1), true);
   for (int i = 0; i < steps; ++i)
     encoder_.push_back(add_block(fmt::format("encoder.{}", i + 1), at(i), at(i + 1), 2, 1));
   for (int i = 0; i < depth; ++i)
@@ -297,7 +291,7 @@ ParseNet::ParseNet(std::int64_t channels)
   for (int i = 0; i < steps; ++i)
     decoder_.push_back(
         add_block(fmt::format("decoder.{}", i), at(steps - i), at(steps - i - 1), 1, 2));
-  head_ = net_->add("out_mask_conv.conv2d", "", channels, classes, bordered(1), true);
+  head_ = net_.add("out_mask_conv.conv2d", "", channels, classes, bordered(1), true);
 }
 
 ParseNet::Block ParseNet::add_block(const std::string& name, std::int64_t in, std::int64_t out,
@@ -305,9 +299,9 @@ ParseNet::Block ParseNet::add_block(const std::string& name, std::int64_t in, st
   Block b;
   b.up = up;
   if (down > 1 || up > 1 || in != out)
-    b.shortcut = net_->add(name + ".shortcut_func.conv2d", "", in, out, bordered(down), true);
-  b.first = net_->add(name + ".conv1.conv2d", name + ".conv1.norm.norm", in, out, bordered(1));
-  b.second = net_->add(name + ".conv2.conv2d", name + ".conv2.norm.norm", out, out, bordered(down));
+    b.shortcut = net_.add(name + ".shortcut_func.conv2d", "", in, out, bordered(down), true);
+  b.first = net_.add(name + ".conv1.conv2d", name + ".conv1.norm.norm", in, out, bordered(1));
+  b.second = net_.add(name + ".conv2.conv2d", name + ".conv2.norm.norm", out, out, bordered(down));
   return b;
 }
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,7 +30,7 @@ class Restorer {
  public:
   explicit Restorer(const RestorerSize& size = {});
 
-  ParameterTable& params() { return *params_; }
+  ParameterTable& params() { return params_; }
   // Once, after the table is loaded or drawn. Exit::data if a value is not possible.
   void prepare();
   std::int64_t side() const { return size_.side; }
@@ -82,8 +81,8 @@ class Restorer {
   RestorerSize size_;
   int levels_ = 0;  // above 4x4
   double multiply_adds_ = 0;
-  std::unique_ptr<ParameterTable> params_;
-  std::unique_ptr<ConvNet> net_;
+  ParameterTable params_;
+  ConvNet net_;
   const ConvLayer *first_, *final_;
   Parameter *final_weight_, *final_bias_, *constant_;
   std::vector<Residual> down_, up_;
@@ -105,9 +104,9 @@ class ParseNet {
   // Channels of the first layer; the deepest has four times as many. The released network has 64.
   explicit ParseNet(std::int64_t channels = 64);
 
-  ParameterTable& params() { return *params_; }
+  ParameterTable& params() { return params_; }
   // Once, after the table is loaded or drawn. Exit::data if a value is not possible.
-  void fold() { net_->fold(); }
+  void fold() { net_.fold(); }
 
   // Logits [1,1,H,W,19] of an image [1,1,H,W,3] in [-1, 1], of the weights' type; H and W are
   // multiples of `multiple`, 32 at the least.
@@ -126,8 +125,8 @@ class ParseNet {
   Block add_block(const std::string& name, std::int64_t in, std::int64_t out, int down, int up);
   Tensor run(const Block& block, const Tensor& x) const;
 
-  std::unique_ptr<ParameterTable> params_;
-  std::unique_ptr<ConvNet> net_;
+  ParameterTable params_;
+  ConvNet net_;
   const ConvLayer *stem_, *head_;
   std::vector<Block> encoder_, body_, decoder_;
 };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
 
 #include "core/error.h"
 #include "nn/deform_conv.h"
@@ -161,10 +160,6 @@ double ConvNet::multiply_adds(std::int64_t height, std::int64_t width, bool with
 
 // ---- Folding.
 
-namespace {
-
-constexpr float norm_eps = 1e-5f;
-
 const Tensor& stored(const Parameter& p) { return p.value.defined() ? p.value : p.working; }
 
 std::vector<float> values_of(const Parameter& p) {
@@ -173,12 +168,11 @@ std::vector<float> values_of(const Parameter& p) {
   if (host.dtype() == DType::f32)
     std::ranges::copy(host.span<float>(), values.begin());
   else
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] = static_cast<float>(host.span<bf16>()[i]);
+    std::ranges::transform(host.span<bf16>(), values.begin(),
+                           [](bf16 v) { return static_cast<float>(v); });
   return values;
 }
 
-// Row o of p, seen as [rows, rest], times factors[o].
 void scale_rows(Parameter& p, std::span<const double> factors) {
   std::vector<float> values = values_of(p);
   const std::size_t rest = values.size() / factors.size();
@@ -188,6 +182,10 @@ void scale_rows(Parameter& p, std::span<const double> factors) {
       values[o * rest + i] = static_cast<float>(values[o * rest + i] * factors[o]);
   p.set(0, values);
 }
+
+namespace {
+
+constexpr float norm_eps = 1e-5f;
 
 void check(bool sane, const Parameter& p, double value, const char* what) {
   WEFT_CHECK(sane, Exit::data, "the file is damaged, or of another network",

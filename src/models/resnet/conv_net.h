@@ -13,6 +13,7 @@
 #pragma once
 
 #include <deque>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -109,6 +110,12 @@ double operations_of(const Run& run) {
   memory_of(0, run);
   return count.total();
 }
+
+// The tensor that holds a loaded parameter: f32 if there is one, else bf16; its values on the host;
+// and row o of it, seen as [rows, rest], times factors[o].
+const Tensor& stored(const Parameter& p);
+std::vector<float> values_of(const Parameter& p);
+void scale_rows(Parameter& p, std::span<const double> factors);
 
 // How the weights of convolutions start; k x k kernels, `fan_in` = k k Cin / groups.
 enum class ConvStart {

@@ -74,9 +74,7 @@ std::vector<float> FaceCoefficients::coefficients(const ImageFile& aligned) {
     const Tensor host = part.to_host();
     all.insert(all.end(), host.span<float>().begin(), host.span<float>().end());
   }
-  WEFT_CHECK(std::ranges::all_of(all, [](float v) { return std::isfinite(v); }), Exit::data,
-             "are these SadTalker's weights, and undamaged?",
-             "the face model's network gave a value that is not finite");
+  check_finite(all, "the face model's network");
   return all;
 }
 

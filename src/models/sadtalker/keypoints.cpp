@@ -199,7 +199,7 @@ namespace {
 
 constexpr std::int64_t predicted = 70, expression = 64;
 
-void check_finite(std::span<const float> values, std::int64_t columns, const char* whose) {
+void check_rows_finite(std::span<const float> values, std::int64_t columns, const char* whose) {
   const auto bad = std::ranges::find_if_not(values, [](float v) { return std::isfinite(v); });
   if (bad == values.end()) return;
   const auto at = static_cast<std::int64_t>(bad - values.begin());
@@ -236,13 +236,14 @@ DrivingRows driving_rows(const SadtalkerDeck& deck, std::span<const float> rows,
   d.columns = deck.coefficients();
   d.frames = std::ssize(rows) / predicted;
   WEFT_CHECK(d.frames > 0 && std::ssize(rows) % predicted == 0, Exit::data,
-             "each frame has 70 coefficients", "{} coefficients are no rows of 70", rows.size());
+             "each frame has 70 coefficients", "{} coefficients are not whole rows of 70",
+             rows.size());
   WEFT_CHECK(std::ssize(source) == d.columns && d.columns >= predicted, Exit::data,
              "sadtalker.preprocess decides how many there are: 73 for full and extfull, else 70",
              "the picture has {} coefficients, the mapping network takes {}", source.size(),
              d.columns);
-  check_finite(rows, predicted, "predicted motion");
-  check_finite(source, d.columns, "the picture's face");
+  check_rows_finite(rows, predicted, "predicted motion");
+  check_rows_finite(source, d.columns, "the picture's face");
   const auto scale = static_cast<float>(deck.expression_scale);
   for (std::int64_t t = 0; t < d.frames; ++t)
     for (std::int64_t c = 0; c < d.columns; ++c) {

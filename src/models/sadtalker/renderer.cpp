@@ -54,7 +54,7 @@ void Renderer::check_size(std::int64_t height, std::int64_t width) const {
              Exit::usage,
              fmt::format("choose a size that is a multiple of {} pixels, such as {}", stride(),
                          (width / stride() + 1) * stride()),
-             "faces of {}x{} pixels do not divide as the networks need", width, height);
+             "faces of {}x{} pixels: both sides must be multiples of {}", width, height, stride());
 }
 
 Renderer::Source Renderer::prepare(const ImageFile& picture,

@@ -7,26 +7,9 @@
 #include "core/error.h"
 
 namespace weft {
-namespace {
-
-void check(const SegmentationDeck& deck) {
-  const auto known = [](const char* key, const std::string& name,
-                        const std::vector<std::string>& names) {
-    WEFT_CHECK(std::ranges::find(names, name) != names.end(), Exit::usage,
-               fmt::format("take one of {}", fmt::join(names, ", ")),
-               "model.{} = \"{}\" is not known", key, name);
-  };
-  known("encoder", deck.encoder, segmentation_encoders());
-  known("decoder", deck.decoder, segmentation_decoders());
-  const Misfit misfit = segmentation_misfit(deck.encoder, deck.decoder);
-  WEFT_CHECK(misfit.what.empty(), Exit::usage, misfit.hint, "{}", misfit.what);
-}
-
-}  // namespace
-
 Segmentation::Segmentation(const SegmentationDeck& deck)
     : deck_(deck), params_(std::make_unique<ParameterTable>()) {
-  check(deck);
+  WEFT_ASSERT(segmentation_misfit(deck.encoder, deck.decoder).what.empty());  // the deck's check
   encoder_layers_ = std::make_unique<ConvNet>(*params_, "encoder.");
   encoder_layers_->start = ConvStart::fan_out;
   encoder_layers_->shared_statistics = true;
@@ -91,7 +74,7 @@ std::string load_segmentation(const std::string& whole, const SegmentationDeck& 
                               ParameterTable& table) {
   WEFT_CHECK(whole.empty() || (deck.weights_encoder.empty() && deck.weights_decoder.empty()),
              Exit::usage, "take model.weights, or the other two",
-             "model.weights = \"{}\" is given beside model.weights_encoder or "
+             "model.weights = \"{}\" is given together with model.weights_encoder or "
              "model.weights_decoder",
              whole);
   if (!whole.empty()) return load_weights(whole, table, segmentation_weight_names());

@@ -27,7 +27,7 @@ class Segmentation {
   // the encoder and of the decoder.
   enum Group { encoder_vectors, decoder_vectors, encoder_matrices, decoder_matrices };
 
-  // Exit::usage for a pair that does not go together. All parameters that released files have are
+  // Of a pair that goes together (segmentation_misfit). All parameters that released files have are
   // in the table, also those that only training uses. The table outlives the network's values.
   explicit Segmentation(const SegmentationDeck& deck);
 

@@ -97,7 +97,7 @@ TEST(FacePick, RefusesWhatIsNotFinite) {
   s.offsets[2] = 1000;  // e to the power of 200
   EXPECT_TRUE(pick_faces(s, 0.97f, 0.4).empty());
   s.probability[1] = 1;
-  EXPECT_THAT(test::complaint([&] { pick_faces(s, 0.97f, 0.4); }), HasSubstr("without bounds"));
+  EXPECT_THAT(test::complaint([&] { pick_faces(s, 0.97f, 0.4); }), HasSubstr("not finite"));
 }
 
 // The networks with weights that are drawn: sizes, memory, errors. What they compute is held to the
