@@ -2,8 +2,8 @@
 
 #include "checkpoint/weights.h"
 #include "core/error.h"
-#include "models/gfpgan/networks.h"
-#include "models/gfpgan/paste.h"
+#include "models/sadtalker/gfpgan/networks.h"
+#include "models/sadtalker/gfpgan/paste.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "parallel/rank_device.h"

@@ -1,4 +1,4 @@
-#include "models/face/paste.h"
+#include "models/sadtalker/face/paste.h"
 #include "core/error.h"
 #include "tests/probe/probe.h"
 #include "tests/probe/probe_case.h"

@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "models/face/crop.h"
 #include "models/images.h"
 #include "models/sadtalker/coefficients.h"
+#include "models/sadtalker/face/crop.h"
 #include "models/sadtalker/generator.h"
 #include "models/sadtalker/keypoints.h"
 #include "models/sadtalker/renderer.h"

@@ -5,7 +5,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "jobs/animate/sources.h"
-#include "models/face/crop.h"
+#include "models/sadtalker/face/crop.h"
 
 namespace weft {
 namespace {

@@ -11,7 +11,7 @@
 #include "jobs/animate/prepare.h"
 #include "jobs/animate/worker.h"
 #include "media/writers.h"
-#include "models/face/paste.h"
+#include "models/sadtalker/face/paste.h"
 
 namespace weft {
 

@@ -12,9 +12,9 @@
 
 #include "checkpoint/model_source.h"
 #include "jobs/animate/parts.h"
-#include "models/face/crop.h"
-#include "models/gfpgan/enhancer.h"
 #include "models/sadtalker/coefficients.h"
+#include "models/sadtalker/face/crop.h"
+#include "models/sadtalker/gfpgan/enhancer.h"
 #include "models/sadtalker/renderer.h"
 #include "models/sadtalker/speech_motion.h"
 #include "tensor/arena.h"

@@ -7,8 +7,8 @@
 #include "jobs/animate/networks.h"
 #include "media/image_file.h"
 #include "media/media_source.h"
-#include "models/face/crop.h"
 #include "models/sadtalker/coefficients.h"
+#include "models/sadtalker/face/crop.h"
 #include "models/sadtalker/speech_motion.h"
 
 namespace weft {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "checkpoint/model_source.h"
-#include "models/face/crop.h"
 #include "models/resnet/resnet.h"
+#include "models/sadtalker/face/crop.h"
 
 namespace weft {
 

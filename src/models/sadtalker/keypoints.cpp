@@ -72,7 +72,7 @@ Tensor KeypointNet::forward(const Tensor& image) const {
 
 namespace {
 
-constexpr std::int64_t bins = 66;  // of an angle
+constexpr std::int64_t angle_bins = 66;  // of an angle
 constexpr float mapping_slope = 0.1f;
 
 // Along a sequence, which is a row of pixels here; no padding.
@@ -100,7 +100,7 @@ MappingNet::MappingNet(const SadtalkerDeck& d) : num_kp_(d.num_kp), net_(table_,
     layers_.push_back(net_.add(fmt::format("encoder{}.1", i), "", C, C, along(3, 3), true));
   net_.axes = 0;
   for (const char* angle : {"fc_yaw", "fc_pitch", "fc_roll"})
-    heads_.push_back(net_.add(angle, "", C, bins, ops::Conv::same(1), true));
+    heads_.push_back(net_.add(angle, "", C, angle_bins, ops::Conv::same(1), true));
   heads_.push_back(net_.add("fc_t", "", C, 3, ops::Conv::same(1), true));
   heads_.push_back(net_.add("fc_exp", "", C, 3 * num_kp_, ops::Conv::same(1), true));
 }
@@ -116,7 +116,7 @@ Tensor MappingNet::heads(const Tensor& windows) const {
   }
   Tensor mean = Tensor::empty({N, 1, 1, 1, x.dim(4)}, x.dtype());
   ops::adaptive_pool_forward(x, mean);
-  Tensor all = Tensor::empty({N, 1, 1, 1, 3 * bins + 3 + 3 * num_kp_}, DType::f32);
+  Tensor all = Tensor::empty({N, 1, 1, 1, 3 * angle_bins + 3 + 3 * num_kp_}, DType::f32);
   std::int64_t at = 0;
   for (const ConvLayer* head : heads_) {
     ops::put_channels(convolve(*head, mean), at, all);
@@ -144,11 +144,11 @@ std::vector<HeadMotion> MappingNet::forward(const Tensor& windows) const {
     for (std::size_t n = 0; n < static_cast<std::size_t>(together); ++n) {
       const std::span<const float> row = values.subspan(n * columns, columns);
       HeadMotion m;
-      m.yaw = expected_degrees(row.subspan(0, bins));
-      m.pitch = expected_degrees(row.subspan(bins, bins));
-      m.roll = expected_degrees(row.subspan(2 * bins, bins));
-      for (std::size_t i = 0; i < 3; ++i) m.t[i] = row[3 * bins + i];
-      m.expression.assign(row.begin() + 3 * bins + 3, row.end());
+      m.yaw = expected_degrees(row.subspan(0, angle_bins));
+      m.pitch = expected_degrees(row.subspan(angle_bins, angle_bins));
+      m.roll = expected_degrees(row.subspan(2 * angle_bins, angle_bins));
+      for (std::size_t i = 0; i < 3; ++i) m.t[i] = row[3 * angle_bins + i];
+      m.expression.assign(row.begin() + 3 * angle_bins + 3, row.end());
       motions.push_back(std::move(m));
     }
   }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "models/face/landmarks.h"
+#include "models/sadtalker/face/landmarks.h"
 
 namespace weft::test {
 

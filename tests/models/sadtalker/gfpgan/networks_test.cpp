@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "models/gfpgan/enhancer.h"
+#include "models/sadtalker/gfpgan/enhancer.h"
 
 namespace weft {
 namespace {

@@ -1,4 +1,4 @@
-#include "models/face/paste.h"
+#include "models/sadtalker/face/paste.h"
 
 #include <immintrin.h>
 #include <algorithm>

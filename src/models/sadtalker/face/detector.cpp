@@ -1,4 +1,4 @@
-#include "models/face/detector.h"
+#include "models/sadtalker/face/detector.h"
 
 #include <algorithm>
 #include <cmath>

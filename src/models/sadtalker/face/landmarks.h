@@ -10,8 +10,8 @@
 
 #include "checkpoint/model_source.h"
 #include "media/image_file.h"
-#include "models/face/detector.h"
 #include "models/resnet/conv_net.h"
+#include "models/sadtalker/face/detector.h"
 
 namespace weft {
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "models/gfpgan/paste.h"
+#include "models/sadtalker/gfpgan/paste.h"
 #include "tensor/arena.h"
 
 namespace weft::test {

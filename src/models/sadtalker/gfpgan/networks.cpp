@@ -1,4 +1,4 @@
-#include "models/gfpgan/networks.h"
+#include "models/sadtalker/gfpgan/networks.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,11 +1,11 @@
-#include "models/face/landmarks.h"
+#include "models/sadtalker/face/landmarks.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
-#include "models/face/crop.h"
 #include "models/images.h"
+#include "models/sadtalker/face/crop.h"
 #include "models/sadtalker/options.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"

@@ -1,4 +1,4 @@
-#include "models/gfpgan/enhancer.h"
+#include "models/sadtalker/gfpgan/enhancer.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,15 +17,13 @@ Shape face_shape() { return {1, face_side, face_side, 3}; }
 // Levels of values in [-1, 1], halves to even.
 std::vector<std::uint8_t> to_bytes(const Tensor& face) {
   const Tensor host = face.to_host();
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(host.numel()));
-  bool finite = true;
-  std::ranges::transform(host.span<float>(), bytes.begin(), [&](float v) {
-    finite &= std::isfinite(v);
+  const auto values = host.span<float>();
+  check_finite(values, "gfpgan's restorer");
+  std::vector<std::uint8_t> bytes(values.size());
+  std::ranges::transform(values, bytes.begin(), [](float v) {
     const float level = std::nearbyint((std::clamp(v, -1.0f, 1.0f) + 1.0f) / 2.0f * 255.0f);
-    return static_cast<std::uint8_t>(std::isfinite(v) ? level : 0.0f);
+    return static_cast<std::uint8_t>(level);
   });
-  WEFT_CHECK(finite, Exit::data, "the weights are damaged, or of another network",
-             "gfpgan: a restored face has values that are not finite");
   return bytes;
 }
 

@@ -1,4 +1,4 @@
-#include "models/gfpgan/paste.h"
+#include "models/sadtalker/gfpgan/paste.h"
 
 #include <algorithm>
 #include <array>

@@ -1,8 +1,8 @@
 // The sums are those of cv2.resize of OpenCV 4.9 (x86).
 #include <cmath>
 
-#include "models/face/crop.h"
-#include "tests/models/face/fixture.h"
+#include "models/sadtalker/face/crop.h"
+#include "tests/models/sadtalker/face/fixture.h"
 
 namespace weft::test {
 namespace {

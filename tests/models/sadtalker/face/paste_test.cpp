@@ -1,6 +1,6 @@
 // Pasting against the blending equation as it is written down, solved directly, and what holds for
 // any blending: `weft_probe sadtalker_paste` compares with OpenCV's results.
-#include "models/face/paste.h"
+#include "models/sadtalker/face/paste.h"
 
 #include <gtest/gtest.h>
 
@@ -28,20 +28,11 @@ ImageFile picture_of(std::int64_t height, std::int64_t width, std::uint64_t seed
   return picture;
 }
 
-ImageFile cut(const ImageFile& from, const PasteBox& box) {
-  ImageFile patch{box.height(), box.width(), {}};
-  for (std::int64_t y = box.top; y < box.bottom; ++y) {
-    const auto row = from.values.begin() + (y * from.width + box.left) * 3;
-    patch.values.insert(patch.values.end(), row, row + box.width() * 3);
-  }
-  return patch;
-}
-
 // The blended values of the box, in f64, by conjugate gradients: no transform, and no split of the
 // unknown.
-std::vector<double> blended(const ImageFile& picture, const ImageFile& patch, const PasteBox& box) {
+std::vector<double> blended(const ImageFile& picture, const ImageFile& patch, const PixelBox& box) {
   const std::int64_t w = box.width() - 2, h = box.height() - 2;
-  const ImageFile ground = cut(picture, box);
+  const ImageFile ground = cut_box(picture, box);
   std::vector<double> result(ground.values.begin(), ground.values.end());
   for (std::int64_t c = 0; c < 3; ++c) {
     const auto at = [&](const ImageFile& image, std::int64_t y, std::int64_t x) {
@@ -102,7 +93,7 @@ std::vector<double> blended(const ImageFile& picture, const ImageFile& patch, co
 TEST(Pasting, SolvesTheBlendingEquation) {
   const ImageFile picture = picture_of(70, 90, 1);
   // Odd and even sides, prime numbers, the least side, the whole picture, a wide and a high box.
-  for (const PasteBox& box : {PasteBox{20, 10, 61, 52},
+  for (const PixelBox& box : {PixelBox{20, 10, 61, 52},
                               {3, 2, 12, 11},
                               {0, 0, 90, 70},
                               {7, 30, 88, 40},
@@ -111,7 +102,7 @@ TEST(Pasting, SolvesTheBlendingEquation) {
     const ImageFile frame = picture_of(box.height(), box.width(), 2);
     const std::vector<double> wanted = blended(picture, frame, box);
     const ImageFile pasted = Pasting(picture, box).paste(frame);
-    const ImageFile inside = cut(pasted, box);
+    const ImageFile inside = cut_box(pasted, box);
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       const double value = std::clamp(wanted[i], 0.0, 255.0);
       // Truncated; next to a whole number noise decides.
@@ -119,24 +110,24 @@ TEST(Pasting, SolvesTheBlendingEquation) {
       EXPECT_LE(inside.values[i], std::floor(value + 2e-3)) << i;
     }
     ImageFile outside = pasted;  // all but the box is the picture's
-    for (std::int64_t y = box.top; y < box.bottom; ++y)
-      std::copy_n(picture.values.begin() + (y * picture.width + box.left) * 3, box.width() * 3,
-                  outside.values.begin() + (y * picture.width + box.left) * 3);
+    for (std::int64_t y = box.y1; y < box.y2; ++y)
+      std::copy_n(picture.values.begin() + (y * picture.width + box.x1) * 3, box.width() * 3,
+                  outside.values.begin() + (y * picture.width + box.x1) * 3);
     EXPECT_EQ(outside.values, picture.values);
   }
 }
 
 TEST(Pasting, ThePicturesOwnFaceChangesNothing) {
   const ImageFile picture = picture_of(48, 64, 3);
-  const PasteBox box{11, 5, 50, 40};
-  const ImageFile same = Pasting(picture, box).paste(cut(picture, box));
+  const PixelBox box{11, 5, 50, 40};
+  const ImageFile same = Pasting(picture, box).paste(cut_box(picture, box));
   EXPECT_EQ(same.values, picture.values);
 }
 
 TEST(Pasting, BrightnessComesFromThePicture) {
   const ImageFile picture = picture_of(48, 64, 4);
-  const PasteBox box{11, 5, 50, 40};
-  ImageFile frame = cut(picture, box);
+  const PixelBox box{11, 5, 50, 40};
+  ImageFile frame = cut_box(picture, box);
   for (std::uint8_t& v : frame.values) v = static_cast<std::uint8_t>(v / 2 + 20);
   ImageFile brighter = frame;
   for (std::uint8_t& v : brighter.values) v = static_cast<std::uint8_t>(v + 60);
@@ -158,7 +149,7 @@ TEST(Pasting, FramesOfAnySizeAreResized) {
 
 TEST(Pasting, BoxesThatCannotBeUsed) {
   const ImageFile picture = picture_of(40, 50, 7);
-  const auto fault = [&](const PasteBox& box) {
+  const auto fault = [&](const PixelBox& box) {
     try {
       const Pasting pasting(picture, box);
     } catch (const Error& e) {
@@ -170,14 +161,14 @@ TEST(Pasting, BoxesThatCannotBeUsed) {
   };
   EXPECT_EQ(fault({0, 0, 50, 40}), "");
   EXPECT_EQ(fault({41, 31, 50, 40}), "");
-  for (const PasteBox& box : {PasteBox{-1, 0, 20, 20},
+  for (const PixelBox& box : {PixelBox{-1, 0, 20, 20},
                               {0, -5, 20, 20},
                               {30, 10, 51, 30},
                               {10, 10, 30, 41},
                               {20, 10, 20, 30},
                               {30, 10, 20, 30}})
     EXPECT_NE(fault(box).find("of a picture of 50x40"), std::string::npos) << fault(box);
-  for (const PasteBox& box : {PasteBox{10, 10, 18, 30}, {10, 10, 30, 18}})
+  for (const PixelBox& box : {PixelBox{10, 10, 18, 30}, {10, 10, 30, 18}})
     EXPECT_NE(fault(box).find("too small"), std::string::npos) << fault(box);
 }
 

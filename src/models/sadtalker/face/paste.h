@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "media/image_file.h"
-#include "models/face/crop.h"
+#include "models/sadtalker/face/crop.h"
 
 namespace weft {
 

@@ -1,4 +1,4 @@
-#include "models/face/crop.h"
+#include "models/sadtalker/face/crop.h"
 
 #include <Eigen/Dense>
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include "media/pillow_resize.h"
 
 namespace weft {
+
 ImageFile resize_bilinear(const ImageFile& in, std::int64_t height, std::int64_t width) {
   WEFT_ASSERT(in.height > 0 && in.width > 0 && height > 0 && width > 0);
   const auto view = [](const ImageFile& image) {

@@ -1,11 +1,11 @@
 #include <cmath>
 #include <limits>
 
-#include "models/face/crop.h"
-#include "models/face/detector.h"
 #include "models/sadtalker/coefficients.h"
+#include "models/sadtalker/face/crop.h"
+#include "models/sadtalker/face/detector.h"
 #include "models/sadtalker/options.h"
-#include "tests/models/face/fixture.h"
+#include "tests/models/sadtalker/face/fixture.h"
 
 namespace weft::test {
 namespace {

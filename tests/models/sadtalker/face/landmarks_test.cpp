@@ -1,8 +1,8 @@
-#include "models/face/landmarks.h"
+#include "models/sadtalker/face/landmarks.h"
 
 #include <cmath>
 
-#include "tests/models/face/fixture.h"
+#include "tests/models/sadtalker/face/fixture.h"
 
 namespace weft {
 namespace {

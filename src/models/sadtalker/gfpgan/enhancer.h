@@ -9,9 +9,9 @@
 
 #include "checkpoint/model_source.h"
 #include "media/image_file.h"
-#include "models/face/detector.h"
-#include "models/gfpgan/networks.h"
-#include "models/gfpgan/paste.h"
+#include "models/sadtalker/face/detector.h"
+#include "models/sadtalker/gfpgan/networks.h"
+#include "models/sadtalker/gfpgan/paste.h"
 #include "tensor/arena.h"
 
 namespace weft {

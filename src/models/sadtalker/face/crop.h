@@ -9,7 +9,7 @@
 #include <string>
 
 #include "media/image_file.h"
-#include "models/face/landmarks.h"
+#include "models/sadtalker/face/landmarks.h"
 
 namespace weft {
 
