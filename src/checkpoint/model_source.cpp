@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "checkpoint/state.h"
+#include "checkpoint/checkpoint.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/philox.h"

@@ -4,7 +4,7 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/safetensors_header.h"
+#include "checkpoint/safetensors.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/printable.h"

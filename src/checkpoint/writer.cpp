@@ -10,7 +10,6 @@
 
 #include "checkpoint/agree.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/files.h"
 #include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/file.h"

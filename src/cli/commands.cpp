@@ -4,7 +4,7 @@
 #include "cli/init.h"
 #include "cli/shell.h"
 #include "config/deck_help.h"
-#include "data/clip_store_child.h"
+#include "data/store_file.h"
 #include "data/ingest/ingest.h"
 #include "doctor/doctor.h"
 #include "jobs/animate/animate.h"

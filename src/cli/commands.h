@@ -9,7 +9,7 @@ namespace weft {
 
 Program weft_program();
 
-// Runs a process that weft has started itself (data/clip_store_child.h), before MPI: returns its
+// Runs a process that weft has started itself (data/store_file.h), before MPI: returns its
 // exit code. Nothing for a process that a user started.
 std::optional<int> run_as_child(int argc, char** argv);
 

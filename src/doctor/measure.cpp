@@ -15,7 +15,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
-#include "data/images/shapes.h"
+#include "data/images/labelled_images.h"
 #include "data/synthetic.h"
 #include "data/text_images/text_images.h"
 #include "ops/matmul.h"

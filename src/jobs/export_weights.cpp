@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "checkpoint/state.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "core/file.h"

@@ -9,9 +9,8 @@
 #include <set>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/files.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/safetensors_header.h"
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "core/file.h"

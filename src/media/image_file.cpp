@@ -17,8 +17,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
-#include "media/bytes/file_kind.h"
-#include "media/bytes/orientation.h"
+#include "media/file_kind.h"
 #include "media/video_reader.h"
 
 namespace weft {

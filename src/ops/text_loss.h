@@ -18,7 +18,7 @@
 namespace weft::ops {
 
 // Bits of a pixel's flags; a threshold q in 0..255 stands for least_threshold + threshold_span *
-// q / 255 (data/text_images/text_source.h).
+// q / 255 (data/text_images/text_images.h).
 struct TextPixel {
   static constexpr std::uint8_t text = 1;       // within a shrunk polygon
   static constexpr std::uint8_t counts = 2;     // for probability and binary

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/files.h"
+#include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/philox.h"

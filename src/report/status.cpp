@@ -13,7 +13,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/files.h"
+#include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/printable.h"
 #include "core/seal.h"

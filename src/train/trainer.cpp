@@ -9,7 +9,7 @@
 
 #include <unistd.h>
 
-#include "checkpoint/state.h"
+#include "checkpoint/checkpoint.h"
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"

@@ -13,21 +13,15 @@
 
 #include "core/error.h"
 #include "core/host.h"
+#include "tests/folder.h"
 
 namespace weft {
 namespace {
 
 using testing::HasSubstr;
-namespace fs = std::filesystem;
 
-class Safetensors : public testing::Test {
+class Safetensors : public FolderTest {
  protected:
-  void SetUp() override {
-    dir_ = fs::path(testing::TempDir()) / ("weft_safetensors_" + std::to_string(getpid()));
-    fs::create_directories(dir_);
-  }
-  void TearDown() override { fs::remove_all(dir_); }
-
   // A file of that header and so many bytes of data; its own length field unless one is given.
   fs::path make(const std::string& json, std::size_t data, std::int64_t length = -1) {
     const fs::path path = dir_ / "attack.safetensors";
@@ -58,8 +52,6 @@ class Safetensors : public testing::Test {
   std::string fields(const std::string& text, std::size_t data = 8) {
     return attack("{\"a\":{" + text + "}}", data);
   }
-
-  fs::path dir_;
 };
 
 template <class T>

@@ -1,7 +1,6 @@
 // A safetensors file, or its JSON header alone: ranges match shapes, and lie in the file.
 #include "checkpoint/safetensors.h"
 
-#include "checkpoint/safetensors_header.h"
 #include "fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

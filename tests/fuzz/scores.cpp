@@ -1,7 +1,7 @@
 // A table of scores that is joined with the items of an ingest, CSV and JSON lines.
 #include <cmath>
 
-#include "data/ingest/scores.h"
+#include "data/lists/lists.h"
 #include "fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

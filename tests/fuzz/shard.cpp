@@ -1,5 +1,5 @@
 // A WebDataset shard: an item is a stretch of the file, and its name is only a label.
-#include "data/lists/shards.h"
+#include "data/lists/lists.h"
 #include "fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

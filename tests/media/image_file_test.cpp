@@ -10,8 +10,8 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "media/bytes/orientation.h"
-#include "media/pillow_resize.h"
+#include "media/file_kind.h"
+#include "media/resize.h"
 #include "media/video_reader.h"
 
 namespace weft {
@@ -103,6 +103,32 @@ TEST(PillowResize, OfAWindowIsTheCropOfTheWhole) {
       pillow_resize_window(in, c.height, c.width, filter, w, got.data(), w.width * 3);
       EXPECT_EQ(got, wanted) << c.from_height;
     }
+}
+
+// Of the same pictures through Image.resize(..., BICUBIC) of Pillow and the crop of
+// resize_crop_to_fill.
+TEST(PillowResize, CoversAsOpenSoraCropsReferences) {
+  const struct {
+    std::int64_t from_height, from_width, height, width, sum, weighted;
+    std::vector<std::uint8_t> first_row;
+  } cases[] = {
+      {9, 14, 4, 4, 6186, 150336, {122, 131, 149, 127, 132, 132}},
+      {5, 4, 7, 10, 27688, 2896369, {40, 89, 160, 44, 98, 167}},
+      {6, 6, 6, 6, 14033, 762416, {0, 53, 106, 37, 90, 143}},
+      {40, 31, 13, 29, 143822, 82452436, {153, 195, 25, 50, 106, 127}},
+  };
+  for (const auto& c : cases) {
+    const auto rgb = picture(c.from_height, c.from_width);
+    VideoFrame frame;
+    frame.rgb = rgb.data();
+    frame.stride = c.from_width * 3;
+    frame.height = c.from_height;
+    frame.width = c.from_width;
+    const auto out = cover_bicubic(frame, c.height, c.width);
+    ASSERT_EQ(out.size(), static_cast<std::size_t>(c.height * c.width * 3));
+    EXPECT_EQ(sums(out), std::pair(c.sum, c.weighted)) << c.height;
+    EXPECT_EQ(std::vector<std::uint8_t>(out.begin(), out.begin() + 6), c.first_row) << c.height;
+  }
 }
 
 // Where (i + 0.5) * in / out would be 1.

@@ -1,6 +1,6 @@
 #include "models/dbnet/dbnet.h"
 #include "core/error.h"
-#include "media/frame_at.h"
+#include "media/video_reader.h"
 #include "models/dbnet/boxes.h"
 #include "models/dbnet/frame.h"
 #include "ops/layout.h"

@@ -5,7 +5,7 @@
 #include "data/images/image_source.h"
 #include "data/step_plan.h"
 #include "media/image_file.h"
-#include "media/pillow_resize.h"
+#include "media/resize.h"
 #include "tests/probe/probe.h"
 #include "tests/probe/probe_case.h"
 #include "train/memory_plan.h"

@@ -1,10 +1,12 @@
 #include "data/ingest/progress.h"
 
 #include <chrono>
+#include <exception>
 #include <string_view>
 #include <thread>
 
 #include "core/clock.h"
+#include "core/error.h"
 #include "core/log.h"
 
 namespace weft {
@@ -90,8 +92,30 @@ void IngestProgress::finish() {
   show();
 }
 
-void IngestProgress::end(int code, const std::string& error) {
-  if (rank_ == 0) progress_.end(code, sum(2), error);
+int IngestProgress::end(std::int64_t lost, bool strict, const std::string& broken) {
+  const bool failed = strict && lost > 0;
+  const int code = failed ? static_cast<int>(Exit::data) : 0;
+  const std::string error = failed ? broken + ", and ingest.strict is set" : "";
+  if (rank_ != 0) return code;
+  if (failed) log::error("{}", error);
+  progress_.end(code, sum(2), error);
+  return code;
+}
+
+int on_first_rank(MPI_Comm comm, const std::function<void()>& work) {
+  int code = 0;
+  std::exception_ptr failure;
+  if (log::rank() == 0) {
+    try {
+      work();
+    } catch (const Error& e) {
+      failure = std::current_exception();
+      code = static_cast<int>(e.code());
+    }
+  }
+  MPI_Bcast(&code, 1, MPI_INT, 0, comm);
+  if (failure) std::rethrow_exception(failure);
+  return code;
 }
 
 }  // namespace weft

@@ -1,10 +1,11 @@
-// The progress of all ranks, told by rank 0.
+// The progress of all ranks, told by rank 0, and how their job ends together.
 #pragma once
 
 #include <mpi.h>
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,8 +25,9 @@ class IngestProgress {
   void add(std::int64_t frames, std::int64_t clips, std::int64_t inputs);
   // This rank is done. Rank 0 goes on showing the others' progress until all are.
   void finish();
-  // The job ends with this exit code.
-  void end(int code, const std::string& error = "");
+  // The job ends: `lost` of its items were broken, which is a fault if `strict`; `broken` says so.
+  // Returns the exit code.
+  int end(std::int64_t lost, bool strict, const std::string& broken);
 
  private:
   using Counts = std::array<std::int64_t, 4>;  // frames, clips, inputs, done
@@ -42,5 +44,9 @@ class IngestProgress {
   double last_;                 // message or look at the messages
   Progress progress_;
 };
+
+// Runs `work` on rank 0 while the other ranks wait. Collective: all return 0, or the code of the
+// Error that it threw, which rank 0 throws on.
+int on_first_rank(MPI_Comm comm, const std::function<void()>& work);
 
 }  // namespace weft

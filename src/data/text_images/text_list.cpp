@@ -10,9 +10,9 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "data/lists/folders.h"
 #include "data/lists/lists.h"
-#include "data/lists/text_file.h"
-#include "data/text_images/picture_files.h"
+#include "data/lists/table.h"
 
 namespace weft {
 namespace {

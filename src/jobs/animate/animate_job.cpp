@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "jobs/segment/inputs.h"
-#include "media/join_mp4.h"
+#include "media/writers.h"
 
 namespace weft {
 namespace {

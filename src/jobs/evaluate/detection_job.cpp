@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/host.h"
-#include "data/text_images/outlines.h"
+#include "data/text_images/polygon.h"
 #include "jobs/evaluate/views.h"
 #include "models/dbnet/boxes.h"
 #include "tensor/arena.h"

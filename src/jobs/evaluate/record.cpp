@@ -12,7 +12,7 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "core/version.h"
-#include "data/images/shapes.h"
+#include "data/images/labelled_images.h"
 #include "data/text_images/drawn/drawn_text.h"
 #include "jobs/evaluate/evaluate.h"
 #include "parallel/rank_device.h"

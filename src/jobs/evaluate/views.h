@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "data/images/image_sizes.h"
+#include "data/images/labelled_images.h"
 #include "media/writers.h"
 
 namespace weft {

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "media/ffmpeg.h"
 #include "media/open_media.h"
 
 namespace weft {

@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "data/text_images/outlines.h"
+#include "data/text_images/polygon.h"
 
 namespace weft {
 namespace {

@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "data/lists/lists.h"
-#include "data/lists/text_file.h"
+#include "data/lists/table.h"
 #include "parallel/broadcast.h"
 
 namespace weft {

@@ -14,8 +14,8 @@
 #include "jobs/evaluate/views.h"
 #include "jobs/score/regions.h"
 #include "jobs/segment/inputs.h"
-#include "media/frame_at.h"
 #include "media/image_file.h"
+#include "media/video_reader.h"
 #include "models/dbnet/frame.h"
 #include "tensor/device.h"
 

@@ -14,7 +14,7 @@
 #include "core/log.h"
 #include "core/printable.h"
 #include "data/clip_store.h"
-#include "data/images/shapes.h"
+#include "data/images/labelled_images.h"
 #include "jobs/segment/segment_job.h"
 #include "models/segmentation/class_names.h"
 #include "models/segmentation/options.h"

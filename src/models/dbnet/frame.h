@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "media/pillow_resize.h"
+#include "media/resize.h"
 
 namespace weft {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "data/text_images/text_source.h"
+#include "data/text_images/text_images.h"
 #include "models/dbnet/weights.h"
 #include "nn/exchange.h"
 #include "nn/image_ops.h"

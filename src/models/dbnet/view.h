@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "data/images/image_sizes.h"
-#include "media/pillow_resize.h"
+#include "data/images/labelled_images.h"
+#include "media/resize.h"
 
 namespace weft {
 

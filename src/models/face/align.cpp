@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "media/pillow_resize.h"
+#include "media/resize.h"
 
 namespace weft {
 

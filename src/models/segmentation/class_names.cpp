@@ -1,7 +1,7 @@
 #include "models/segmentation/class_names.h"
 
 #include "core/error.h"
-#include "data/ingest/image_list.h"
+#include "data/ingest/ingest_images.h"
 #include "models/segmentation/options.h"
 #include "text/utf8.h"
 

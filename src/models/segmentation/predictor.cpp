@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/host.h"
-#include "media/pillow_resize.h"
+#include "media/resize.h"
 #include "models/segmentation/pixel_scale.h"
 #include "models/segmentation/weights.h"
 #include "ops/evaluate.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "checkpoint/model_source.h"
-#include "data/images/image_sizes.h"
+#include "data/images/labelled_images.h"
 #include "models/segmentation/segmentation.h"
 #include "nn/batch_norm.h"
 #include "tensor/arena.h"

@@ -1,5 +1,5 @@
 // Which images a step trains on, and how even its micro-batches are.
-#include "data/images/image_plan.h"
+#include "data/images/image_source.h"
 
 #include <gtest/gtest.h>
 

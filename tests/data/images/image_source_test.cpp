@@ -14,9 +14,9 @@
 #include "core/error.h"
 #include "data/clip_store.h"
 #include "data/images/image_store.h"
-#include "data/images/shapes.h"
+#include "data/images/labelled_images.h"
 #include "data/step_plan.h"
-#include "media/pillow_resize.h"
+#include "media/resize.h"
 
 namespace weft {
 namespace {

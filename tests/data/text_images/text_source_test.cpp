@@ -1,6 +1,6 @@
 // Pictures with text as training samples: targets against distances in f64, what augmentation does
 // to pixels and polygons, and the same samples for any number of ranks.
-#include "data/text_images/text_source.h"
+#include "data/text_images/text_images.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,6 @@
 #include "core/error.h"
 #include "data/clip_store.h"
 #include "data/step_plan.h"
-#include "data/text_images/text_targets.h"
 #include "data/text_images/text_view.h"
 
 namespace weft {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
-#include "data/text_images/outlines.h"
+#include "data/text_images/polygon.h"
 
 namespace weft {
 namespace {

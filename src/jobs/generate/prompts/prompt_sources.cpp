@@ -21,7 +21,7 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "jobs/generate/options.h"
-#include "media/download.h"
+#include "media/media_source.h"
 #include "parallel/broadcast.h"
 #include "text/utf8.h"
 

@@ -21,7 +21,7 @@ namespace weft {
 RefineTexts refine_by(const std::string& command, const std::filesystem::path& output,
                       MPI_Comm world, const std::function<bool()>& stop);
 
-// References at an address (media/download.h) become files in OUTPUT/references, which rank 0
+// References at an address (media/media_source.h) become files in OUTPUT/references, which rank 0
 // fetches unless they are there. Exit::data, beginning with the prompt's place; Exit::stopped where
 // access.stop said so. Collective.
 void fetch_references(std::vector<Prompt>& prompts, const GenerateDeck& deck,

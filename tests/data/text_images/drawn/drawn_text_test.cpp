@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "core/error.h"
-#include "data/text_images/drawn/lettering.h"
 #include "data/text_images/drawn/typesetter.h"
 #include "media/writers.h"
 
