@@ -12,24 +12,8 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/philox.h"
 
 namespace weft {
-namespace {
-
-// Fisher-Yates. `list` keeps the shuffles of one epoch apart: the bucket's number, or -1 for the
-// list of micro-batches.
-template <class T>
-void shuffle(std::vector<T>& items, std::uint64_t seed, std::int64_t epoch, std::int64_t list) {
-  const Philox random(seed, Purpose::sample_order, static_cast<std::uint64_t>(epoch),
-                      static_cast<std::uint64_t>(list));
-  for (std::size_t i = items.size(); i > 1; --i) {
-    const std::uint32_t element = static_cast<std::uint32_t>(i);
-    std::swap(items[i - 1], items[random.below(element, element)]);
-  }
-}
-
-}  // namespace
 
 void ClipSource::read_sample(const MicroBatch& what, std::size_t i,
                              std::span<std::byte> out) const {

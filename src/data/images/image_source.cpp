@@ -14,19 +14,6 @@
 #include "media/resize.h"
 
 namespace weft {
-namespace {
-
-// Fisher-Yates. `list` keeps apart the images of an epoch (0) and the steps of a stretch (1).
-template <class T>
-void shuffle(std::vector<T>& items, std::uint64_t seed, std::int64_t number, std::uint64_t list) {
-  const Philox random(seed, Purpose::sample_order, static_cast<std::uint64_t>(number), list);
-  for (std::size_t i = items.size(); i > 1; --i) {
-    const auto element = static_cast<std::uint32_t>(i);
-    std::swap(items[i - 1], items[random.below(element, element)]);
-  }
-}
-
-}  // namespace
 
 ImagePlan::ImagePlan(std::vector<ImageSize> sizes, ImagePlanOptions options)
     : sizes_(std::move(sizes)), options_(std::move(options)) {
@@ -150,7 +137,7 @@ std::vector<MicroBatch> ImagePlan::stretch(std::int64_t number) const {
   });
   std::vector<std::int64_t> steps(static_cast<std::size_t>(stretch_steps_));
   std::iota(steps.begin(), steps.end(), 0);
-  shuffle(steps, options_.seed, number, 1);
+  shuffle(steps, options_.seed, number, 1);  // the steps of a stretch
   std::vector<MicroBatch> shuffled;
   shuffled.reserve(all.size());
   for (const std::int64_t s : steps)

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "config/deck_table.h"
-#include "config/keep_inputs.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "data/aspect.h"
@@ -345,17 +344,11 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   if (plan) return 0;
 
   // 2. The output must be none of the inputs, nor another job's.
-  if (rank == 0) {
-    std::vector<std::string> files = d.inputs;
-    files.insert(files.end(), d.scores.begin(), d.scores.end());
-    for (const MediaItem& i : inputs) files.push_back(i.media.path);
-    const fs::path store = absolute_path(d.output);
-    keep_files(deck, "ingest.output", files, [&](const fs::path& path) { return path == store; });
-  }
   log::info("ingest: {} over {} into {}", media, counted(size, "rank"), d.output);
-  warn_of_replacing(d.output);
-  const auto lock = lock_store(d.output, "ingest.output");
-  MPI_Barrier(comm);  // nobody touches files beside the store before rank 0 has it
+  std::vector<std::string> files = d.inputs;
+  files.insert(files.end(), d.scores.begin(), d.scores.end());
+  for (const MediaItem& i : inputs) files.push_back(i.media.path);
+  const auto lock = lock_output(deck, d.output, files, comm);
 
   // 3. Each rank cuts its videos into a part file. It keeps that until the store is complete, or
   // has failed.

@@ -11,13 +11,11 @@
 #include <optional>
 #include <sstream>
 
-#include "config/keep_inputs.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "data/clip_store.h"
 #include "data/images/image_store.h"
 #include "data/ingest/progress.h"
 #include "data/lists/folders.h"
@@ -327,8 +325,8 @@ void make_piece(const fs::path& path, std::span<const ImagePair> pairs, const La
           continue;
         }
         images.push_back({pairs[first + i].name, d.rgb.height, d.rgb.width});
-        for (const auto* values : {&d.rgb.values, &d.labels.values}) {
-          const auto part = std::as_bytes(std::span(*values));
+        for (const auto* plane : {&d.rgb.values, &d.labels.values}) {
+          const auto part = std::as_bytes(std::span(*plane));
           hasher.add(part);
           data.write(part, bytes);
           bytes += part.size();
@@ -474,6 +472,40 @@ void print_classes(const IngestDeck& deck, std::int64_t classes,
               254 + deck.first_label);
 }
 
+// ingest.class_names, which go with ingest.num_classes; none where no file is named.
+std::vector<std::string> class_names_of(const IngestDeck& deck, const MediaDeck& limits) {
+  if (deck.class_names.empty()) return {};
+  std::vector<std::string> names = read_class_names(deck.class_names, limits);
+  WEFT_CHECK(deck.num_classes == 0 || deck.num_classes == std::ssize(names), Exit::data,
+             "leave ingest.num_classes out, or give as many names",
+             "{} has {} names of classes, ingest.num_classes = {}", deck.class_names, names.size(),
+             deck.num_classes);
+  return names;
+}
+
+// Decodes this rank's pieces, except those that are there from an earlier attempt: returns how many
+// images these have.
+std::int64_t decode_pieces(const IngestDeck& deck, const MediaDeck& limits,
+                           std::span<const ImagePair> pairs, const LabelValues& values, int rank,
+                           int size, IngestProgress& progress) {
+  std::int64_t kept = 0;
+  const std::size_t pieces = (pairs.size() + piece_images - 1) / piece_images;
+  for (std::size_t k = static_cast<std::size_t>(rank); k < pieces;
+       k += static_cast<std::size_t>(size)) {
+    const auto part =
+        pairs.subspan(k * piece_images, std::min(piece_images, pairs.size() - k * piece_images));
+    const std::string id = identity(part, values, limits);
+    const fs::path path = piece_path(deck.output, k);
+    if (const auto there = read_header(path); there && there->identity == id) {
+      kept += std::ssize(part);
+      progress.add(0, std::ssize(there->images), std::ssize(part));
+      continue;
+    }
+    make_piece(path, part, values, limits, id, progress);
+  }
+  return kept;
+}
+
 }  // namespace
 
 int ingest_images(const Deck& deck, MPI_Comm comm) {
@@ -487,14 +519,7 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
              "ingest.output is empty");
 
   // 1. List the images; every rank does so itself.
-  std::vector<std::string> names;
-  if (!d.class_names.empty()) {
-    names = read_class_names(d.class_names, deck.media);
-    WEFT_CHECK(d.num_classes == 0 || d.num_classes == std::ssize(names), Exit::data,
-               "leave ingest.num_classes out, or give as many names",
-               "{} has {} names of classes, ingest.num_classes = {}", d.class_names, names.size(),
-               d.num_classes);
-  }
+  const std::vector<std::string> names = class_names_of(d, deck.media);
   const std::int64_t classes = names.empty() ? d.num_classes : std::ssize(names);
   const LabelValues values(d, classes);
   const std::vector<ImagePair> pairs = list_images(d, deck.media);
@@ -502,15 +527,9 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   const std::size_t pieces = (pairs.size() + piece_images - 1) / piece_images;
   log::info("ingest: {} over {} into {}", counted(std::ssize(pairs), "labelled image"),
             counted(size, "rank"), d.output);
-  if (rank == 0) {
-    std::vector<std::string> files = {d.images, d.labels, d.class_names};
-    for (const ImagePair& p : pairs) files.insert(files.end(), {p.image, p.labels});
-    const fs::path store = absolute_path(d.output);
-    keep_files(deck, "ingest.output", files, [&](const fs::path& path) { return path == store; });
-  }
-  warn_of_replacing(d.output);
-  const auto lock = lock_store(d.output, "ingest.output");
-  MPI_Barrier(comm);  // nobody touches files beside the store before rank 0 has it
+  std::vector<std::string> files = {d.images, d.labels, d.class_names};
+  for (const ImagePair& p : pairs) files.insert(files.end(), {p.image, p.labels});
+  const auto lock = lock_output(deck, d.output, files, comm);
 
   // 2. Decode this rank's pieces, those that are not there from an earlier attempt.
   std::error_code failed;
@@ -518,20 +537,7 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   WEFT_CHECK(!failed, Exit::data, "check the directory's permissions", "cannot make {}.parts: {}",
              d.output, failed.message());
   IngestProgress progress(comm, d.output, std::ssize(pairs), "image");
-  std::int64_t kept = 0;
-  for (std::size_t k = static_cast<std::size_t>(rank); k < pieces;
-       k += static_cast<std::size_t>(size)) {
-    const auto part = std::span(pairs).subspan(
-        k * piece_images, std::min(piece_images, pairs.size() - k * piece_images));
-    const std::string id = identity(part, values, deck.media);
-    const fs::path path = piece_path(d.output, k);
-    if (const auto there = read_header(path); there && there->identity == id) {
-      kept += std::ssize(part);
-      progress.add(0, std::ssize(there->images), std::ssize(part));
-      continue;
-    }
-    make_piece(path, part, values, deck.media, id, progress);
-  }
+  std::int64_t kept = decode_pieces(d, deck.media, pairs, values, rank, size, progress);
   progress.finish();
   MPI_Allreduce(MPI_IN_PLACE, &kept, 1, MPI_INT64_T, MPI_SUM, comm);
   if (kept > 0) log::info("ingest: {} decoded by an earlier attempt", counted(kept, "image"));

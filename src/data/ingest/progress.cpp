@@ -2,12 +2,15 @@
 
 #include <chrono>
 #include <exception>
+#include <filesystem>
 #include <string_view>
 #include <thread>
 
+#include "config/keep_inputs.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "data/clip_store.h"
 
 namespace weft {
 namespace {
@@ -22,6 +25,19 @@ int size_of(MPI_Comm comm) {
 }
 
 }  // namespace
+
+std::unique_ptr<FolderLock> lock_output(const Deck& deck, const std::string& output,
+                                        const std::vector<std::string>& inputs, MPI_Comm comm) {
+  if (log::rank() == 0) {
+    const std::filesystem::path store = absolute_path(output);
+    keep_files(deck, "ingest.output", inputs,
+               [&](const std::filesystem::path& path) { return path == store; });
+  }
+  warn_of_replacing(output);
+  auto lock = lock_store(output, "ingest.output");
+  MPI_Barrier(comm);  // nobody touches files beside the store before rank 0 has it
+  return lock;
+}
 
 IngestProgress::IngestProgress(MPI_Comm comm, const std::string& output, std::int64_t total,
                                const char* noun)

@@ -1,4 +1,5 @@
-// The progress of all ranks, told by rank 0, and how their job ends together.
+// What the ingests of footage and of labelled images share: their output is theirs alone, rank 0
+// reports the progress of all ranks, and all end together.
 #pragma once
 
 #include <mpi.h>
@@ -6,12 +7,21 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "config/deck.h"
+#include "core/folder_lock.h"
 #include "core/progress/progress.h"
 
 namespace weft {
+
+// Keeps the output from other jobs while the result lives (on rank 0; null on others), and warns of
+// what it replaces. Collective. `inputs` are all files that the job reads, on rank 0. Exit::usage
+// where the output is one of them, Exit::data where another job writes it.
+std::unique_ptr<FolderLock> lock_output(const Deck& deck, const std::string& output,
+                                        const std::vector<std::string>& inputs, MPI_Comm comm);
 
 // Ranks report to rank 0 at most once a second, in small messages for which no rank waits.
 class IngestProgress {

@@ -192,11 +192,7 @@ class TextPlan : public StepPlan {
     if (number == epoch) return pictures;
     pictures.resize(static_cast<std::size_t>(pictures_));
     std::iota(pictures.begin(), pictures.end(), 0);
-    const Philox random(seed_, Purpose::sample_order, static_cast<std::uint64_t>(epoch), 0);
-    for (std::size_t i = pictures.size(); i > 1; --i) {
-      const auto element = static_cast<std::uint32_t>(i);
-      std::swap(pictures[i - 1], pictures[random.below(element, element)]);
-    }
+    shuffle(pictures, seed_, epoch, 0);
     number = epoch;
     return pictures;
   }
