@@ -1,6 +1,6 @@
-// Texts are UTF-8 in std::string: checked, repaired, searched. What must look at characters looks at code points, or searches
-// with regular expressions that mean what they mean in Python's re: PCRE2, and classes written out
-// where the two differ.
+// Texts are UTF-8 in std::string: checked, repaired, searched. What must look at characters looks
+// at code points, or searches with regular expressions that mean what they mean in Python's re:
+// PCRE2, and classes written out where the two differ.
 #pragma once
 
 #include <memory>

@@ -77,10 +77,11 @@ class ImagePlan : public StepPlan {
   mutable std::array<Cached, 2> cache_;
 };
 
-// Labelled images as a ClipSource. A bucket for each orientation that occurs and each of data.short_sides, "landscape-300" ...
-// "portrait-600": 1 frame, 3 channels, u8, label_rate; height and width are the largest that a
-// micro-batch of it can have. Portrait is height > width. A bucket's clips are the images of its
-// orientation, in their order; a sample's id is the image's number among all.
+// Labelled images as a ClipSource. A bucket for each orientation that occurs and each of
+// data.short_sides, "landscape-300" ... "portrait-600": 1 frame, 3 channels, u8, label_rate; height
+// and width are the largest that a micro-batch of it can have. Portrait is height > width. A
+// bucket's clips are the images of its orientation, in their order; a sample's id is the image's
+// number among all.
 //
 // read_sample() gives the image scaled to its view by Pillow's BILINEAR, after it was flipped if
 // the view says so, u8 [H,W,3] from the top left corner, the rest 0; then the labels u8 [H/rate,

@@ -91,10 +91,10 @@ inline constexpr const char* missing_hint =
 // Exit::data, naming shard and member.
 void list_shard(const std::string& path, Described described, std::vector<MediaItem>& out);
 
-// Sets the facts of items that a table of `weft score` has, such as `ocr`. Rows are matched by the files that their
-// paths lead to, whatever links lead there: relative ones begin in the table's folder. Returns how
-// many items it has. Exit::data for a table without facts, and for two rows of one path that
-// differ.
+// Sets the facts of items that a table of `weft score` has, such as `ocr`. Rows are matched by the
+// files that their paths lead to, whatever links lead there: relative ones begin in the table's
+// folder. Returns how many items it has. Exit::data for a table without facts, and for two rows of
+// one path that differ.
 std::size_t join_scores(const std::string& table, const MediaDeck& limits,
                         std::vector<MediaItem>& items);
 

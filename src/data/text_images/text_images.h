@@ -64,8 +64,8 @@ inline constexpr float least_threshold = 0.3f, threshold_span = 0.4f;
 // Pictures with text as a ClipSource, for the training of a text detector.
 // One bucket, "text-SIDE": 1 frame of data.crop x data.crop pixels, 3 channels, u8, label_rate 1,
 // label_bytes 2. A sample is the pixels u8 [H,W,3], then flags u8 [H,W], then thresholds u8 [H,W]
-// (write_text_targets), of the picture as change_text makes it (text_view.h), or with data.augment =
-// false fit_text. read() gives that of fit_text.
+// (write_text_targets), of the picture as change_text makes it (text_view.h), or with data.augment
+// = false fit_text. read() gives that of fit_text.
 //
 // Steps walk through the pictures in epochs, each shuffled with Philox(seed, sample_order, epoch);
 // a micro-batch may hold the last pictures of an epoch and the first of the next. What happens to
