@@ -1,6 +1,6 @@
 // What a micro-batch of each bucket costs. Placements follow the planner's costs (data/step_plan.h,
 // longest first). These are the same in every run, so runs on the same number of ranks repeat their
-// bits. Measured times are kept beside them, to find slow ranks (train/metrics/watches.h) and for
+// bits. Measured times are kept beside them, to find slow ranks (train/metrics/metrics.h) and for
 // `weft simulate --costs`.
 #pragma once
 

@@ -20,7 +20,6 @@
 #include "train/memory_plan.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/step_report.h"
-#include "train/metrics/watches.h"
 #include "train/step_device.h"
 #include "train/stop.h"
 #include "train/task.h"

@@ -1,15 +1,33 @@
-// The report of every rank to every other, once a step: one small all-gather. From it come the
-// loss, the decisions that all ranks take alike, and the table of who was slow.
+// What a step computed and measured, from the device to the host and from every rank to every
+// other.
 #pragma once
 
+#include <memory>
 #include <span>
 
 #include "core/parts.h"
 #include "parallel/communicator.h"
-#include "train/metrics/host_copy.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 
+// What a step computed, brought to the host without a wait: pinned memory on a GPU.
+class HostCopy {
+ public:
+  explicit HostCopy(std::int64_t count);  // f64 values
+
+  // Copies `t`, f64 [count]: at once on the CPU, behind the compute stream's work on a GPU. The
+  // memory is used again two calls later, for a step is evaluated after the next one is issued.
+  std::span<const double> fetch(const Tensor& t);
+
+ private:
+  std::size_t count_;
+  std::unique_ptr<double, void (*)(double*)> memory_;
+  bool second_ = false;
+};
+
+// The report of every rank to every other, once a step: one small all-gather. From it come the
+// loss, the decisions that all ranks take alike, and the table of who was slow.
 class StepReport {
  public:
   // A rank's row. The first slots are written by the device, the others by the host.
