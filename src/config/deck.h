@@ -136,7 +136,7 @@ class Deck {
 };
 
 // Adds the tables of models and jobs to those above, once, before the first deck is read
-// (jobs/deck_tables.h). `models`: the values of model.name.
+// (jobs/jobs.h). `models`: the values of model.name.
 struct DeckTable;
 void set_deck_tables(std::vector<DeckTable> tables, std::vector<std::string> models);
 

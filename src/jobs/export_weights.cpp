@@ -1,6 +1,6 @@
-#include "jobs/export_weights.h"
-
+// `weft export`.
 #include <map>
+#include <string>
 
 #include "checkpoint/state.h"
 #include "checkpoint/weights.h"
@@ -8,6 +8,7 @@
 #include "core/file.h"
 #include "core/log.h"
 #include "data/clip_store.h"
+#include "jobs/jobs.h"
 #include "models/dbnet/dbnet.h"
 #include "models/segmentation/segmentation.h"
 #include "models/stdit3/options.h"
@@ -20,6 +21,15 @@ namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
+
+struct ExportRequest {
+  std::string run;     // a run directory (its newest usable checkpoint) or one checkpoint directory
+  std::string output;  // NAME.safetensors
+  bool ema = false;    // the averaged weights
+  std::string dtype = "f32";
+  double shard_size = 0;  // GB (10^9 bytes) of a shard; 0: one file
+  std::string latents;    // of a VAE: a store that `weft encode` made with it; "": none
+};
 
 Checkpoint open_checkpoint(const std::string& run) {
   if (is_there(fs::path(run) / "manifest.json", Exit::checkpoint)) return Checkpoint::open(run);
@@ -58,8 +68,9 @@ std::map<std::string, std::vector<float>> constants(const ExportRequest& request
   return {{"scale", scale}, {"shift", shift}};
 }
 
-}  // namespace
-
+// A VAE's file also has the buffers "scale" and "shift", but not the discriminator that it was
+// trained against. The buffers come from `latents`, if given, where encode has measured them,
+// otherwise from the run's deck; if that has none, they are left out.
 int export_weights(const ExportRequest& request) {
   const std::string ending = ".safetensors";
   WEFT_CHECK(request.shard_size == 0 || request.output.ends_with(ending), Exit::usage,
@@ -104,6 +115,8 @@ int export_weights(const ExportRequest& request) {
             checkpoint.info().step, request.ema ? "EMA" : "weights", request.dtype, request.output);
   return 0;
 }
+
+}  // namespace
 
 Command export_command() {
   const auto r = std::make_shared<ExportRequest>();

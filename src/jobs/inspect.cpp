@@ -1,5 +1,4 @@
-#include "jobs/inspect.h"
-
+// `weft inspect`.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,6 +18,7 @@
 #include "core/printable.h"
 #include "data/clip_store.h"
 #include "data/text_images/text_images.h"
+#include "jobs/jobs.h"
 #include "media/writers.h"
 
 namespace weft {
@@ -166,8 +166,10 @@ void inspect_text_images(const std::string& path, const MediaDeck& limits,
   fmt::print("  {} is {} with its regions\n", printable(picture), printable(images->name(0)));
 }
 
-}  // namespace
-
+// Prints to stdout. PATH is a clip store, a safetensors file, a run directory, a checkpoint in it
+// (step_N) or its link `latest`, or pictures with text (data/text_images/text_images.h), the first
+// of which is written to the PNG `picture` unless that is empty. Every hash there is gets checked.
+// Returns 0; throws Exit::data for a broken file and Exit::checkpoint for a broken checkpoint.
 int inspect(const std::string& path, const MediaDeck& limits, const std::string& picture) {
   // A run may hold pictures too.
   std::error_code ec;
@@ -231,6 +233,8 @@ int inspect(const std::string& path, const MediaDeck& limits, const std::string&
   }
   return 0;
 }
+
+}  // namespace
 
 Command inspect_command() {
   const auto file = std::make_shared<std::string>();

@@ -31,7 +31,7 @@ void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
                   nlohmann::ordered_json& j) {
   const Deck drawn = with_drawn_weights(deck);
   const std::vector<ClipRequest> clips = list_clips(deck, MPI_COMM_SELF);
-  const std::vector<ClipSize> sizes = measure_clips(clips, deck.media, MPI_COMM_SELF);
+  const auto sizes = measure_clips(clips, deck.media, MPI_COMM_SELF);
   AnimateNetworks networks(drawn, clips, MPI_COMM_SELF);
   std::vector<const ClipRequest*> all;
   for (const ClipRequest& c : clips) all.push_back(&c);

@@ -14,8 +14,8 @@
 #include "config/named_key.h"
 #include "core/error.h"
 #include "data/ingest/ingest.h"
-#include "jobs/deck_tables.h"
 #include "jobs/generate/options.h"
+#include "jobs/jobs.h"
 #include "models/stdit3/options.h"
 
 namespace weft {

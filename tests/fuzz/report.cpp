@@ -5,7 +5,7 @@
 
 #include "core/progress/job_status.h"
 #include "fuzz.h"
-#include "report/tensorboard.h"
+#include "report/data.h"
 #include "train/metrics/metrics.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

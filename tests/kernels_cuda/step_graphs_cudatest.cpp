@@ -13,7 +13,7 @@
 #include "core/philox.h"
 #include "data/clip_source.h"
 #include "data/step_plan.h"
-#include "jobs/deck_tables.h"
+#include "jobs/jobs.h"
 #include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
 #include "nn/parameters.h"

@@ -6,7 +6,7 @@
 
 #include "cli/program.h"
 #include "core/error.h"
-#include "jobs/deck_tables.h"
+#include "jobs/jobs.h"
 #include "models/registry.h"
 #include "tests/probe/probe.h"
 

@@ -1,5 +1,5 @@
+#include "jobs/evaluate/scores.h"
 #include "core/error.h"
-#include "jobs/evaluate/segmentation_scores.h"
 #include "models/segmentation/options.h"
 #include "models/segmentation/palette.h"
 #include "ops/evaluate.h"

@@ -18,7 +18,7 @@
 #include "core/progress/progress.h"
 #include "data/lists/lists.h"
 #include "jobs/engine/dispatch.h"
-#include "jobs/engine/output.h"
+#include "jobs/engine/manifest.h"
 #include "jobs/generate/options.h"
 #include "jobs/reconstruct/quality.h"
 #include "media/video_reader.h"

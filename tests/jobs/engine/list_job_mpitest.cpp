@@ -100,7 +100,7 @@ class ListJobTest : public ::testing::Test {
     settings_.command = "count";
     settings_.stem = "squares";
     settings_.report = "squares_report.json";
-    settings_.noun = "square";
+    settings_.item_name = "square";
     settings_.key = "the test's folder";
   }
   void TearDown() override {
@@ -391,6 +391,36 @@ TEST_F(ListJobTest, OfSeveralSuspectsInHandNoneIsGivenUp) {
   MPI_Barrier(MPI_COMM_WORLD);
   EXPECT_EQ(run(6), 0);
   EXPECT_EQ(begun(6), std::vector<int>(6, 1));
+}
+
+// A job that reports an item only with flush(), as those that read ahead do: a suspect must be in
+// hand alone.
+TEST_F(ListJobTest, SuspectsAreMadeAlone) {
+  class Late : public Squares {
+   public:
+    using Squares::Squares;
+    void make(const ItemBatch& items, ItemResults&) override {
+      held_.push_back(items.front());
+      most = std::max(most, suspect(items.front()) ? held_.size() : 0);
+    }
+    void flush(ItemResults& results) override {
+      for (const std::int64_t i : held_) Squares::make({i}, results);
+      if (std::ranges::any_of(held_, suspect)) most = std::max(most, held_.size());
+      held_.clear();
+    }
+    static bool suspect(std::int64_t item) { return item == 1 || item == 4; }
+    std::size_t most = 0;  // items in hand with a suspect
+
+   private:
+    std::vector<std::int64_t> held_;
+  };
+  if (rank_ == 0) leave_part(settings_, {"square1", "square4"}, false);
+  MPI_Barrier(MPI_COMM_WORLD);
+  ListEngine engine(settings_, squares(20, "k"), MPI_COMM_WORLD);
+  Late job(engine);
+  engine.run(job, engine.one_by_one());
+  EXPECT_LE(job.most, 1u);
+  EXPECT_EQ(engine.end({}), 0);
 }
 
 TEST_F(ListJobTest, BatchesMayComeInRounds) {

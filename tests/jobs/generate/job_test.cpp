@@ -1,6 +1,6 @@
 // What a job is to make, what of it is finished, and which clips are sampled together.
 #include "jobs/generate/job.h"
-#include "jobs/deck_tables.h"
+#include "jobs/jobs.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,8 +7,8 @@
 
 #include "checkpoint/safetensors.h"
 #include "core/error.h"
-#include "jobs/deck_tables.h"
 #include "jobs/generate/generate.h"
+#include "jobs/jobs.h"
 #include "models/registry.h"
 #include "tests/models/toy_video/toy_video.h"
 
