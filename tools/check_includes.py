@@ -36,7 +36,7 @@ BARRIER = re.compile(r"\bMPI_I?[Bb]arrier\s*\(")
 # All ranks wait for the slowest at a barrier, every step; whoever needs one here has a design to mend.
 STEP_LOOP = ("train/trainer*.cpp", "train/step*.cpp", "parallel/*")
 
-MOST_FILES, MOST_LINES = 25, 500
+MOST_FILES, MOST_LINES = 25, 900
 
 
 def breaches_of_includes(src):
@@ -70,7 +70,7 @@ def barriers(src):
 
 
 def too_large():
-    """Folders of more than 25 files and files of more than 500 lines: a reader loses the way in either."""
+    """Folders of more than 25 files and files of more than 900 lines: a reader loses the way in either."""
     for top in ("src", "kernels"):
         sources = [p for p in sorted(pathlib.Path(top).rglob("*")) if p.is_file()]
         folders = {}

@@ -23,8 +23,8 @@
 #include "conv/convolution.cuh"
 #include "launch.cuh"
 #include "ops/conv.h"
+#include "tensor/device.h"
 #include "tensor/device_cuda.h"
-#include "tensor/tf32.h"
 
 namespace weft::kernels {
 

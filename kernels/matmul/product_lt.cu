@@ -13,8 +13,8 @@
 #include "launch.cuh"
 #include "matmul/product.cuh"
 #include "matmul/tuning.cuh"
+#include "tensor/device.h"
 #include "tensor/device_cuda.h"
-#include "tensor/tf32.h"
 
 namespace weft::kernels {
 namespace {

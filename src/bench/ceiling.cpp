@@ -5,11 +5,10 @@
 
 #include "core/clock.h"
 #include "core/philox.h"
-#include "core/statistics.h"
 #include "ops/matmul.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

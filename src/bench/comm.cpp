@@ -9,11 +9,10 @@
 
 #include "core/clock.h"
 #include "core/error.h"
-#include "core/statistics.h"
-#include "core/version.h"
+#include "core/host.h"
 #include "parallel/communicator.h"
 #include "parallel/rank_device.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 namespace {

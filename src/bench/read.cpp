@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "core/statistics.h"
 #include "data/clip_store.h"
 #include "data/prefetch.h"
 

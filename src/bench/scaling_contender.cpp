@@ -9,7 +9,6 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/hash.h"
-#include "core/statistics.h"
 #include "models/registry.h"
 
 namespace weft {

@@ -8,9 +8,9 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "core/clock.h"
+#include "core/host.h"
 #include "core/log.h"
-#include "core/statistics.h"
-#include "core/version.h"
 #include "report/plot.h"
 
 namespace weft {

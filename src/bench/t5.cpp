@@ -10,8 +10,8 @@
 #include "models/t5/t5.h"
 #include "ops/pointwise.h"
 #include "parallel/rank_device.h"
-#include "tensor/arena.h"
 #include "tensor/device.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

@@ -11,7 +11,7 @@
 #include "checkpoint/safetensors_header.h"
 #include "config/deck.h"
 #include "core/error.h"
-#include "core/printable.h"
+#include "core/log.h"
 
 namespace weft {
 namespace {

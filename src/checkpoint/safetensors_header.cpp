@@ -6,7 +6,7 @@
 #include <set>
 
 #include "core/error.h"
-#include "core/printable.h"
+#include "core/log.h"
 
 namespace weft::detail {
 namespace {

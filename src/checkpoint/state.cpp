@@ -4,7 +4,7 @@
 #include <map>
 
 #include "core/error.h"
-#include "core/version.h"
+#include "core/host.h"
 
 namespace weft {
 namespace {

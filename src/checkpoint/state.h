@@ -3,7 +3,6 @@
 
 #include "checkpoint/checkpoint.h"
 #include "config/deck.h"
-#include "nn/optimizer_state.h"
 #include "nn/parameters.h"
 
 namespace weft {

@@ -7,7 +7,7 @@
 #include "checkpoint/safetensors_header.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "core/printable.h"
+#include "core/log.h"
 
 namespace weft::detail {
 namespace {

@@ -14,7 +14,6 @@
 #include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "core/folder_lock.h"
 #include "core/log.h"
 
 namespace weft {

@@ -1,9 +1,7 @@
-#include "cli/commands.h"
+#include "cli/cli.h"
 
 #include "bench/bench.h"
-#include "cli/init.h"
-#include "cli/shell.h"
-#include "config/deck_help.h"
+#include "config/deck.h"
 #include "data/clip_store_child.h"
 #include "data/ingest/ingest.h"
 #include "doctor/doctor.h"

@@ -1,4 +1,4 @@
-#include "cli/init.h"
+#include "cli/cli.h"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,6 @@
 #include <map>
 #include <memory>
 
-#include "cli/input_decks.h"
 #include "core/error.h"
 
 namespace weft {

@@ -1,4 +1,4 @@
-#include "cli/program.h"
+#include "cli/cli.h"
 
 #include <mpi.h>
 #include <unistd.h>
@@ -13,18 +13,15 @@
 #include <ranges>
 #include <system_error>
 
-#include "config/deck_help.h"
-#include "config/named_key.h"
+#include "config/deck.h"
 #include "core/error.h"
-#include "core/faults/crash.h"
+#include "core/faults.h"
 #include "core/file.h"
 #include "core/host.h"
 #include "core/log.h"
-#include "core/progress/progress.h"
-#include "core/stop_signals.h"
-#include "doctor/library_versions.h"
+#include "core/progress.h"
+#include "doctor/doctor.h"
 #include "tensor/device.h"
-#include "tensor/tf32.h"
 
 namespace weft {
 namespace {

@@ -1,4 +1,4 @@
-#include "cli/shell.h"
+#include "cli/cli.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <variant>
 
 #include "config/deck_table.h"
-#include "core/version.h"
+#include "core/host.h"
 
 namespace weft {
 namespace {

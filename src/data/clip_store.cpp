@@ -14,7 +14,6 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/log.h"
-#include "core/printable.h"
 #include "data/clip_store_child.h"
 #include "data/images/image_source.h"
 #include "data/images/image_store.h"

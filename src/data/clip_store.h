@@ -32,7 +32,7 @@
 #include <span>
 #include <string>
 
-#include "core/folder_lock.h"
+#include "core/file.h"
 #include "data/clip_source.h"
 
 namespace weft {

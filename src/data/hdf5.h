@@ -60,7 +60,7 @@ class QuietErrors {
 };
 
 // How files are opened: without HDF5's own lock. Many jobs may read one store at once, two that
-// write one are kept apart by core/folder_lock.h, and some file systems have no locks.
+// write one are kept apart by core/file.h, and some file systems have no locks.
 Handle file_access();
 
 // HDF5's innermost reason for the last failure on this thread, "" if it gave none.

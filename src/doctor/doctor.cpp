@@ -7,11 +7,8 @@
 
 #include "config/deck.h"
 #include "core/error.h"
+#include "core/host.h"
 #include "core/log.h"
-#include "core/version.h"
-#include "doctor/facts.h"
-#include "doctor/judge.h"
-#include "doctor/measure.h"
 #include "parallel/rank_device.h"
 #include "tensor/device.h"
 

@@ -14,7 +14,7 @@
 #include "models/stdit3/stdit3.h"
 #include "models/video_vae/options.h"
 #include "models/video_vae/video_vae.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 namespace {

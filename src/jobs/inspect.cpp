@@ -16,7 +16,6 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
-#include "core/printable.h"
 #include "data/clip_store.h"
 #include "data/text_images/text_images.h"
 #include "media/writers.h"

@@ -2,7 +2,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "core/progress/progress.h"
+#include "core/progress.h"
 #include "core/trace.h"
 #include "models/registry.h"
 #include "train/metrics/run_facts.h"

@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "ops/diffusion.h"
-#include "ops/embed.h"
+#include "ops/layout.h"
 #include "ops/pointwise.h"
+#include "ops/random.h"
 
 namespace weft {
 

@@ -18,7 +18,6 @@
 #include "config/deck.h"
 #include "nn/parameters.h"
 #include "parallel/communicator.h"
-#include "tensor/arena.h"
 #include "tensor/tensor.h"
 #include "train/step_cost.h"
 

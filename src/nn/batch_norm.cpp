@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "nn/detail.h"
+#include "nn/nn.h"
 #include "ops/pointwise.h"
 
 namespace weft::nn {

@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "nn/detail.h"
+#include "nn/nn.h"
 #include "ops/layout.h"
 
 namespace weft::nn {

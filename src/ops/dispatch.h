@@ -14,7 +14,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "tensor/arena.h"
 #include "tensor/tensor.h"
 
 namespace weft::ops {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "ops/reduce.h"
+#include "ops/optimizer.h"
 #include "tensor/device_cuda.h"
 
 namespace weft {

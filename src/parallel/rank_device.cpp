@@ -10,7 +10,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "tensor/device_inventory.h"
+#include "tensor/device.h"
 
 namespace weft {
 namespace {

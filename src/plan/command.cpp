@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/host.h"
 #include "core/log.h"
-#include "core/version.h"
 
 namespace weft {
 namespace {

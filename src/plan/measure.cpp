@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <array>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "core/statistics.h"
 #include "parallel/communicator.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "train/data_parallel.h"
 #include "train/measure.h"
 #include "train/memory_plan.h"

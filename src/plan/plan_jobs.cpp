@@ -7,8 +7,8 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "core/host.h"
 #include "core/log.h"
-#include "core/version.h"
 #include "data/clip_source.h"
 #include "jobs/encode/clips.h"
 #include "jobs/encode/encode.h"
@@ -20,7 +20,7 @@
 #include "models/t5/options.h"
 #include "models/t5/placement.h"
 #include "models/t5/t5.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "train/step_cost.h"
 
 namespace weft {

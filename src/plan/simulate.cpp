@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "core/error.h"
-#include "core/version.h"
+#include "core/host.h"
 #include "models/registry.h"
 #include "plan/simulation_job.h"
 #include "report/html.h"

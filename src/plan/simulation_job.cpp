@@ -9,11 +9,11 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files.h"
+#include "core/clock.h"
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/json.h"
 #include "core/philox.h"
-#include "core/seal.h"
-#include "core/statistics.h"
 #include "train/cost_table.h"
 
 namespace weft::simulation {

@@ -14,9 +14,9 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/json.h"
-#include "core/progress/job_status.h"
-#include "core/seal.h"
+#include "core/progress.h"
 
 namespace weft::report_page {
 namespace {

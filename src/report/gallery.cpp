@@ -11,7 +11,7 @@
 #include <set>
 
 #include "core/json.h"
-#include "core/progress/job_status.h"
+#include "core/progress.h"
 #include "jobs/engine/manifest.h"
 #include "report/html.h"
 

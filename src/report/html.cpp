@@ -7,8 +7,8 @@
 #include <iterator>
 #include <numeric>
 
-#include "core/printable.h"
-#include "core/statistics.h"
+#include "core/clock.h"
+#include "core/log.h"
 #include "report/plot.h"
 #include "report/style.h"
 

@@ -15,8 +15,8 @@
 
 #include "checkpoint/files.h"
 #include "core/error.h"
-#include "core/printable.h"
-#include "core/seal.h"
+#include "core/hash.h"
+#include "core/log.h"
 #include "report/data.h"
 #include "report/html.h"
 

@@ -6,7 +6,6 @@
 
 #include "ops/optimizer.h"
 #include "ops/pointwise.h"
-#include "ops/reduce.h"
 
 namespace weft {
 

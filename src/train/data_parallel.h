@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "config/deck.h"
-#include "nn/optimizer_state.h"
+#include "nn/parameters.h"
 #include "parallel/communicator.h"
 
 namespace weft {
@@ -61,7 +61,7 @@ class DataParallel {
   double update(std::span<const TrainDeck> groups, std::int64_t steps_done, const Tensor& squares);
   // Waits for weights that are still on their way.
   void settle();
-  // Fault injection (core/faults/fault_injection.h): one gradient of this rank becomes NaN, in
+  // Fault injection (core/faults.h): one gradient of this rank becomes NaN, in
   // every step before it is sent while `on`, or at once.
   void spoil(bool on) { spoil_ = on; }
   void spoil_now();

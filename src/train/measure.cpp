@@ -3,8 +3,7 @@
 #include <algorithm>
 
 #include "core/clock.h"
-#include "core/statistics.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "train/data_parallel.h"
 #include "train/memory_plan.h"
 

@@ -9,7 +9,7 @@
 
 #include "data/clip_source.h"
 #include "parallel/rank_device.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "train/task.h"
 
 namespace weft {

@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "train/task.h"
 
 namespace weft {

@@ -18,8 +18,8 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/faults.h"
 #include "core/log.h"
-#include "core/stop_signals.h"
 
 namespace weft {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "config/deck.h"
 #include "data/prefetch.h"
+#include "nn/nn.h"
 #include "nn/parameters.h"
-#include "nn/tape.h"
 #include "parallel/communicator.h"
 #include "train/step_cost.h"
 

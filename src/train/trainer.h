@@ -14,7 +14,7 @@
 #include "nn/exchange.h"
 #include "parallel/communicator.h"
 #include "parallel/rank_device.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "train/cost_table.h"
 #include "train/data_parallel.h"
 #include "train/memory_plan.h"

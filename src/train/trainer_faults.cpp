@@ -7,10 +7,9 @@
 #include <thread>
 
 #include "core/error.h"
-#include "core/faults/crash.h"
-#include "core/faults/fault_injection.h"
+#include "core/faults.h"
 #include "core/log.h"
-#include "ops/reduce.h"
+#include "ops/optimizer.h"
 #include "tensor/device.h"
 #include "train/trainer.h"
 

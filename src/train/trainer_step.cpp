@@ -11,9 +11,8 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
-#include "core/statistics.h"
 #include "core/trace.h"
-#include "ops/reduce.h"
+#include "ops/optimizer.h"
 #include "tensor/device.h"
 #include "train/trainer.h"
 

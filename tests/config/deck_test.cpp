@@ -8,10 +8,8 @@
 #include <fstream>
 #include <limits>
 
-#include "config/deck_help.h"
 #include "config/deck_table.h"
 #include "config/keep_inputs.h"
-#include "config/named_key.h"
 #include "core/error.h"
 #include "data/ingest/ingest.h"
 #include "jobs/deck_tables.h"

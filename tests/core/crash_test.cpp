@@ -1,5 +1,5 @@
 // A crash says what it was, where and by which calls, and ends the process by the same signal.
-#include "core/faults/crash.h"
+#include "core/faults.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,6 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
-
-#include "core/faults/fault_injection.h"
 
 namespace weft::crash {
 namespace {

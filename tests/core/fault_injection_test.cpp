@@ -1,6 +1,6 @@
 // WEFT_FAULT is read as documented, holds for its rank and moment alone, and is refused where it
 // cannot be read.
-#include "core/faults/fault_injection.h"
+#include "core/faults.h"
 
 #include <gtest/gtest.h>
 

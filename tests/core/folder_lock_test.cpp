@@ -1,4 +1,4 @@
-#include "core/folder_lock.h"
+#include "core/file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

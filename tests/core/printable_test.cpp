@@ -1,4 +1,4 @@
-#include "core/printable.h"
+#include "core/log.h"
 
 #include <gtest/gtest.h>
 

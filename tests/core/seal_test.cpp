@@ -1,4 +1,4 @@
-#include "core/seal.h"
+#include "core/hash.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "core/statistics.h"
+#include "core/clock.h"
 
 #include <gtest/gtest.h>
 

@@ -2,8 +2,7 @@
 // it can show is in tests/e2e/test_doctor.py.
 #include <gmock/gmock.h>
 
-#include "doctor/judge.h"
-#include "doctor/measure.h"
+#include "doctor/doctor.h"
 
 namespace weft {
 namespace {

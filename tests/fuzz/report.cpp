@@ -3,7 +3,7 @@
 // becomes markup. And what a restart does to the metrics.
 #include "report/report.h"
 
-#include "core/progress/job_status.h"
+#include "core/progress.h"
 #include "fuzz.h"
 #include "report/tensorboard.h"
 #include "train/metrics/metrics.h"

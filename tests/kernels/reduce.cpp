@@ -1,10 +1,10 @@
-// Cases of ops/reduce.h (kernels/reduce.cu beside src/ops/cpu/reduce.cpp).
+// Cases of ops/optimizer.h (kernels/reduce.cu beside src/ops/cpu/reduce.cpp).
 #include <fmt/format.h>
 
 #include <cmath>
 #include <limits>
 
-#include "ops/reduce.h"
+#include "ops/optimizer.h"
 #include "tests/kernels/cases.h"
 #include "tests/kernels/fp64.h"
 

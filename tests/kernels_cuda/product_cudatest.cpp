@@ -15,9 +15,8 @@
 #include "matmul/product.cuh"
 #include "matmul/tuning.cuh"
 #include "ops/matmul.h"
-#include "tensor/arena.h"
 #include "tensor/device.h"
-#include "tensor/tf32.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 namespace {

@@ -18,8 +18,8 @@
 #include "models/stdit3/rectified_flow.h"
 #include "nn/parameters.h"
 #include "ops/pointwise.h"
-#include "tensor/arena.h"
 #include "tensor/device.h"
+#include "tensor/tensor.h"
 #include "train/step_device.h"
 
 namespace weft {

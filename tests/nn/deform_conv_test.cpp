@@ -1,6 +1,6 @@
 // Deformable convolution against torchvision's numbers, and its gradients against differences of
 // its own forward. The operations themselves are held to fp64 formulas by tests/ops/cases_test.cpp.
-#include "nn/deform_conv.h"
+#include "nn/conv.h"
 
 #include "fixture.h"
 #include "ops/pointwise.h"

@@ -1,6 +1,6 @@
 // Tangents against differences of the values, and the gradients of both against differences of
 // both.
-#include "nn/dual.h"
+#include "nn/conv.h"
 
 #include "fixture.h"
 

@@ -1,5 +1,5 @@
 // The pyramid's convolution against the plain way: resize, join and convolve in fp64.
-#include "nn/pyramid_conv.h"
+#include "nn/conv.h"
 
 #include "fixture.h"
 

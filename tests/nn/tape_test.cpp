@@ -1,5 +1,5 @@
 // The tape: accumulation, recompute, and what returns to the arena.
-#include "nn/tape.h"
+#include "nn/nn.h"
 
 #include "fixture.h"
 

@@ -1,7 +1,7 @@
 // The text detector's loss on the tape: against PyTorch's numbers, and against differences of its
 // own forward. tests/ops/cases_test.cpp holds the operations to fp64 formulas.
-#include "ops/text_loss.h"
 #include "nn/image_ops.h"
+#include "ops/loss.h"
 
 #include "fixture.h"
 #include "pattern.h"

@@ -1,4 +1,4 @@
-#include "ops/diffusion.h"
+#include "ops/random.h"
 
 #include "reference.h"
 

@@ -1,4 +1,3 @@
-#include "ops/embed.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 

@@ -1,4 +1,4 @@
-#include "ops/pool.h"
+#include "ops/resize.h"
 
 #include <algorithm>
 

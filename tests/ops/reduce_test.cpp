@@ -1,4 +1,4 @@
-#include "ops/reduce.h"
+#include "ops/optimizer.h"
 
 #include <cstring>
 #include <limits>

@@ -1,11 +1,11 @@
-// What the cases of ops/volume.h and ops/norm/spade.h do not show (tests/kernels/volume.cpp,
+// What the cases of ops/resize.h and ops/norm.h do not show (tests/kernels/volume.cpp,
 // spade.cpp).
-#include "ops/volume.h"
+#include "ops/resize.h"
 
 #include <cmath>
 #include <limits>
 
-#include "ops/norm/spade.h"
+#include "ops/norm.h"
 #include "tests/ops/reference.h"
 
 namespace weft::test {

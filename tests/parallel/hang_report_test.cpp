@@ -1,5 +1,5 @@
 // A hang's cause and table, from states that are made up.
-#include "parallel/hang_report.h"
+#include "parallel/watchdog.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // The sizes of boxes. What they carry is tested by the collectives (collectives_mpitest.cpp).
-#include "parallel/mpi_mailbox.h"
+#include "parallel/mpi_collectives.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "cli/program.h"
+#include "cli/cli.h"
 #include "core/error.h"
 #include "jobs/deck_tables.h"
 #include "models/registry.h"

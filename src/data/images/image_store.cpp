@@ -9,7 +9,6 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/log.h"
-#include "core/printable.h"
 #include "data/images/image_store_open.h"
 
 namespace weft {

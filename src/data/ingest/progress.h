@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/progress/progress.h"
+#include "core/progress.h"
 
 namespace weft {
 

@@ -8,7 +8,7 @@
 #include <unordered_map>
 
 #include "core/error.h"
-#include "core/printable.h"
+#include "core/log.h"
 
 namespace weft {
 namespace {

@@ -10,7 +10,6 @@
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/log.h"
-#include "core/printable.h"
 #include "data/ingest/cut.h"
 #include "data/lists/folders.h"
 #include "media/video_reader.h"

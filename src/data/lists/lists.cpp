@@ -13,7 +13,6 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
-#include "core/printable.h"
 #include "data/lists/folders.h"
 #include "data/lists/shards.h"
 #include "data/lists/text_file.h"

@@ -12,7 +12,6 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "core/printable.h"
 #include "data/lists/folders.h"
 #include "data/lists/text_file.h"
 

@@ -9,7 +9,6 @@
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/log.h"
-#include "core/printable.h"
 #include "data/text_images/drawn/drawn_text.h"
 #include "data/text_images/outlines.h"
 #include "data/text_images/picture_files.h"

@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
-#include "core/printable.h"
+#include "core/log.h"
 #include "data/lists/lists.h"
 #include "data/lists/text_file.h"
 #include "data/text_images/picture_files.h"

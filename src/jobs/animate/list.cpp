@@ -7,13 +7,13 @@
 #include <set>
 #include <utility>
 
-#include "config/set_keys.h"
+#include "config/deck.h"
 #include "core/error.h"
-#include "core/printable.h"
+#include "core/log.h"
 #include "data/lists/lists.h"
 #include "data/lists/table.h"
 #include "jobs/segment/inputs.h"
-#include "parallel/broadcast.h"
+#include "parallel/mpi.h"
 
 namespace weft {
 namespace {

@@ -17,7 +17,7 @@
 #include "models/sadtalker/recon.h"
 #include "models/sadtalker/render/renderer.h"
 #include "models/sadtalker/speech/speech_motion.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

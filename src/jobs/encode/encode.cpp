@@ -25,7 +25,7 @@
 #include "jobs/generate/prompts/prompt_features.h"
 #include "models/registry.h"
 #include "parallel/rank_device.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "text/utf8.h"
 #include "train/memory_plan.h"
 #include "train/stop.h"

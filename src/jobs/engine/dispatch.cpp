@@ -10,7 +10,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "parallel/wait.h"
+#include "parallel/mpi.h"
 
 namespace weft {
 namespace {

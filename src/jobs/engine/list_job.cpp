@@ -15,7 +15,7 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "parallel/broadcast.h"
+#include "parallel/mpi.h"
 
 namespace weft {
 namespace {

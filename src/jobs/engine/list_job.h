@@ -36,7 +36,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "core/progress/progress.h"
+#include "core/progress.h"
 #include "jobs/engine/dispatch.h"
 #include "jobs/engine/manifest.h"
 #include "jobs/engine/output.h"

@@ -12,10 +12,9 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "core/printable.h"
-#include "core/seal.h"
 
 namespace weft {
 namespace {

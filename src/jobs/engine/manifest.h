@@ -1,4 +1,4 @@
-// Which items of a job are finished: DIR/STEM.jsonl, one sealed JSON object (core/seal.h) an item,
+// Which items of a job are finished: DIR/STEM.jsonl, one sealed JSON object (core/hash.h) an item,
 // with the members
 //   name, key, rank          of the item: unique; a hash of everything that decides the result; who
 //                            made it

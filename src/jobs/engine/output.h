@@ -7,7 +7,7 @@
 #include <set>
 #include <string>
 
-#include "core/folder_lock.h"
+#include "core/file.h"
 
 namespace weft {
 

@@ -9,7 +9,7 @@
 #include "data/text_images/outlines.h"
 #include "jobs/evaluate/views.h"
 #include "models/dbnet/boxes.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 namespace {

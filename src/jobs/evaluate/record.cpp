@@ -11,7 +11,6 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "core/version.h"
 #include "data/images/shapes.h"
 #include "data/text_images/drawn/drawn_text.h"
 #include "jobs/evaluate/evaluate.h"

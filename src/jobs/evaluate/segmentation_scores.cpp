@@ -9,7 +9,6 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "core/printable.h"
 #include "models/segmentation/palette.h"
 
 namespace weft {

@@ -16,7 +16,7 @@
 #include "jobs/generate/memory.h"
 #include "jobs/generate/parts.h"
 #include "parallel/rank_device.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

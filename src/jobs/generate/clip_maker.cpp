@@ -6,8 +6,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
-#include "core/faults/crash.h"
-#include "core/faults/fault_injection.h"
+#include "core/faults.h"
 #include "core/log.h"
 #include "core/philox.h"
 #include "jobs/generate/options.h"
@@ -15,8 +14,8 @@
 #include "models/pixels.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"
-#include "parallel/broadcast.h"
-#include "tensor/arena.h"
+#include "parallel/mpi.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 namespace {

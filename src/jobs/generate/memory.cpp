@@ -10,7 +10,7 @@
 #include "jobs/generate/clip_maker.h"
 #include "jobs/generate/options.h"
 #include "models/flow_sampler.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

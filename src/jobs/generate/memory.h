@@ -10,7 +10,7 @@
 #include "jobs/generate/clip_batches.h"
 #include "jobs/generate/job.h"
 #include "jobs/generate/parts.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

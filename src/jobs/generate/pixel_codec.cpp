@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

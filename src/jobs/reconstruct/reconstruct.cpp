@@ -15,7 +15,7 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "core/progress/progress.h"
+#include "core/progress.h"
 #include "data/lists/lists.h"
 #include "jobs/engine/dispatch.h"
 #include "jobs/engine/output.h"
@@ -26,7 +26,7 @@
 #include "models/pixels.h"
 #include "models/registry.h"
 #include "parallel/rank_device.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "train/memory_plan.h"
 
 namespace weft {

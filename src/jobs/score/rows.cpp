@@ -8,7 +8,7 @@
 #include "core/file.h"
 #include "data/lists/lists.h"
 #include "data/lists/text_file.h"
-#include "parallel/broadcast.h"
+#include "parallel/mpi.h"
 
 namespace weft {
 namespace {

@@ -11,7 +11,6 @@
 #include "core/file.h"
 #include "core/host.h"
 #include "core/log.h"
-#include "core/version.h"
 #include "jobs/score/output.h"
 #include "jobs/score/rows.h"
 #include "jobs/score/score_job.h"

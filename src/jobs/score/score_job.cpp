@@ -9,7 +9,7 @@
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/host.h"
-#include "core/printable.h"
+#include "core/log.h"
 #include "data/lists/folders.h"
 #include "jobs/evaluate/views.h"
 #include "jobs/score/regions.h"

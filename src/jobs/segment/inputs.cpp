@@ -11,7 +11,7 @@
 #include "data/lists/folders.h"
 #include "data/lists/lists.h"
 #include "jobs/engine/output.h"
-#include "parallel/broadcast.h"
+#include "parallel/mpi.h"
 
 namespace weft {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "core/error.h"
 #include "nn/image_ops.h"
-#include "ops/evaluate.h"
+#include "ops/loss.h"
 #include "ops/pointwise.h"
 #include "tensor/device.h"
 

@@ -11,7 +11,7 @@
 
 #include "checkpoint/model_source.h"
 #include "models/dbnet/dbnet.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

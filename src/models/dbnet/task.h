@@ -33,7 +33,7 @@ class DbnetTask : public TrainingTask {
   double cost(const Bucket& bucket, double recompute) const override;
   TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
                        double recompute, float weight) override;
-  // Of normalised pictures [N,1,H,W,3], flags and thresholds u8 [N,H,W] (ops/text_loss.h); the
+  // Of normalised pictures [N,1,H,W,3], flags and thresholds u8 [N,H,W] (ops/loss.h); the
   // terms are sums over the pictures. `weight` as in TrainingWork::Part.
   TrainingLoss loss(Tape& tape, const Tensor& images, const Tensor& flags, const Tensor& thresholds,
                     double recompute, float weight);

@@ -11,7 +11,7 @@
 #include "media/image_file.h"
 #include "models/face/anchors.h"
 #include "models/face/retina_face.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

@@ -6,7 +6,6 @@
 #include "models/face/pixels.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
-#include "ops/pool.h"
 #include "ops/resize.h"
 
 namespace weft {

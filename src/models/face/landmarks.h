@@ -12,7 +12,7 @@
 #include "media/image_file.h"
 #include "models/face/detector.h"
 #include "models/face/fan.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

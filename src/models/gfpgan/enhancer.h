@@ -14,7 +14,7 @@
 #include "models/gfpgan/paste.h"
 #include "models/gfpgan/restorer.h"
 #include "models/gfpgan/warp.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

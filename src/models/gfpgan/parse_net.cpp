@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "ops/evaluate.h"
+#include "ops/loss.h"
 #include "ops/pointwise.h"
 #include "ops/resize.h"
 

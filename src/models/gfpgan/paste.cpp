@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "data/text_images/opencv.h"
 #include "ops/matmul.h"
-#include "tensor/tf32.h"
+#include "tensor/device.h"
 
 namespace weft {
 namespace {

@@ -5,11 +5,10 @@
 
 #include "core/error.h"
 #include "core/philox.h"
-#include "ops/conv/modulated.h"
+#include "ops/conv.h"
 #include "ops/layout.h"
 #include "ops/matmul.h"
 #include "ops/pointwise.h"
-#include "ops/pool.h"
 #include "ops/random.h"
 #include "ops/resize.h"
 

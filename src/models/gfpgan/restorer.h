@@ -53,7 +53,7 @@ class Restorer {
   struct Residual {
     const FoldedConv *first, *second, *skip;
   };
-  // y = w x modulated by the style (ops/conv/modulated.h).
+  // y = w x modulated by the style (ops/conv.h).
   struct Modulated {
     Parameter *weight, *style_weight, *style_bias, *bias;
     Parameter* noise = nullptr;  // its strength

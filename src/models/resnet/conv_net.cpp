@@ -3,7 +3,7 @@
 #include <cmath>
 #include <utility>
 
-#include "nn/deform_conv.h"
+#include "nn/conv.h"
 
 namespace weft {
 namespace {

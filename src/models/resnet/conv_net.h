@@ -20,7 +20,7 @@ struct Feature {
 
 struct ConvNorm {
   nn::ConvWeights conv;
-  nn::ConvWeights offsets;  // of a deformable convolution (nn/deform_conv.h); none in others
+  nn::ConvWeights offsets;  // of a deformable convolution (nn/conv.h); none in others
   nn::BatchNorm norm;
   ops::Conv geometry;
   Feature out;

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "ops/batch_norm.h"
+#include "ops/norm.h"
 #include "ops/pointwise.h"
 
 namespace weft {

@@ -30,7 +30,7 @@ struct FoldedConv {
 
 // A batch norm that no convolution precedes.
 struct FoldedNorm {
-  Tensor statistics;  // f32 [4,C] (ops/batch_norm.h), after FoldedNet::fold()
+  Tensor statistics;  // f32 [4,C] (ops/norm.h), after FoldedNet::fold()
   Parameter *gamma = nullptr, *beta = nullptr;
 };
 

@@ -1,7 +1,7 @@
 #include "models/resnet/folded_resnet.h"
 
 #include "core/error.h"
-#include "ops/pool.h"
+#include "ops/resize.h"
 
 namespace weft {
 

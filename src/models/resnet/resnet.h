@@ -29,7 +29,7 @@ struct ResidualShape {
   int later_dilation = 1;     // and of a basic block's second
   int groups = 1;             // of the 3x3 convolution of a bottleneck
   bool average_down = false;  // strides of bottlenecks by averages
-  bool deformable = false;    // the 3x3 convolution of a bottleneck (nn/deform_conv.h)
+  bool deformable = false;    // the 3x3 convolution of a bottleneck (nn/conv.h)
 };
 ResidualBlock add_residual_block(ConvNet& net, const std::string& name, const Feature& in,
                                  const ResidualShape& shape);

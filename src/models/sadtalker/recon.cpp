@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "models/face/pixels.h"
 #include "models/sadtalker/weights.h"
-#include "ops/pool.h"
+#include "ops/resize.h"
 
 namespace weft {
 namespace {

@@ -9,7 +9,7 @@
 #include "checkpoint/model_source.h"
 #include "models/face/source_face.h"
 #include "models/resnet/folded_resnet.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

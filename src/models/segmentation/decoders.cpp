@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "core/error.h"
+#include "nn/conv.h"
 #include "nn/image_ops.h"
-#include "nn/pyramid_conv.h"
 
 namespace weft {
 namespace {

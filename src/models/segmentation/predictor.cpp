@@ -9,7 +9,7 @@
 #include "media/pillow_resize.h"
 #include "models/segmentation/pixel_scale.h"
 #include "models/segmentation/weights.h"
-#include "ops/evaluate.h"
+#include "ops/loss.h"
 
 namespace weft {
 

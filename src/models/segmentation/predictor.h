@@ -14,7 +14,7 @@
 #include "data/images/image_sizes.h"
 #include "models/segmentation/segmentation.h"
 #include "nn/batch_norm.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

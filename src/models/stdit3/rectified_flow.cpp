@@ -4,7 +4,7 @@
 
 #include "core/philox.h"
 #include "models/stdit3/options.h"
-#include "ops/diffusion.h"
+#include "ops/random.h"
 
 namespace weft {
 

@@ -5,7 +5,6 @@
 #include "core/error.h"
 #include "models/stdit3/options.h"
 #include "ops/attention.h"
-#include "ops/embed.h"
 #include "ops/layout.h"
 #include "ops/norm.h"
 #include "ops/pointwise.h"

@@ -9,7 +9,7 @@
 #include "models/t5/options.h"
 #include "models/t5/pipeline.h"
 #include "models/t5/t5.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "train/memory_plan.h"
 
 namespace weft {

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "nn/dual.h"
+#include "nn/conv.h"
 
 namespace weft {
 

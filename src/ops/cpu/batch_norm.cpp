@@ -1,6 +1,6 @@
-// CPU side of ops/batch_norm.h, bound by memory: with v for one array of activations, sums 1 v,
+// CPU side of ops/norm.h, bound by memory: with v for one array of activations, sums 1 v,
 // apply 2 v (3 with a residual), backward 2 v + 3 v, with a residual 4 v + 3 v.
-#include "ops/batch_norm.h"
+#include "ops/norm.h"
 
 #include <immintrin.h>
 

@@ -1,5 +1,5 @@
-// CPU side of ops/diffusion.h.
-#include "ops/diffusion.h"
+// CPU side of ops/random.h.
+#include "ops/random.h"
 
 #include <immintrin.h>
 

@@ -1,5 +1,5 @@
-// CPU side of ops/reduce.h: each reads its operands once.
-#include "ops/reduce.h"
+// CPU side of ops/optimizer.h: each reads its operands once.
+#include "ops/optimizer.h"
 
 #include <immintrin.h>
 

@@ -1,7 +1,7 @@
-// CPU side of ops/text_loss.h. The chosen pixels without text are found by radix selection on the
+// CPU side of ops/loss.h. The chosen pixels without text are found by radix selection on the
 // bits of their logits: no copy, no sort. Sums are made of fixed blocks, so that they do not depend
 // on the thread count; counts are whole numbers.
-#include "ops/text_loss.h"
+#include "ops/loss.h"
 
 #include <immintrin.h>
 

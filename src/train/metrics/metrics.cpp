@@ -14,9 +14,9 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "core/seal.h"
 
 namespace weft {
 namespace {

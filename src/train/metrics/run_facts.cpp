@@ -7,15 +7,13 @@
 #include <random>
 #include <sstream>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "core/seal.h"
-#include "core/statistics.h"
-#include "core/version.h"
 #include "ops/dispatch.h"
 #include "tensor/device.h"
 

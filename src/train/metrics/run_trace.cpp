@@ -19,7 +19,6 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "core/trace.h"
-#include "core/version.h"
 
 namespace weft {
 

@@ -16,7 +16,7 @@ class StepReport {
   enum Slot {
     loss,          // sum over this rank's clips
     squares,       // of its own gradients, before they are summed over ranks
-    working_low,   // checksum of the weights in bf16, halves (ops/reduce.h)
+    working_low,   // checksum of the weights in bf16, halves (ops/optimizer.h)
     working_high,  //
     values_low,    // and of those in f32
     values_high,   //

@@ -10,9 +10,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/hash.h"
 #include "core/json.h"
-#include "core/progress/job_status.h"
-#include "core/seal.h"
+#include "core/progress.h"
 
 namespace weft {
 namespace {

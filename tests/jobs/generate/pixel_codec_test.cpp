@@ -8,7 +8,7 @@
 #include "jobs/generate/parts.h"
 #include "models/stdit3/options.h"
 #include "models/video_vae/options.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 namespace {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 namespace {

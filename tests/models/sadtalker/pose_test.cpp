@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "models/sadtalker/speech/speech_motion.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 namespace {

@@ -16,7 +16,7 @@
 #include "models/t5/job.h"
 #include "models/t5/t5.h"
 #include "ops/dispatch.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "tests/ops/reference.h"
 
 namespace weft {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "checkpoint/safetensors.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft::test {
 

@@ -22,7 +22,7 @@
 #include "core/log.h"
 #include "jobs/generate/options.h"
 #include "media/download.h"
-#include "parallel/broadcast.h"
+#include "parallel/mpi.h"
 #include "text/utf8.h"
 
 namespace weft {

@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "models/sadtalker/render/volume.h"
 #include "ops/pointwise.h"
-#include "ops/volume.h"
+#include "ops/resize.h"
 
 namespace weft {
 namespace {

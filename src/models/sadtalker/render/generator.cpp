@@ -5,9 +5,8 @@
 
 #include "core/error.h"
 #include "models/sadtalker/render/volume.h"
-#include "ops/fusion.h"
 #include "ops/pointwise.h"
-#include "ops/volume.h"
+#include "ops/resize.h"
 
 namespace weft {
 

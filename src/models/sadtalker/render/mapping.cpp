@@ -4,7 +4,7 @@
 #include "models/sadtalker/render/transform.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
-#include "ops/pool.h"
+#include "ops/resize.h"
 
 namespace weft {
 namespace {

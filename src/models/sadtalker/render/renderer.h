@@ -13,7 +13,7 @@
 #include "models/sadtalker/render/keypoints.h"
 #include "models/sadtalker/render/mapping.h"
 #include "models/sadtalker/render/windows.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

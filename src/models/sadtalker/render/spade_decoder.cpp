@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "ops/norm/spade.h"
+#include "ops/norm.h"
 
 namespace weft {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "ops/layout.h"
-#include "ops/pool.h"
+#include "ops/resize.h"
 
 namespace weft {
 

@@ -9,7 +9,7 @@
 
 #include "checkpoint/model_source.h"
 #include "config/deck.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

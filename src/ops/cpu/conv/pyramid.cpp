@@ -1,5 +1,5 @@
-// CPU side of ops/conv/pyramid.h.
-#include "ops/conv/pyramid.h"
+// CPU side of ops/conv.h.
+#include "ops/conv.h"
 
 #include <immintrin.h>
 

@@ -1,9 +1,10 @@
-#include "ops/conv.h"
-
 #include <algorithm>
+#include <limits>
 
 #include "core/error.h"
-#include "ops/conv/deform.h"
+#include "ops/conv.h"
+#include "ops/norm.h"
+#include "ops/resize.h"
 
 namespace weft::ops {
 
@@ -118,6 +119,79 @@ void deform_backward_input(const Tensor&, const Tensor& dcolumns, Conv, std::int
                totals = Tensor::empty({1}, DType::i32),
                lists = Tensor::empty({4 * readers}, DType::i32),
                ordered = Tensor::empty({4 * readers, 2}, DType::i32);
+}
+
+}  // namespace weft::ops::cuda_plan
+
+namespace weft::ops {
+
+InstancePieces instance_pieces(std::int64_t positions) {
+  const std::int64_t length = std::max<std::int64_t>(64, (positions + 511) / 512);
+  return {length, (positions + length - 1) / length};
+}
+
+}  // namespace weft::ops
+
+namespace weft::ops::cuda_plan {
+
+void instance_statistics(const Tensor& x, Tensor&) {
+  const std::int64_t N = x.dim(0), C = x.dim(4);
+  if (x.numel() > 0)
+    Tensor::empty({N * instance_pieces(x.numel() / (N * C)).count, 2, C}, DType::f32);
+}
+
+}  // namespace weft::ops::cuda_plan
+
+namespace weft::ops {
+
+ActivationRange range_of(Activation act) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  return {act == Activation::none ? -infinity : 0.0f, act == Activation::relu6 ? 6.0f : infinity};
+}
+
+BatchNormPieces batch_norm_pieces(const Tensor& x) {
+  const std::int64_t P = x.numel() / x.dim(-1);
+  // A GPU needs many pieces, a CPU long ones: what is kept of a piece is written and read again.
+  const std::int64_t rows =
+      x.device() == DeviceKind::cuda ? std::max<std::int64_t>(64, (P + 511) / 512) : 256;
+  return {rows, (P + rows - 1) / rows};
+}
+
+}  // namespace weft::ops
+
+namespace weft::ops::cuda_plan {
+namespace {
+
+void partial_sums(const Tensor& x) {
+  if (x.numel() > 0) Tensor::empty({batch_norm_pieces(x).count, 2, x.dim(-1)}, DType::f32);
+}
+
+}  // namespace
+
+void batch_norm_sums(const Tensor& x, Tensor&) { partial_sums(x); }
+
+void batch_norm_backward_sums(const Tensor& x, const Tensor&, const Tensor&, const Tensor&,
+                              Activation, const Tensor&, Tensor&, Tensor&, Tensor&, Tensor&) {
+  partial_sums(x);
+}
+
+}  // namespace weft::ops::cuda_plan
+
+namespace weft::ops {
+
+VolumePieces volume_pieces(std::int64_t voxels) {
+  const std::int64_t length = std::max<std::int64_t>(64, (voxels + 511) / 512);
+  return {length, (voxels + length - 1) / length};
+}
+
+}  // namespace weft::ops
+
+namespace weft::ops::cuda_plan {
+
+void volume_expectation(const Tensor& logits, float, Tensor&) {
+  const std::int64_t N = logits.dim(0), K = logits.dim(4);
+  if (logits.numel() > 0)
+    Tensor::empty({N * volume_pieces(logits.numel() / (N * K)).count, 5, K}, DType::f32);
 }
 
 }  // namespace weft::ops::cuda_plan

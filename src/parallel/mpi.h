@@ -1,10 +1,13 @@
-// Broadcasts values whose number only one rank knows.
+// Small helpers over MPI: broadcasting values whose number one rank knows, and waiting without
+// spinning on a core that others need.
 #pragma once
 
 #include <mpi.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <thread>
 #include <type_traits>
 
 namespace weft {
@@ -24,6 +27,17 @@ void broadcast_sized(Values& values, MPI_Comm comm, int root = 0) {
   for (std::uint64_t at = 0; at < bytes; at += longest_call)
     MPI_Bcast(data + at, static_cast<int>(std::min(longest_call, bytes - at)), MPI_BYTE, root,
               comm);
+}
+
+// Waits for the request asleep, at first for 20 microseconds at a time, later for up to
+// `longest_pause` seconds.
+inline void wait_asleep(MPI_Request request, double longest_pause = 0.002) {
+  for (double pause = 20e-6;; pause = std::min(2 * pause, longest_pause)) {
+    int done = 0;
+    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done != 0) return;
+    std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+  }
 }
 
 }  // namespace weft
