@@ -23,7 +23,7 @@
 #include "tensor/device.h"
 #include "train/data_parallel.h"
 #include "train/memory_plan.h"
-#include "train/step_device.h"
+#include "train/step_work.h"
 
 namespace weft {
 namespace {

@@ -204,7 +204,7 @@ std::vector<RankFacts> gather_facts(const RankFacts& mine, MPI_Comm world) {
   const std::string text =
       nlohmann::json(mine).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   const int bytes = static_cast<int>(text.size());
-  std::vector<int> sizes(static_cast<std::size_t>(size)), offsets(sizes.size() + 1, 0);
+  std::vector<int> sizes(size), offsets(sizes.size() + 1, 0);
   MPI_Gather(&bytes, 1, MPI_INT, sizes.data(), 1, MPI_INT, 0, world);
   for (std::size_t i = 0; i < sizes.size(); ++i) offsets[i + 1] = offsets[i] + sizes[i];
   std::string all(static_cast<std::size_t>(offsets.back()), ' ');

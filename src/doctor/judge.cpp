@@ -263,7 +263,7 @@ void judge_memory(const Ranks& ranks, Findings& out) {
       return at != r.limits.end() && at->second >= 0 && at->second < least && matters(r);
     });
     if (who.empty()) return;
-    const auto value = ranks[static_cast<std::size_t>(who.front())].limits.at(name);
+    const auto value = ranks[who.front()].limits.at(name);
     warn(out, fmt::format("limit of {} is {} on {}", name, value, ranks_text(who)), todo);
   };
   const auto always = [](const RankFacts&) { return true; };

@@ -76,11 +76,11 @@ T value_of(int v) {
 
 template <class T>
 std::vector<T> operand(int which, std::int64_t rows) {
-  std::vector<T> out(static_cast<std::size_t>(rows * inner));
+  std::vector<T> out(rows * inner);
   const int shift = which == 0 ? row_shift_x : row_shift_w;
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t k = 0; k < inner; ++k)
-      out[static_cast<std::size_t>(r * inner + k)] = value_of<T>(sequence(which, r * shift + k));
+      out[r * inner + k] = value_of<T>(sequence(which, r * shift + k));
   return out;
 }
 
@@ -110,8 +110,7 @@ void known_product(const std::string& name, RankFacts& facts) {
   const Tensor bias = Tensor::from_host<float>(biases, {rows});
   Tensor y = Tensor::empty({rows, rows}, dtype_of<T>::value);
   // NaN first: an element left unwritten must not pass for the result of an earlier run.
-  const std::vector<T> nan(static_cast<std::size_t>(rows * rows),
-                           T(std::numeric_limits<float>::quiet_NaN()));
+  const std::vector<T> nan(rows * rows, T(std::numeric_limits<float>::quiet_NaN()));
   const std::vector<T> known = known_table<T>();
   std::int64_t& wrong = facts.wrong["product " + name];
   const double seconds = best_seconds([&] {
@@ -122,7 +121,7 @@ void known_product(const std::string& name, RankFacts& facts) {
     const T* at = got.template data<T>();
     for (std::int64_t m = 0; m < rows; ++m)
       for (std::int64_t n = 0; n < rows; ++n, ++at) {
-        const T want = known[static_cast<std::size_t>(m % period * period + n % period)];
+        const T want = known[m % period * period + n % period];
         if (static_cast<float>(*at) != static_cast<float>(want)) ++wrong;
       }
     return s;
@@ -208,18 +207,18 @@ void measure_all_reduce(Communicator& comm, RankFacts& facts) {
   };
   std::array<float, 31> known{};
   for (std::int64_t e = 0; e < 31; ++e)
-    for (int r = 0; r < comm.size(); ++r) known[static_cast<std::size_t>(e)] += term(e, r);
+    for (int r = 0; r < comm.size(); ++r) known[e] += term(e, r);
   std::int64_t& wrong = facts.wrong["all-reduce"];
   const auto measure = [&](std::int64_t n) {
-    std::vector<float> terms(static_cast<std::size_t>(n));
-    for (std::int64_t i = 0; i < n; ++i) terms[static_cast<std::size_t>(i)] = term(i, comm.rank());
+    std::vector<float> terms(n);
+    for (std::int64_t i = 0; i < n; ++i) terms[i] = term(i, comm.rank());
     Tensor t = Tensor::persistent({n}, DType::f32);
     const double seconds = best_seconds([&] {
       t.set(std::span<const float>(terms));
       const double s = seconds_of(Stream::compute, [&] { comm.wait(comm.all_reduce_sum(t)); });
       const Tensor got = t.to_host();
       for (std::int64_t i = 0; i < n; ++i)
-        if (got.data<float>()[i] != known[static_cast<std::size_t>(i % 31)]) ++wrong;
+        if (got.data<float>()[i] != known[i % 31]) ++wrong;
       return s;
     });
     comm.check();

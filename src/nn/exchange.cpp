@@ -123,18 +123,17 @@ Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S)
   slot = (slot + part_unit - 1) / part_unit * part_unit;
   Tensor slots = Tensor::empty({group.size * slot}, x->value.dtype());
   const auto slot_of = [&](int r) {
-    const Piece& p = pieces[static_cast<std::size_t>(r)];
+    const Piece& p = pieces[r];
     return slots.slice(r * slot, r * slot + p.shape.numel()).view(p.shape);
   };
   Tensor mine = slot_of(group.rank);
   ops::copy_tokens(x->value, {own[1], own[2]}, mine);
   if (!planning()) group.blocked_seconds += group.ranks->wait(group.ranks->all_gather(lent(slots)));
   Tensor all = Tensor::empty(shape, x->value.dtype());
-  for (int r = 0; r < group.size; ++r)
-    ops::copy_tokens(slot_of(r), reversed(pieces[static_cast<std::size_t>(r)].block), all);
+  for (int r = 0; r < group.size; ++r) ops::copy_tokens(slot_of(r), reversed(pieces[r].block), all);
   const Var out = make_var(all);
   if (c.tape.recording())
-    c.tape.record([x, out, own, block = pieces[static_cast<std::size_t>(group.rank)].block] {
+    c.tape.record([x, out, own, block = pieces[group.rank].block] {
       Tensor dx = Tensor::empty(own, out->grad.dtype());
       ops::copy_tokens(out->grad, block, dx);
       out->grad.release();

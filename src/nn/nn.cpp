@@ -305,7 +305,7 @@ Var attend_absorbed(Context c, const Var& x, const Var& kv, const CrossAttention
   for (std::int64_t b = 0; b < B; ++b) {
     Sample m;
     m.first_row = first_row;
-    m.rows = lengths[static_cast<std::size_t>(b)];
+    m.rows = lengths[b];
     first_row += m.rows;
     const std::int64_t columns = heads * padded(m.rows);
     m.a = Tensor::empty({columns, C}, dtype);

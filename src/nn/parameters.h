@@ -110,7 +110,7 @@ class ParameterTable {
   // parameter of a bucket that was said to be on its way.
   void set_arrival(std::function<void(int bucket)> arrive) { arrive_ = std::move(arrive); }
   void on_its_way(int bucket);
-  void arrived(int bucket) { buckets_[static_cast<std::size_t>(bucket)].on_its_way = false; }
+  void arrived(int bucket) { buckets_[bucket].on_its_way = false; }
   bool any_on_its_way() const;
 
   // A step: begin() forgets gradients. While counting is on, uses are counted in the forward and
@@ -194,7 +194,7 @@ class OptimizerState {
   OptimizerState(ParameterTable& table, bool sharded, int rank, int ranks, bool squares = true);
 
   // What this rank owns of a bucket: elements of the flat space.
-  const Part& part(int bucket) const { return parts_[static_cast<std::size_t>(bucket)]; }
+  const Part& part(int bucket) const { return parts_[bucket]; }
   bool sharded() const { return sharded_; }
 
   // The owned part of a bucket in each array, f32.

@@ -26,11 +26,11 @@ bool everywhere(MPI_Comm world, bool here) {
 bool own_gpus(MPI_Comm world) {
   using Name = std::array<char, 64>;
   Name mine{};
-  const std::string uuid = visible_gpus().uuids.at(static_cast<std::size_t>(this_device().index));
+  const std::string uuid = visible_gpus().uuids.at(this_device().index);
   std::memcpy(mine.data(), uuid.data(), std::min(uuid.size(), mine.size() - 1));
   int size = 1;
   MPI_Comm_size(world, &size);
-  std::vector<Name> all(static_cast<std::size_t>(size));
+  std::vector<Name> all(size);
   MPI_Allgather(mine.data(), static_cast<int>(mine.size()), MPI_CHAR, all.data(),
                 static_cast<int>(mine.size()), MPI_CHAR, world);
   std::sort(all.begin(), all.end());

@@ -19,7 +19,7 @@ void broadcast_sized(Values& values, MPI_Comm comm, int root = 0) {
   static_assert(std::is_trivially_copyable_v<typename Values::value_type>);
   std::uint64_t size = values.size();
   MPI_Bcast(&size, 1, MPI_UINT64_T, root, comm);
-  values.resize(static_cast<std::size_t>(size));
+  values.resize(size);
   // MPI counts in int, so large data goes in pieces.
   constexpr std::uint64_t longest_call = std::uint64_t{1} << 30;
   const std::uint64_t bytes = size * sizeof(typename Values::value_type);

@@ -61,7 +61,7 @@ Mailboxes::Mailboxes(MPI_Comm comm, const std::atomic<bool>& stop) : comm_(comm)
   open_window();
   sends_.resize(depth_);
   for (int r = 0; r < size_; ++r) {
-    Peer& p = peers_[static_cast<std::size_t>(r)];
+    Peer& p = peers_[r];
     if (r == rank_ || p.control != nullptr) continue;
     messages_ = true;
     p.inbox.resize(inbox_bytes() * depth_);
@@ -89,7 +89,7 @@ void Mailboxes::open_window() {
   int here = 0, place = 0;
   MPI_CHECK(MPI_Comm_size(node, &here));
   MPI_CHECK(MPI_Comm_rank(node, &place));
-  std::vector<int> ranks(static_cast<std::size_t>(here));
+  std::vector<int> ranks(here);
   MPI_CHECK(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, node));
   // Boxes to other hosts are smaller but more numerous, and never put more bytes in flight: 94 % of
   // them with up to 4 ranks, and half with 9, the worst case. All ranks agree on the size, since
@@ -121,10 +121,10 @@ void Mailboxes::open_window() {
   bool whole = base != nullptr;
   for (int k = 0; k < here && whole; ++k) {
     if (k == place) continue;
-    std::byte* theirs = map(names[static_cast<std::size_t>(k)].data(), false);
+    std::byte* theirs = map(names[k].data(), false);
     whole = theirs != nullptr;
     if (!whole) break;
-    Peer& p = peers_[static_cast<std::size_t>(ranks[static_cast<std::size_t>(k)])];
+    Peer& p = peers_[ranks[k]];
     p.control = reinterpret_cast<Control*>(theirs);
     p.boxes = theirs + head;
     p.read_by_me = counter(base, k);
@@ -219,7 +219,7 @@ void Mailboxes::post(std::size_t bytes_all, const std::vector<std::size_t>& byte
 }
 
 void Mailboxes::receive(int peer, std::uint64_t number) {
-  Peer& p = peers_[static_cast<std::size_t>(peer)];
+  Peer& p = peers_[peer];
   const std::uint64_t at = number % depth_;
   std::byte* to = p.inbox.data() + inbox_bytes() * at;
   MPI_CHECK(MPI_Irecv(to, static_cast<int>(label_bytes + room_), MPI_BYTE, peer, tag_all, comm_,
@@ -229,7 +229,7 @@ void Mailboxes::receive(int peer, std::uint64_t number) {
 }
 
 bool Mailboxes::arrived(int peer) {
-  Peer& p = peers_[static_cast<std::size_t>(peer)];
+  Peer& p = peers_[peer];
   if (p.control != nullptr) return p.control->posted.load(std::memory_order_acquire) > p.taken;
   int done = 0;
   MPI_CHECK(MPI_Testall(2, &p.requests[2 * (p.taken % depth_)], &done, MPI_STATUSES_IGNORE));
@@ -241,19 +241,17 @@ const std::byte* Mailboxes::box_of(const Peer& p) const {
                               : p.inbox.data() + inbox_bytes() * (p.taken % depth_);
 }
 const BoxLabel& Mailboxes::label(int peer) const {
-  return *reinterpret_cast<const BoxLabel*>(box_of(peers_[static_cast<std::size_t>(peer)]));
+  return *reinterpret_cast<const BoxLabel*>(box_of(peers_[peer]));
 }
-const std::byte* Mailboxes::from_all(int peer) const {
-  return box_of(peers_[static_cast<std::size_t>(peer)]) + label_bytes;
-}
+const std::byte* Mailboxes::from_all(int peer) const { return box_of(peers_[peer]) + label_bytes; }
 const std::byte* Mailboxes::from_rank(int peer) const {
-  const Peer& p = peers_[static_cast<std::size_t>(peer)];
+  const Peer& p = peers_[peer];
   const auto at = static_cast<std::size_t>(p.control != nullptr ? rank_ + 1 : 1);
   return box_of(p) + label_bytes + room_ * at;
 }
 
 void Mailboxes::release(int peer) {
-  Peer& p = peers_[static_cast<std::size_t>(peer)];
+  Peer& p = peers_[peer];
   const std::uint64_t number = p.taken++;
   if (p.control == nullptr) {
     receive(peer, number + depth_);
@@ -368,8 +366,7 @@ bool MpiCollectives::reduce(const MpiOperation& o) {
       if (r == rank_) continue;
       const Part where = piece_of(part(r), k, piece);
       if (!pack(o, o.to, where, boxes_.for_rank(r))) return false;
-      each_[static_cast<std::size_t>(r)] =
-          static_cast<std::size_t>(where.size()) * size_of(o.comm_dtype);
+      each_[r] = static_cast<std::size_t>(where.size()) * size_of(o.comm_dtype);
     }
     const Part summed = gathers ? piece_of(part(rank_), k - behind, piece) : Part{};
     if (!pack(o, o.to, summed, boxes_.for_all())) return false;
@@ -433,7 +430,7 @@ bool MpiCollectives::exchange(const MpiOperation& o) {
     Part p;
     for (int k = 0; k <= r; ++k) {
       p.begin = p.end;
-      p.end += counts[static_cast<std::size_t>(k)];
+      p.end += counts[k];
     }
     return p;
   };
@@ -456,15 +453,14 @@ bool MpiCollectives::exchange(const MpiOperation& o) {
           const std::int64_t count = all.size();
           std::memcpy(boxes_.for_rank(r), &count, sizeof count);
           if (!pack(o, o.from, where, boxes_.for_rank(r) + count_bytes)) return false;
-          each_[static_cast<std::size_t>(r)] =
-              count_bytes + static_cast<std::size_t>(where.size()) * size_of(o.comm_dtype);
+          each_[r] = count_bytes + static_cast<std::size_t>(where.size()) * size_of(o.comm_dtype);
         }
         boxes_.post(0, each_);
         return true;
       },
       [&](std::int64_t k) {
         for (int r = 0; r < size_; ++r) {
-          if (r == rank_ || k >= rounds_[static_cast<std::size_t>(r)]) continue;
+          if (r == rank_ || k >= rounds_[r]) continue;
           const Part all = part(o.to_counts, r);
           std::int64_t count = 0;
           std::memcpy(&count, boxes_.from_rank(r), sizeof count);
@@ -482,8 +478,8 @@ bool MpiCollectives::exchange(const MpiOperation& o) {
 bool MpiCollectives::run_rounds(std::int64_t rounds, std::int64_t ahead, const Step& fill,
                                 const Step& take) {
   label_.rounds = static_cast<std::uint64_t>(rounds);
-  rounds_.assign(static_cast<std::size_t>(size_), rounds);
-  each_.assign(static_cast<std::size_t>(size_), 0);
+  rounds_.assign(size_, rounds);
+  each_.assign(size_, 0);
   std::int64_t filled = 0, taken = 0, last = rounds;
   while (filled < rounds || taken < last) {
     if (stop_) return false;
@@ -503,7 +499,7 @@ bool MpiCollectives::run_rounds(std::int64_t rounds, std::int64_t ahead, const S
       last = *std::max_element(rounds_.begin(), rounds_.end());
       if (!take(taken)) return false;
       for (int r = 0; r < size_; ++r)
-        if (r != rank_ && taken < rounds_[static_cast<std::size_t>(r)]) boxes_.release(r);
+        if (r != rank_ && taken < rounds_[r]) boxes_.release(r);
       ++taken;
       moved = true;
     }
@@ -517,7 +513,7 @@ bool MpiCollectives::run_rounds(std::int64_t rounds, std::int64_t ahead, const S
 
 bool MpiCollectives::all_here(std::int64_t round) {
   for (int r = 0; r < size_; ++r) {
-    auto& rounds = rounds_[static_cast<std::size_t>(r)];
+    auto& rounds = rounds_[r];
     if (r == rank_ || (round > 0 && round >= rounds)) continue;
     if (!boxes_.arrived(r)) return false;
     compare(r);
@@ -565,15 +561,14 @@ bool MpiCollectives::add(const MpiOperation& o, Part where, bool rounded, TermOf
   if (sum == nullptr) return false;
   const auto width = static_cast<std::int64_t>(size_of(o.to.dtype()));
   const auto comm_dtype = static_cast<std::int64_t>(size_of(o.comm_dtype));
-  terms_.resize(static_cast<std::size_t>(size_));
+  terms_.resize(size_);
   for (std::int64_t first = 0; first < where.size(); first += sum_block) {
     const std::int64_t count = std::min(sum_block, where.size() - first);
     for (int r = 0; r < size_; ++r)
-      terms_[static_cast<std::size_t>(r)] =
-          r == rank_ ? own + first * width : term_of(r) + first * comm_dtype;
+      terms_[r] = r == rank_ ? own + first * width : term_of(r) + first * comm_dtype;
     if (o.comm_dtype != o.to.dtype()) {
       ops::convert_range(own + first * width, o.to.dtype(), rounded_.data(), o.comm_dtype, count);
-      terms_[static_cast<std::size_t>(rank_)] = rounded_.data();
+      terms_[rank_] = rounded_.data();
     }
     ops::sum_terms(terms_.data(), size_, o.comm_dtype, count, sum + first * width, rounded);
   }

@@ -115,7 +115,7 @@ class Mailboxes {
   std::chrono::microseconds pause_{5};
 };
 
-// The collectives of the MPI communicator: who puts what into which box . The rank
+// The collectives of the MPI communicator: who puts what into which box. The rank
 // that owns a part sums it, in the order of ranks, so that the bits do not depend on the order in
 // which boxes arrive.
 

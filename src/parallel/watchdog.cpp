@@ -393,7 +393,7 @@ Watchdog::Watchdog(MPI_Comm world, double timeout_seconds, Look look, Stop stop)
   } own;
   MPI_Comm_rank(MPI_COMM_WORLD, &own.rank);
   host_name().copy(own.host.data(), own.host.size() - 1);
-  std::vector<Name> all(static_cast<std::size_t>(size_));
+  std::vector<Name> all(size_);
   MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, comm_);
   for (const Name& n : all) names_.push_back({n.rank, n.host.data()});
   thread_ = std::thread([this] { run(); });
@@ -537,7 +537,7 @@ void Watchdog::serve() {
     if (!there) break;
     int bytes = 0;
     MPI_Get_count(&status, MPI_CHAR, &bytes);
-    std::vector<char> text(static_cast<std::size_t>(bytes));
+    std::vector<char> text(bytes);
     MPI_Recv(text.data(), bytes, MPI_CHAR, status.MPI_SOURCE, status.MPI_TAG, comm_,
              MPI_STATUS_IGNORE);
     receive(status.MPI_SOURCE, status.MPI_TAG, std::move(text));
@@ -559,7 +559,7 @@ void Watchdog::receive(int source, int tag, std::vector<char> bytes) {
       break;
     case tag_answer:
       if (!answers_.empty())  // an answer to an earlier question is as good
-        answers_[static_cast<std::size_t>(source)] = RankState::from_bytes(bytes);
+        answers_[source] = RankState::from_bytes(bytes);
       break;
     case tag_verdict: {
       const auto cut = std::find(bytes.begin(), bytes.end(), '\0');
@@ -638,7 +638,7 @@ void Watchdog::report(const std::string& complaint) {
 // the first rank to receive it ends the job.
 void Watchdog::collect(const std::string& complaint) {
   answers_.assign(names_.size(), {});
-  answers_[static_cast<std::size_t>(rank_)] = state();
+  answers_[rank_] = state();
   for (int r = 0; r < size_; ++r)
     if (r != rank_) send(r, tag_question, {});
   serve_until(

@@ -2,6 +2,12 @@
 
 #include <cublasLt.h>
 #include <cuda_runtime.h>
+#if __has_include(<nccl.h>)
+#include <nccl.h>
+#endif
+#ifdef WEFT_CUDNN
+#include <cudnn.h>
+#endif
 
 #include <algorithm>
 #include <array>
@@ -11,6 +17,7 @@
 #include <mutex>
 #include <vector>
 
+#include "core/error.h"
 #include "core/host.h"
 
 namespace weft {
@@ -342,20 +349,6 @@ VisibleGpus cuda_visible_gpus() {
 std::unique_ptr<DeviceRuntime> make_cuda_runtime(int index) {
   return std::make_unique<CudaRuntime>(index);
 }
-
-}  // namespace weft
-
-#if __has_include(<nccl.h>)
-#include <nccl.h>
-#endif
-#ifdef WEFT_CUDNN
-#include <cudnn.h>
-#endif
-
-#include "core/error.h"
-#include "tensor/device.h"
-
-namespace weft {
 
 // The part of the inventory that only a program with the CUDA side can tell.
 namespace {

@@ -19,7 +19,7 @@ class CostTable {
   explicit CostTable(std::vector<Planned> buckets);
 
   // For placing a micro-batch of `bucket`, in the planner's unit.
-  double cost(int bucket) const { return planned_[static_cast<std::size_t>(bucket)].cost; }
+  double cost(int bucket) const { return planned_[bucket].cost; }
   // The seconds it takes, from the last exchange between the ranks; before the first one, the
   // planner's cost. A bucket without measurements is scaled by the measured buckets' seconds per
   // unit of cost.

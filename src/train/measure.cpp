@@ -52,7 +52,7 @@ MeasuredTimes time_micro_batch(TrainingTask& task, const Bucket& bucket, std::in
     batch.what.clips.push_back(i);
     batch.what.samples.push_back(i);
   }
-  batch.info.resize(static_cast<std::size_t>(clips));
+  batch.info.resize(clips);
   const Tensor bytes =
       Tensor::persistent({clips * static_cast<std::int64_t>(bucket.clip_bytes())}, DType::u8);
   const auto arena =

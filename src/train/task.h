@@ -34,7 +34,7 @@ struct TrainingWork {
   // Parts run one after the other, each with a backward of its own, so they need the memory of one.
   // Uses of parameters (nn/parameters.h) are counted in the last part only.
   std::vector<Part> parts;
-  // What the work depends on besides the bucket (train/step_device.h), the weight too unless it is
+  // What the work depends on besides the bucket (train/step_work.h), the weight too unless it is
   // read from memory; empty: never recorded.
   std::string key;
 };
@@ -97,7 +97,7 @@ class TrainingTask {
     return 1;
   }
 
-  // `bytes` u8 holds the clips on this rank's device (train/step_device.h); each clip's loss counts
+  // `bytes` u8 holds the clips on this rank's device (train/step_work.h); each clip's loss counts
   // `weight` times. Everything random is a function of (seed, step, sample id). While planning,
   // `clips` holds nothing but its number of clips and `bytes` is undefined.
   virtual TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,

@@ -172,10 +172,10 @@ class Options(WeftTest):
         # A checkpoint every five steps, and none of the spike's own step.
         rising = ("train.steps=250", "train.lr=4", "train.warmup_steps=2000", "train.grad_clip=0")
         told = self.train("warned", *rising).err
-        self.assertRegex(told, r"WARN: step \d+: the (loss|gradient norm) leaps to .* samples [\d ]+\)")
-        self.assertNotIn("leaps", self.train("ignored", *rising, "train.loss_spike=ignore").err)
+        self.assertRegex(told, r"WARN: step \d+: (loss|gradient norm) spike: .* samples [\d ]+\)")
+        self.assertNotIn(" spike: ", self.train("ignored", *rising, "train.loss_spike=ignore").err)
         job = self.train("stopped", *rising, "train.loss_spike=stop", expect=None)
-        self.refused(job, 5, "leaps to", "samples")
+        self.refused(job, 5, " spike: ", "samples")
         spike = int(re.search(r"ERROR: step (\d+):", job.err).group(1))
         newest = (self.dir / "stopped" / "latest").resolve().name
         self.assertEqual(newest, f"step_{(spike - 1) // 5 * 5}")

@@ -20,7 +20,7 @@
 #include "ops/pointwise.h"
 #include "tensor/device.h"
 #include "tensor/tensor.h"
-#include "train/step_device.h"
+#include "train/step_work.h"
 
 namespace weft {
 namespace {

@@ -16,7 +16,7 @@ struct TrainingBatch {
   Stdit3Input in;  // all but x
 };
 
-// `bytes` u8 holds the clips on this rank's device (train/step_device.h). Captions come with the
+// `bytes` u8 holds the clips on this rank's device (train/step_work.h). Captions come with the
 // clips if their bucket has text features, or from `features` if the deck names any, else every
 // caption is the null caption. While planning, `clips` holds nothing but its number of clips,
 // `bytes` is undefined and `features` is not asked.
