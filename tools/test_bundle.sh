@@ -56,7 +56,7 @@ ls out/sample_0000.mp4 out/sample_0001.png
 step "goes on from its checkpoint through a link"
 ln -sf "$bundle/bin/weft" weft
 quiet "$bundle/bin/mpirun" --oversubscribe -n 2 ./weft train "$bundle/inputs/smoke.toml" train.steps=22
-grep 'going on from' err
+grep 'resuming from' err
 if "$bundle/bin/weft" doctor --help >/dev/null 2>&1; then
   step "doctor"
   quiet "$bundle/bin/mpirun" --oversubscribe -n 2 weft doctor | tail -n 12

@@ -15,7 +15,7 @@ void run_rows(Rows& r, RunDeck& d) {
   r.text("dir", d.dir, "Directory of the run: checkpoints, metrics, samples, report.");
   r.number("seed", d.seed, 0, many, "Seed of every random number of the run.").fixed = true;
   r.flag("resume", d.resume,
-         "Go on from the run's newest checkpoint if there is one; false starts anew.");
+         "Resume from the run's newest checkpoint if there is one; false starts a new run.");
   r.number(
       "threads", d.threads, 0, 4096,
       "Processor threads a rank uses; 0: OMP_NUM_THREADS, or else its share of the host's cores.");
@@ -116,7 +116,8 @@ void model_rows(Rows& r, ModelDeck& d) {
 void model_rows_behind(Rows& r, ModelDeck& d) {
   r.text("dtype", d.dtype, "Number format of weights and activations.", {"f32", "bf16"});
   r.number("recompute", d.recompute, 0, 1,
-           "Share of the blocks whose activations are computed again instead of kept.")
+           "Share of the blocks whose activations are recomputed instead of kept (gradient "
+           "checkpointing).")
       .fixed = false;
   r.text("weights", d.weights,
          "Safetensors file with weights to start from; empty draws them at random.");
@@ -136,7 +137,7 @@ void train_rows(Rows& r, TrainDeck& d) {
          "Clips in a micro-batch of some buckets, as NAME=CLIPS; NAME is a bucket's name or its "
          "beginning, up to a dash. The others take batch_size.");
   r.number("micro_batches", d.micro_batches, 1, 1e6,
-           "Micro-batches in a step, shared out over the ranks.");
+           "Micro-batches in a step (gradient accumulation), distributed over the ranks.");
   r.text("optimizer", d.optimizer,
          "auto is what the model was released with: SGD for segmentation and text detection, else "
          "AdamW. -1 in the keys below is likewise the model's own.",
@@ -170,12 +171,11 @@ void train_rows(Rows& r, TrainDeck& d) {
       .fixed = false;
   r.number("log_every", d.log_every, 1, many, "Steps between two lines of the log.").fixed = false;
   r.text("loss_spike", d.loss_spike,
-         "What a loss or a gradient norm does that leaps far above those of the last 64 steps: a "
-         "warning, the end of the job (exit code 5) with the checkpoint from before it, or "
-         "nothing.",
+         "What to do when a loss or a gradient norm far exceeds those of the last 64 steps: warn, "
+         "end the job (exit code 5) with the checkpoint from before it, or ignore it.",
          {"warn", "stop", "ignore"});
   r.number("spike_deviations", d.spike_deviations, 1, 1e6,
-           "How far above the median of the last steps a leap is, in robust standard deviations.");
+           "How far above the median of the last steps a spike is, in robust standard deviations.");
 }
 
 void parallel_rows(Rows& r, ParallelDeck& d) {

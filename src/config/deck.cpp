@@ -186,7 +186,7 @@ class Assign {
     if (fraction != nullptr && std::abs(fraction->get()) < 1e15 &&
         fraction->get() == std::trunc(fraction->get()))
       hint = fmt::format("write {} without a point or exponent", std::int64_t(fraction->get()));
-    refuse(fmt::format("{}{} wants {}, not {}", origin_.at(node.source()), option_.key,
+    refuse(fmt::format("{}{}: expected {}, got {}", origin_.at(node.source()), option_.key,
                        expected(option_), shown(node)),
            hint);
   }
@@ -240,8 +240,8 @@ void apply(const toml::table& root, const std::vector<Option>& table, const Orig
     const bool is_section = std::find(known.begin(), known.end(), section) != known.end();
     if (section == retired_table && node.is_table()) {
       if (log::rank() == 0)
-        log::warn("{}[{}] is not read any more: `weft generate` makes clips, by [generate]",
-                  origin.at(node.source()), section);
+        log::warn("{}[{}] is obsolete and ignored; use [generate]", origin.at(node.source()),
+                  section);
       continue;
     }
     if (!is_section && node.is_table()) {
@@ -284,9 +284,10 @@ toml::table parse_value(const std::string& text, const Option& option, const Ori
     if (parsed.size() == 1) return parsed;
   } catch (const toml::parse_error&) {
   }
-  refuse(fmt::format("{}: {} wants {}, not '{}'", origin.name, option.key, expected(option), text),
-         texts ? "put quotes around each text of the list, and the whole in single quotes"
-               : "weft help deck shows every key with its type");
+  refuse(
+      fmt::format("{}: {}: expected {}, got '{}'", origin.name, option.key, expected(option), text),
+      texts ? "put quotes around each text of the list, and the whole in single quotes"
+            : "weft help deck shows every key with its type");
 }
 
 // "train.lr=2e-4" of the command line.
@@ -404,7 +405,7 @@ Deck load_deck(const std::filesystem::path& path, const std::vector<std::string>
   WEFT_CHECK(std::filesystem::is_regular_file(path, ec), Exit::usage, hint, "deck {} is not a file",
              path.string());
   WEFT_CHECK(std::filesystem::file_size(path, ec) <= (1u << 20) && !ec, Exit::usage, hint,
-             "deck {} is larger than 1 MiB: it is no deck", path.string());
+             "deck {} exceeds the 1 MiB limit of a deck", path.string());
   std::ifstream in(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(in), {}};
   WEFT_CHECK(in.good() || in.eof(), Exit::usage, "check its permissions", "cannot read deck {}",

@@ -31,10 +31,10 @@ struct Signal {
   const char* name;
   const char* meaning;
 };
-constexpr std::array<Signal, 5> signals{{{SIGSEGV, "SIGSEGV", "memory that is not there"},
+constexpr std::array<Signal, 5> signals{{{SIGSEGV, "SIGSEGV", "invalid memory access"},
                                          {SIGBUS, "SIGBUS", "memory whose file or page is gone"},
                                          {SIGFPE, "SIGFPE", "arithmetic"},
-                                         {SIGILL, "SIGILL", "an instruction that is not there"},
+                                         {SIGILL, "SIGILL", "illegal instruction"},
                                          {SIGABRT, "SIGABRT", "abort()"}}};
 
 std::atomic<const char*> what_at = nullptr, name_at = nullptr;
@@ -122,7 +122,7 @@ void say(int number) {
     if (s.number == number) {
       line.add(s.name);
       line.add(" (");
-      line.add(uncaught[0] != '\0' ? "an exception that nobody caught" : s.meaning);
+      line.add(uncaught[0] != '\0' ? "uncaught exception" : s.meaning);
       line.add(")");
     }
   line.add_place();
@@ -226,7 +226,7 @@ void end_within(unsigned seconds, Exit code) {
 void end_on_stop_signal(Exit code) {
   end_code = static_cast<int>(code);
   for (const int signal : stop_signals) std::signal(signal, [](int) { _exit(end_code); });
-  release_stop_signals();
+  unblock_stop_signals();
 }
 
 }  // namespace weft::crash

@@ -25,9 +25,9 @@ inline void mask_stop_signals(int how) {
   pthread_sigmask(how, &set, nullptr);
 }
 // Blocks them for this thread and those that it starts from now on.
-inline void hold_stop_signals() { mask_stop_signals(SIG_BLOCK); }
+inline void block_stop_signals() { mask_stop_signals(SIG_BLOCK); }
 // A pending signal is delivered at once.
-inline void release_stop_signals() { mask_stop_signals(SIG_UNBLOCK); }
+inline void unblock_stop_signals() { mask_stop_signals(SIG_UNBLOCK); }
 
 }  // namespace weft
 

@@ -21,7 +21,13 @@
 #include "core/json.h"
 #include "doctor/doctor.h"
 #include "ops/dispatch.h"
+#include "parallel/mpi.h"
 #include "tensor/device.h"
+
+extern "C" {
+#include <libavformat/avformat.h>
+#include <libavutil/avutil.h>
+}
 
 extern char** environ;
 
@@ -197,35 +203,18 @@ RankFacts rank_facts(MPI_Comm world) {
 }
 
 std::vector<RankFacts> gather_facts(const RankFacts& mine, MPI_Comm world) {
-  int rank = 0, size = 1;
+  int rank = 0;
   MPI_Comm_rank(world, &rank);
-  MPI_Comm_size(world, &size);
   // Names and environment values may hold any bytes, and dump() would throw on invalid UTF-8.
   const std::string text =
       nlohmann::json(mine).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  const int bytes = static_cast<int>(text.size());
-  std::vector<int> sizes(size), offsets(sizes.size() + 1, 0);
-  MPI_Gather(&bytes, 1, MPI_INT, sizes.data(), 1, MPI_INT, 0, world);
-  for (std::size_t i = 0; i < sizes.size(); ++i) offsets[i + 1] = offsets[i] + sizes[i];
-  std::string all(static_cast<std::size_t>(offsets.back()), ' ');
-  MPI_Gatherv(text.data(), bytes, MPI_CHAR, all.data(), sizes.data(), offsets.data(), MPI_CHAR, 0,
-              world);
   std::vector<RankFacts> facts;
-  for (std::size_t i = 0; rank == 0 && i < sizes.size(); ++i)
-    facts.push_back(parse_json(all.substr(static_cast<std::size_t>(offsets[i]),
-                                          static_cast<std::size_t>(sizes[i])))
-                        .get<RankFacts>());
+  for (const std::string& of_rank : texts_of_ranks(text, world))
+    if (rank == 0) facts.push_back(parse_json(of_rank).get<RankFacts>());
   return facts;
 }
 
-}  // namespace weft
-
-extern "C" {
-#include <libavformat/avformat.h>
-#include <libavutil/avutil.h>
-}
-
-namespace weft {
+// Versions of the libraries.
 namespace {
 
 // mpi.h of the MPIs that people use; others do not say.

@@ -1,5 +1,5 @@
-// Small helpers over MPI: broadcasting values whose number one rank knows, and waiting without
-// spinning on a core that others need.
+// Small helpers over MPI: broadcasting values whose number one rank knows, texts of all ranks, and
+// waiting without spinning on a core that others need.
 #pragma once
 
 #include <mpi.h>
@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <string>
 #include <thread>
 #include <type_traits>
+#include <vector>
 
 namespace weft {
 
@@ -27,6 +29,22 @@ void broadcast_sized(Values& values, MPI_Comm comm, int root = 0) {
   for (std::uint64_t at = 0; at < bytes; at += longest_call)
     MPI_Bcast(data + at, static_cast<int>(std::min(longest_call, bytes - at)), MPI_BYTE, root,
               comm);
+}
+
+// Collective. The texts of all ranks, in order, on every rank.
+inline std::vector<std::string> texts_of_ranks(const std::string& mine, MPI_Comm comm) {
+  int ranks = 1;
+  MPI_Comm_size(comm, &ranks);
+  const int length = static_cast<int>(mine.size());
+  std::vector<int> lengths(ranks), starts(ranks + 1, 0);
+  MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, comm);
+  for (int r = 0; r < ranks; ++r) starts[r + 1] = starts[r] + lengths[r];
+  std::string all(starts.back(), '\0');
+  MPI_Allgatherv(mine.data(), length, MPI_CHAR, all.data(), lengths.data(), starts.data(), MPI_CHAR,
+                 comm);
+  std::vector<std::string> texts;
+  for (int r = 0; r < ranks; ++r) texts.push_back(all.substr(starts[r], lengths[r]));
+  return texts;
 }
 
 // Waits for the request asleep, at first for 20 microseconds at a time, later for up to

@@ -296,8 +296,8 @@ std::map<std::string, std::string> cuda_library_versions() {
   std::map<std::string, std::string> versions;
   if (&add_cuda_versions == nullptr) return versions;
   add_cuda_versions(versions);
-  // cuBLASLt is linked; NCCL is linked or left out; weft does not use cuDNN yet, but a job that
-  // mixes several versions is suspicious.
+  // cuBLASLt is linked, NCCL linked or left out, cuDNN loaded with the first convolution: here, so
+  // that ranks with different versions are noticed before.
   if (const auto f = optional_function<std::size_t()>({}, "cublasLtGetVersion")) {
     const std::size_t v = f();
     versions["cuBLASLt"] = fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);

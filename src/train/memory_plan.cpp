@@ -112,8 +112,8 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
       const bool first_without = largest[i] == 0 && std::count(&largest[0], &largest[i], 0) == 0;
       if (refusal.empty() || first_without)
         refusal = fmt::format(
-            "a micro-batch of {} of bucket {} needs {} of activations{}, beside gaps between "
-            "tensors; a rank has {} for them",
+            "a micro-batch of {} of bucket {} needs {} of activations{}, excluding "
+            "fragmentation; a rank has {} for them",
             counted(batch, "clip"), bucket.name, size_text(static_cast<double>(bytes(batch, most))),
             blocks > 0 ? " even if every block is recomputed" : "",
             size_text(static_cast<double>(usable)));

@@ -3,7 +3,6 @@
 #include "train/trainer.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -18,6 +17,7 @@
 #include "core/trace.h"
 #include "ops/matmul.h"
 #include "ops/optimizer.h"
+#include "parallel/mpi.h"
 #include "tensor/device.h"
 #include "train/metrics/run_facts.h"
 
@@ -33,22 +33,8 @@ void warn_of_changes(const Checkpoint& checkpoint, const Deck& deck) {
   for (Deck* d : {&before, &now}) d->train = optimizer_of(d->train, "adamw", 0, 0, 1);
   const std::vector<std::string> keys = changed_keys(before, now, true);
   if (!keys.empty())
-    log::warn("the run goes on under a changed deck: {} differ from those of {}",
-              fmt::join(keys, ", "), checkpoint.dir().string());
-}
-
-std::vector<std::string> host_names(MPI_Comm world) {
-  using Name = std::array<char, 64>;
-  Name mine{};
-  host_name().copy(mine.data(), mine.size() - 1);
-  int size = 1;
-  MPI_Comm_size(world, &size);
-  std::vector<Name> all(size);
-  MPI_Allgather(mine.data(), static_cast<int>(mine.size()), MPI_CHAR, all.data(),
-                static_cast<int>(mine.size()), MPI_CHAR, world);
-  std::vector<std::string> names;
-  for (const Name& n : all) names.emplace_back(n.data());
-  return names;
+    log::warn("resuming with a changed deck: {} differ from those of {}", fmt::join(keys, ", "),
+              checkpoint.dir().string());
 }
 
 // The least of all ranks' values, on every rank.
@@ -72,20 +58,6 @@ std::size_t least_state_bytes(const ParameterTable& table, bool bf16, bool squar
   return bytes;
 }
 
-// Texts of all ranks, in order, on every rank.
-std::string all_texts(const std::string& mine, MPI_Comm world) {
-  int size = 1;
-  MPI_Comm_size(world, &size);
-  int length = static_cast<int>(mine.size());
-  std::vector<int> lengths(size), starts(lengths.size(), 0);
-  MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, world);
-  for (std::size_t r = 1; r < lengths.size(); ++r) starts[r] = starts[r - 1] + lengths[r - 1];
-  std::string all(static_cast<std::size_t>(starts.back() + lengths.back()), '\0');
-  MPI_Allgatherv(mine.data(), length, MPI_CHAR, all.data(), lengths.data(), starts.data(), MPI_CHAR,
-                 world);
-  return all;
-}
-
 DeviceEvent mark() { return on_cuda() ? device_runtime().record(Stream::compute) : DeviceEvent(); }
 
 // A checksum of the list of samples, below 2^52 to be exact in a double.
@@ -106,7 +78,7 @@ Trainer::Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world)
       comm_(make_communicator(world)),
       threads_(set_threads(static_cast<int>(deck.run.threads), device_.host_ranks)),
       task_(make_task(deck_)),
-      review_(deck_, *task_, comm_->rank(), host_names(world)),
+      review_(deck_, *task_, comm_->rank(), texts_of_ranks(host_name(), world)),
       requests_(deck.run.dir, deck.run.stop_margin) {
   choose_groups();
   open_data();
@@ -220,7 +192,7 @@ void Trainer::load_state() {
   warn_of_changes(*checkpoint, deck_);
   if (first_rank()) warn_of_other_data(*checkpoint);
   started_from_ = checkpoint->dir().string();
-  log::info("going on from {} ({} of {} steps done)", started_from_, done_, deck_.train.steps);
+  log::info("resuming from {} ({} of {} steps done)", started_from_, done_, deck_.train.steps);
 }
 
 void Trainer::warn_of_other_data(const Checkpoint& checkpoint) const {
@@ -462,7 +434,7 @@ void Trainer::explain_non_finite(const IssuedStep& step) {
                            1.0f / static_cast<float>(step.metrics.samples.size()), params(),
                            *data_parallel_, *runner_, review_.rank_name(comm_->rank()));
   }
-  review_.throw_non_finite(step, all_texts(mine, world_));
+  review_.throw_non_finite(step, fmt::format("{}", fmt::join(texts_of_ranks(mine, world_), "")));
 }
 
 std::vector<StepMetrics> Trainer::finished(bool all) {

@@ -35,7 +35,7 @@ TEST(CrashDeathTest, AnExceptionThatNobodyCatchesIsNamed) {
         std::thread([] { throw std::runtime_error("no more clips"); }).join();
       },
       testing::KilledBySignal(SIGABRT),
-      "SIGABRT \\(an exception that nobody caught\\) in clip sample_3: no more clips\n");
+      "SIGABRT \\(uncaught exception\\) in clip sample_3: no more clips\n");
   EXPECT_EXIT(
       {
         watch();

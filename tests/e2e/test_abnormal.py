@@ -51,7 +51,7 @@ class Abnormal(WeftTest):
 
     def test_an_exception_that_a_thread_does_not_catch(self):
         job = self.training(THROWN)
-        self.told(job, SIGNALLED + 6, r"ended by SIGABRT \(an exception that nobody caught\)",
+        self.told(job, SIGNALLED + 6, r"ended by SIGABRT \(uncaught exception\)",
                   "in step 8: ordered by WEFT_FAULT")
         self.one_list_of_calls(job)
 

@@ -96,7 +96,7 @@ class Checkpoints(WeftTest):
                     shutil.copytree(self.dir / "run", self.dir / "start", symlinks=True)
                     job = self.train("start", "train.steps=6", ranks=0)
                     self.assertRegex(job.err, rf"WARN: checkpoint start/step_10 is not usable: .*{path.name}")
-                    self.assertIn("going on from start/step_5 ", job.err)
+                    self.assertIn("resuming from start/step_5 ", job.err)
                     fell_back += 1
                     shutil.rmtree(self.dir / "start")
             path.write_bytes(good)

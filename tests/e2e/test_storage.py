@@ -76,7 +76,7 @@ class Storage(WeftTest):
         # The last save is complete, and going on from it is exact.
         self.weft("inspect", "run/step_20", ranks=0)
         on = self.train("run", "train.steps=24", "train.checkpoint_every=0", *wide)
-        self.assertIn("going on from run/step_20", on.err)
+        self.assertIn("resuming from run/step_20", on.err)
         self.assert_same_run("whole", "run")
 
     def test_a_save_that_is_asked_for_waits_and_happens(self):

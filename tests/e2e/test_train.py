@@ -78,7 +78,7 @@ class Smoke(WeftTest):
         self.train("run", "train.steps=8")
         before = self.losses("run")
         job = self.train("run", "train.steps=8", "run.resume=false")
-        self.assertNotIn("going on from", job.err)
+        self.assertNotIn("resuming from", job.err)
         self.assertEqual(self.losses("run"), before)
 
     def test_a_finished_run_stays_finished(self):

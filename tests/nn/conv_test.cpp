@@ -116,7 +116,7 @@ TEST_F(NnConvTest, FrozenWeights) {
 }  // namespace
 
 // The pyramid's convolution against the plain way: resize, join and convolve in fp64.
-namespace {
+namespace pyramid {
 
 constexpr std::int64_t N = 2, H = 7, W = 10, C = 6, out = 5;
 const std::vector<Shape> level_shapes{
@@ -307,7 +307,7 @@ TEST_F(PyramidConvTest, PlannedPeakIsReal) {
   EXPECT_EQ(peak(*planning), peak(*real));
 }
 
-}  // namespace
+}  // namespace pyramid
 
 // Deformable convolution against torchvision's numbers, and its gradients against differences of
 // its own forward. The operations themselves are held to fp64 formulas by tests/ops/cases_test.cpp.
