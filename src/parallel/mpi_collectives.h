@@ -1,7 +1,16 @@
-// The MPI communicator's collectives (class MpiCollectives) and below them its data exchange
-// (class Mailboxes): boxes that each rank fills and all others read, in order.
-// Ranks on one host read each other's boxes in shared memory, with one copy in and one out, and
-// wake each other when they sleep; boxes go to the ranks of other hosts as messages.
+// The MPI communicator's collectives (class MpiCollectives) and below them its data exchange (class
+// Mailboxes): boxes that each rank fills and all others read, in order. Ranks on one host read each
+// other's boxes in shared memory, with one copy in and one out, and wake each other when they
+// sleep; boxes go to the ranks of other hosts as messages.
+//
+// Why not MPI's own non-blocking collectives, driven by the progress thread:
+//   order  MPI_Ireduce_scatter may add in any order, so sums would have to be made here anyway,
+//   from
+//          an all-to-all of pieces;
+//   sleep  they advance only inside MPI_Test, which would have to be called again and again on a
+//          core that computes; a futex sleeps until the other rank has posted;
+//   hangs  a request cannot be cancelled, and ranks in different collectives wait for each other in
+//          silence; the label at the head of a box tells at once.
 #pragma once
 
 #include <mpi.h>
