@@ -143,42 +143,6 @@ using Groups = std::vector<std::pair<std::string, std::vector<int>>>;
 Groups group_by(const std::vector<RankFacts>& ranks,
                 const std::function<std::string(const RankFacts&)>& value);
 
-}  // namespace weft
-
-// What the parts of the verdict share, for judge*.cpp alone.
-namespace weft::verdicts {
-
-using Ranks = std::vector<RankFacts>;
-using Findings = std::vector<Finding>;
-
-inline void ok(Findings& f, std::string what) {
-  f.push_back({Finding::Level::ok, std::move(what), "", Exit::done});
-}
-inline void warn(Findings& f, std::string what, std::string todo) {
-  f.push_back({Finding::Level::warn, std::move(what), std::move(todo), Exit::done});
-}
-inline void fail(Findings& f, std::string what, std::string todo, Exit code = Exit::usage) {
-  f.push_back({Finding::Level::fail, std::move(what), std::move(todo), code});
-}
-
-std::vector<int> ranks_with(const Ranks& ranks, const std::function<bool(const RankFacts&)>& is);
-
-// Ranks of each host, in order.
-std::map<std::string, std::vector<const RankFacts*>> by_host(const Ranks& ranks);
-
-// "1.10.8 on ranks 0,2-3; 1.12.0 on rank 1"
-std::string groups_text(const Groups& groups);
-
-// The parts on devices and measurements.
-void judge_gpus(const Ranks& ranks, Findings& out);
-void judge_operations(const Ranks& ranks, Findings& out);
-void judge_results(const Ranks& ranks, Findings& out);
-void judge_speed(const Ranks& ranks, Findings& out);
-
-}  // namespace weft::verdicts
-
-namespace weft {
-
 struct DoctorRequest {
   std::string
       deck;  // its data path is read and its device taken; empty: the working directory, any device

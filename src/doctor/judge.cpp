@@ -10,7 +10,20 @@
 #include "doctor/doctor.h"
 
 namespace weft {
-namespace verdicts {
+namespace {
+
+using Ranks = std::vector<RankFacts>;
+using Findings = std::vector<Finding>;
+
+void ok(Findings& f, std::string what) {
+  f.push_back({Finding::Level::ok, std::move(what), "", Exit::done});
+}
+void warn(Findings& f, std::string what, std::string todo) {
+  f.push_back({Finding::Level::warn, std::move(what), std::move(todo), Exit::done});
+}
+void fail(Findings& f, std::string what, std::string todo, Exit code = Exit::usage) {
+  f.push_back({Finding::Level::fail, std::move(what), std::move(todo), code});
+}
 
 std::vector<int> ranks_with(const Ranks& ranks, const std::function<bool(const RankFacts&)>& is) {
   std::vector<int> out;
@@ -19,12 +32,14 @@ std::vector<int> ranks_with(const Ranks& ranks, const std::function<bool(const R
   return out;
 }
 
+// Ranks of each host, in order.
 std::map<std::string, std::vector<const RankFacts*>> by_host(const Ranks& ranks) {
   std::map<std::string, std::vector<const RankFacts*>> hosts;
   for (const RankFacts& r : ranks) hosts[r.host].push_back(&r);
   return hosts;
 }
 
+// "1.10.8 on ranks 0,2-3; 1.12.0 on rank 1"
 std::string groups_text(const Groups& groups) {
   std::string text;
   for (const auto& [value, who] : groups)
@@ -32,12 +47,6 @@ std::string groups_text(const Groups& groups) {
                         ranks_text(who));
   return text;
 }
-
-}  // namespace verdicts
-
-namespace {
-
-using namespace verdicts;
 
 std::string get(const std::map<std::string, std::string>& m, const std::string& name) {
   const auto at = m.find(name);
@@ -282,60 +291,7 @@ void judge_memory(const Ranks& ranks, Findings& out) {
   if (out.size() == before) ok(out, "memory and limits suffice");
 }
 
-}  // namespace
-
-std::vector<Finding> judge(const Ranks& ranks) {
-  Findings out;
-  judge_versions(ranks, out);
-  judge_environment(ranks, out);
-  judge_launch(ranks, out);
-  judge_cores(ranks, out);
-  judge_memory(ranks, out);
-  judge_gpus(ranks, out);
-  judge_operations(ranks, out);
-  judge_results(ranks, out);
-  judge_speed(ranks, out);
-  return out;
-}
-
-Exit verdict(const Findings& findings) {
-  Exit code = Exit::done;
-  for (const Finding& f : findings) {
-    if (f.level != Finding::Level::fail) continue;
-    if (f.code == Exit::hardware) return Exit::hardware;
-    code = Exit::usage;
-  }
-  return code;
-}
-
-std::string ranks_text(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size();) {
-    std::size_t j = i;
-    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
-    text += fmt::format("{}{}", i == 0 ? "" : ",", ranks[i]);
-    if (j > i) text += fmt::format("-{}", ranks[j]);
-    i = j + 1;
-  }
-  return text;
-}
-
-Groups group_by(const Ranks& ranks, const std::function<std::string(const RankFacts&)>& value) {
-  std::map<std::string, std::vector<int>> found;
-  for (const RankFacts& r : ranks) found[value(r)].push_back(r.rank);
-  Groups groups(found.begin(), found.end());
-  std::stable_sort(groups.begin(), groups.end(),
-                   [](const auto& a, const auto& b) { return a.second.size() > b.second.size(); });
-  return groups;
-}
-
-}  // namespace weft
-
-namespace weft::verdicts {
-
 // The verdict on GPUs, known answers and speed.
-namespace {
-
 // A rank this much slower than the median holds all others up.
 constexpr double slow = 0.8;
 
@@ -402,8 +358,6 @@ void judge_one_gpu(const std::string& host, const GpuFacts& g,
            "bind ranks to cores, with all of the node's GPUs in sight: srun --cpu-bind=cores "
            "--gpu-bind=none, or mpirun --map-by numa --bind-to core");
 }
-
-}  // namespace
 
 void judge_gpus(const Ranks& ranks, Findings& out) {
   const std::size_t before = out.size();
@@ -530,4 +484,51 @@ void judge_speed(const Ranks& ranks, Findings& out) {
     ok(out, "no rank is 20 % slower than the median in anything that was measured");
 }
 
-}  // namespace weft::verdicts
+}  // namespace
+
+std::vector<Finding> judge(const Ranks& ranks) {
+  Findings out;
+  judge_versions(ranks, out);
+  judge_environment(ranks, out);
+  judge_launch(ranks, out);
+  judge_cores(ranks, out);
+  judge_memory(ranks, out);
+  judge_gpus(ranks, out);
+  judge_operations(ranks, out);
+  judge_results(ranks, out);
+  judge_speed(ranks, out);
+  return out;
+}
+
+Exit verdict(const Findings& findings) {
+  Exit code = Exit::done;
+  for (const Finding& f : findings) {
+    if (f.level != Finding::Level::fail) continue;
+    if (f.code == Exit::hardware) return Exit::hardware;
+    code = Exit::usage;
+  }
+  return code;
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t j = i;
+    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
+    text += fmt::format("{}{}", i == 0 ? "" : ",", ranks[i]);
+    if (j > i) text += fmt::format("-{}", ranks[j]);
+    i = j + 1;
+  }
+  return text;
+}
+
+Groups group_by(const Ranks& ranks, const std::function<std::string(const RankFacts&)>& value) {
+  std::map<std::string, std::vector<int>> found;
+  for (const RankFacts& r : ranks) found[value(r)].push_back(r.rank);
+  Groups groups(found.begin(), found.end());
+  std::stable_sort(groups.begin(), groups.end(),
+                   [](const auto& a, const auto& b) { return a.second.size() > b.second.size(); });
+  return groups;
+}
+
+}  // namespace weft

@@ -4,9 +4,8 @@
 // sleep; boxes go to the ranks of other hosts as messages.
 //
 // Why not MPI's own non-blocking collectives, driven by the progress thread:
-//   order  MPI_Ireduce_scatter may add in any order, so sums would have to be made here anyway,
-//   from
-//          an all-to-all of pieces;
+//   order  MPI_Ireduce_scatter may add in any order, so sums would have to be made here all the
+//          same, from an all-to-all of pieces;
 //   sleep  they advance only inside MPI_Test, which would have to be called again and again on a
 //          core that computes; a futex sleeps until the other rank has posted;
 //   hangs  a request cannot be cancelled, and ranks in different collectives wait for each other in
