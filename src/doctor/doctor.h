@@ -30,8 +30,7 @@ struct RankFacts {
   std::string host;
 
   std::string cpu;  // "Intel(R) Xeon(R) ..."
-  std::string
-      instructions;  // "AVX-512 with bf16", "AVX-512" or "AVX2": what this rank's operations use
+  std::string instructions;  // of this rank's operations: "AVX-512 with bf16", "AVX-512", "AVX2"
   std::vector<int> cores;  // that this rank may run on
   std::vector<int> numa;   // nodes of those cores
   int host_cores = 0;      // online
@@ -55,8 +54,8 @@ struct RankFacts {
   std::vector<GpuFacts> host_gpus;  // all GPUs of the host, taken while every rank holds its own
 
   std::map<std::string, double> measured;  // "memory copy GB/s" -> 11.2
-  std::map<std::string, std::int64_t>
-      wrong;  // "product f32" -> elements that are not the known answer
+  // "product f32" -> elements that are not the known answer
+  std::map<std::string, std::int64_t> wrong;
   // "layer norm" -> values that are further from the CPU side's than rounding explains
   std::map<std::string, std::int64_t> operations;
   std::string file;          // what was read: "clips.h5", "a temporary file in ."
@@ -144,8 +143,8 @@ Groups group_by(const std::vector<RankFacts>& ranks,
                 const std::function<std::string(const RankFacts&)>& value);
 
 struct DoctorRequest {
-  std::string
-      deck;  // its data path is read and its device taken; empty: the working directory, any device
+  // Its data path is read and its device taken; empty: the working directory, any device.
+  std::string deck;
   std::vector<std::string> overrides;
   std::string json;  // file for everything that was found; empty: none
 };

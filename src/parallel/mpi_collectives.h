@@ -175,8 +175,8 @@ struct MpiOperation {
   DType comm_dtype = DType::f32;  // type that is sent
   Tensor to = {}, from = {};      // from: for an all-to-all only; others work in place
   std::vector<std::int64_t> to_counts = {}, from_counts = {};
-  DeviceEvent written =
-      {};  // of device tensors: the compute stream has come to where it was issued
+  // Of device tensors: the compute stream has come to where the operation was issued.
+  DeviceEvent written = {};
 
   Watchdog::Collective record() const;
 };
