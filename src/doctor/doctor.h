@@ -29,11 +29,11 @@ struct RankFacts {
   int rank = 0, host_rank = 0, host_ranks = 1, pid = 0;
   std::string host;
 
-  std::string cpu;  // "Intel(R) Xeon(R) ..."
+  std::string cpu;           // "Intel(R) Xeon(R) ..."
   std::string instructions;  // of this rank's operations: "AVX-512 with bf16", "AVX-512", "AVX2"
-  std::vector<int> cores;  // that this rank may run on
-  std::vector<int> numa;   // nodes of those cores
-  int host_cores = 0;      // online
+  std::vector<int> cores;    // that this rank may run on
+  std::vector<int> numa;     // nodes of those cores
+  int host_cores = 0;        // online
   int host_numa_nodes = 1;
   int threads = 1;         // that weft computes with here
   double quota_cores = 0;  // processor time that the control group grants; 0: no limit
