@@ -9,7 +9,7 @@ if ! command -v clang++ >/dev/null; then
   fi
 fi
 if ! command -v clang++ >/dev/null; then
-  echo "fuzz: clang++ is missing. HINT: apt-get install clang, or load a module of LLVM; make test runs the same targets" \
+  echo "fuzz: clang++ is missing. HINT: apt-get install clang, or load a module of LLVM; make test-all runs the same targets" \
     "without it, for seconds" >&2
   exit 1
 fi
@@ -27,7 +27,7 @@ fuzz() {  # one target; 0 unless it found something
   local name=$1 dictionary=()
   [ ! -f "tests/fuzz/corpus/$name.dict" ] || dictionary=("-dict=tests/fuzz/corpus/$name.dict")
   mkdir -p "build/fuzz/corpus/$name"
-  if ! "build/fuzz/fuzz_$name" "build/fuzz/corpus/$name" "tests/fuzz/corpus/$name" "${dictionary[@]}" \
+  if ! WEFT_FUZZ_TARGET=$name build/fuzz/weft_fuzz "build/fuzz/corpus/$name" "tests/fuzz/corpus/$name" "${dictionary[@]}" \
     -max_total_time="$seconds" -timeout=10 -rss_limit_mb=1024 -max_len=4096 -print_final_stats=1 \
     -artifact_prefix="build/fuzz/findings/$name-" >"build/fuzz/$name.log" 2>&1; then
     echo "fuzz: $name: FOUND: $(grep -m 1 -E 'ERROR|runtime error|^fuzz:' "build/fuzz/$name.log" || true)"
