@@ -272,42 +272,10 @@ TEST(Warp, FunctionsFollowTheirDefinition) {
   }
 }
 
-__global__ void atomics(int* i, float* f, unsigned long long* u) {
-  atomicAdd(i, 2);
-  atomicMax(i + 1, static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x));
-  atomicMin(i + 2, -static_cast<int>(threadIdx.x));
-  atomicAdd(f, 0.5f);
-  unsigned long long seen = *u;
-  for (unsigned long long expected = seen + 1; expected != seen;) {
-    expected = seen;
-    seen = atomicCAS(u, expected, expected + 3);
-  }
-}
-
-TEST(Atomics, AddUp) {
-  const Stream stream;
-  const Array<int> i(std::vector<int>{0, 0, 0});
-  const Array<float> f(std::vector<float>{0});
-  const Array<unsigned long long> u(std::vector<unsigned long long>{1});
-  EXPECT_CUDA(start(stream, atomics, 7, 100, 0, i.get(), f.get(), u.get()));
-  EXPECT_EQ(i.read(), (std::vector<int>{1400, 699, -99}));
-  EXPECT_EQ(f.read()[0], 350.0f);
-  EXPECT_EQ(u.read()[0], 2101u);
-}
-
 __global__ void where_am_i(int* out) {
   const unsigned t = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
   const unsigned b = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   out[b * blockDim.x * blockDim.y * blockDim.z + t] = static_cast<int>(1000 * b + t);
-}
-
-TEST(Launch, EveryThreadOfEveryBlockRunsOnce) {
-  const Stream stream;
-  const Array<int> out(30 * 24);
-  EXPECT_CUDA(start(stream, where_am_i, dim3(2, 3, 5), dim3(4, 3, 2), 0, out.get()));
-  const std::vector<int> got = out.read();
-  for (std::size_t i = 0; i < got.size(); ++i)
-    EXPECT_EQ(got[i], static_cast<int>(1000 * (i / 24) + i % 24));
 }
 
 TEST(Launch, LimitsAreChecked) {
