@@ -1,6 +1,6 @@
 """Flipped bits in what weft writes: weights, text features, a run's files. Each is named, or changes nothing.
 
-WEFT_FLIPS=1000 for more of them than the usual number. Clips, stores, metrics and manifests: tests/infer, tests/data, tests/observe.
+WEFT_FLIPS=1000 for more of them than the usual number. Stores: tests/data; checkpoints: tests/checkpoint, test_bad_input.py.
 """
 
 import json

@@ -5,7 +5,6 @@ import math
 import os
 import re
 import shutil
-import signal
 import struct
 import subprocess
 import time
@@ -99,20 +98,6 @@ class Encode(harness.WeftTest):
         less = self.encode("less.h5", "vae.weights=random:1", data, f"memory.arena_gib={planned * 0.8 / 1024}", ranks=1)
         self.assertRegex(less.err, r"VAE micro-batch reduced to [123] frames? \(asked: 4\) to fit")
 
-    def test_killed_it_resumes(self):
-        self.ingest(seconds=30, frames=3)
-        self.encode("one.h5", "vae.weights=random:1", ranks=1)
-        parts = self.dir / "two.h5.parts"
-        job = self.start("encode", "deck.toml", "data.path=clips.h5", "encode.output=two.h5", "encode.text=false",
-                         "vae.weights=random:1", ranks=3)
-        while job.process.poll() is None and self.made(parts) < 4:
-            time.sleep(0.002)
-        job.kill()
-        job.wait()
-        self.encode("two.h5", "vae.weights=random:1")
-        self.assertEqual((self.dir / "two.h5").read_bytes(), (self.dir / "one.h5").read_bytes())
-        self.assertFalse(parts.exists())
-
     def test_a_clip_that_fails_leaves_the_others(self):
         """One clip's pixels are damaged: it is named, the others are made, and alone it is made when it is whole again."""
         self.ingest(seconds=30, frames=3)
@@ -143,23 +128,6 @@ class Encode(harness.WeftTest):
         again = self.encode("two.h5", "vae.weights=random:1")
         self.assertIn(f"1 made, {report['made']} finished before", again.err)
         self.assertEqual((self.dir / "two.h5").read_bytes(), (self.dir / "one.h5").read_bytes())
-
-    def test_a_stop_of_one_rank_stops_all(self):
-        many = ("vae.weights=random:1", "data.path=synthetic:clips=100000,frames=3,height=32,width=32")  # more than are made
-        for ask in ("signal", "file"):
-            parts = self.dir / f"{ask}.h5.parts"
-            job = self.start("encode", "deck.toml", f"encode.output={ask}.h5", "encode.text=false", *many, ranks=2)
-            while job.process.poll() is None and self.made(parts) < 2:
-                time.sleep(0.002)
-            if ask == "signal":
-                os.kill(job.ranks()[1], signal.SIGUSR1)
-            else:
-                (parts / "stop").touch()
-            self.assertEqual(job.wait(), 75, job.err_so_far())
-            self.assertIn("stopped on request", job.err)
-            self.assertEqual((parts / "stopped").exists(), ask == "file")
-            made = len((parts / "encoded.jsonl").read_text().splitlines())
-            self.assertIn(f"clips     {made} made, 0 finished before, 0 failed, of 100000", job.err)
 
     def test_captions_and_measured_constants(self):
         tiny_models.write_t5(self.dir / "t5")
@@ -223,7 +191,7 @@ class Encode(harness.WeftTest):
         self.train("half", "data.path=half.h5", *common)
         self.assert_close(self.losses("half"), self.losses("online"), 1e-2)
         self.encode("drawn.h5", vae, "encode.latents=sampled")
-        self.train("drawn", "data.path=drawn.h5", *common)
+        self.train("drawn", "data.path=drawn.h5", *common, "train.steps=1")
 
         # The released constants are not this VAE's: what was measured goes along where the store is named.
         self.assertIn("WARN: scale and shift are those of the released VAE",

@@ -69,8 +69,7 @@ class Generate(WeftTest):
         self.generate(*loops, "generate.output=null", text=False, prompts=prompts)
         self.assertTrue(all(one[name] != other for name, other in self.pixels("null").items()))
         self.generate(*loops, "generate.output=out2", ranks=2, prompts=prompts)
-        self.generate(*loops, "generate.output=out3", "generate.share_out=false", ranks=3,
-                      prompts=prompts)
+        self.generate(*loops, "generate.output=out3", "generate.share_out=false", ranks=3, prompts=prompts)
         self.generate(*loops, "generate.output=sp", "parallel.sp=2", "generate.tensors=true", ranks=2,
                       prompts=prompts)
         for output in ("out2", "out3"):
@@ -183,10 +182,7 @@ class Generate(WeftTest):
         for ask in ("signal", "file"):
             output = f"generate.output={ask}"
             job = self.start("generate", "deck.toml", *self.options(*slow, output, text=False), ranks=2)
-            until = time.monotonic() + 60
-            while not any((self.dir / ask).glob("sample_*.png")) and time.monotonic() < until and job.process.poll() is None:
-                time.sleep(0.005)
-            self.assertTrue(any((self.dir / ask).glob("sample_*.png")), job.err_so_far())
+            self.until(job, lambda: any((self.dir / ask).glob("sample_*.png")))
             if ask == "signal":
                 os.kill(job.ranks()[1], signal.SIGUSR1)
             else:
@@ -204,7 +200,7 @@ class Generate(WeftTest):
         self.assertIn("broken.png", job.err)
         self.assertEqual(sorted(self.clips()), ["sample_0000", "sample_0002"])
         # The same where groups of ranks share a clip: each group goes on in step.
-        self.generate("generate.output=sp", "parallel.sp=2", ranks=4, expect=3, prompts=prompts)
+        self.generate("generate.output=sp", "parallel.sp=2", ranks=2, expect=3, prompts=prompts)
         self.assertEqual(sorted(self.clips("sp")), ["sample_0000", "sample_0002"])
         # With a picture in its place only that clip is made. It begins with the picture: its latent is not noise.
         os.replace(self.dir / "out" / "sample_0000.png", self.dir / "broken.png")
@@ -308,7 +304,7 @@ class Generate(WeftTest):
         refused(2, "cannot be the name of a file: it is too long",
                 overrides=["generate.sample_name=" + "a" * 225])
         (self.dir / "prompts.txt").write_bytes(b"caf\xe9\n")
-        self.refused(self.weft("generate", "deck.toml", *self.options(text=False), ranks=2, expect=None),
+        self.refused(self.weft("generate", "deck.toml", *self.options(text=False), ranks=0, expect=None),
                      3, "prompts.txt:1", "not UTF-8")
         zero = ("F32", (1,), b"\0\0\0\0")
         write_safetensors(self.dir / "extra.safetensors", {"x_embedder.proj.weigth": zero})
