@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tests, one more at a time than there are cores, for many wait: for the start of ranks, and for mpirun, which takes a second
-# to end a job. --all: the slow ones too, which are built for that alone (tests/README.md). Other arguments go to ctest, as in
+# The tests, two more at a time than there are cores, for many wait: for the start of ranks, for signals, and for limits to pass.
+# --all: the slow ones too, which are built for that alone (tests/README.md). Other arguments go to ctest, as in
 # `tools/test.sh -L unit`. The last line is ctest's own summary.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,4 +22,4 @@ fi
 # Within an allocation, mpiexec would ask Slurm for every test's ranks.
 unset ${!SLURM_@} ${!PMI_@} ${!PMIX_@}
 exec ctest --test-dir build --output-on-failure --no-tests=error --no-label-summary "${which[@]}" \
-  --parallel "${JOBS:-$(($(nproc) + 1))}" "$@"
+  --parallel "${JOBS:-$(($(nproc) + 2))}" "$@"
