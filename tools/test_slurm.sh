@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # make test-slurm: jobscripts/ under a real Slurm, which is installed (Debian's), started on this host with files and ports
-# of its own, and gone when the test ends. Prints what was shown. Needs root: slurmd does.
+# of its own, and gone when the test ends. Prints what was shown. Needs root: slurmd does. WEFT_BIN: a weft that is built already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "$(id -u)" -ne 0 ]; then
@@ -18,8 +18,10 @@ if ! unshare --mount true 2>/dev/null; then
 fi
 tools/deps.sh
 RUNLEVEL=1 tools/deps.sh tools/debian-packages-slurm.txt  # which starts none of its daemons where init scripts would
-tools/build.sh weft
+if [ -z "${WEFT_BIN:-}" ]; then
+  tools/build.sh weft
+  export WEFT_BIN=build/weft
+fi
 began=$SECONDS
-export WEFT_BIN=${WEFT_BIN:-build/weft}
 for script in jobscripts list_jobs; do python3 -B "tests/slurm/test_$script.py" -v; done
 echo "test-slurm: passed in $((SECONDS - began)) s with $(slurmctld -V)"
