@@ -4,7 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "bench/ceiling.h"
+#include "bench/bench.h"
 #include "cli/program.h"
 #include "core/error.h"
 #include "core/version.h"
