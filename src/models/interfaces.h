@@ -20,7 +20,6 @@
 #include "parallel/communicator.h"
 #include "tensor/arena.h"
 #include "tensor/tensor.h"
-#include "train/step_cost.h"
 
 namespace weft {
 
@@ -66,16 +65,10 @@ class Denoiser {
   virtual Tensor velocity(const DenoiserInput& in) = 0;
   // Operations of one velocity of a clip of latent frames of h x w, with a caption of full length.
   virtual double flops(std::int64_t frames, std::int64_t h, std::int64_t w) const = 0;
-  // For `weft plan`: seconds of one velocity of `clips` such clips at these rates, on one of
-  // `ranks` ranks that share them over links of `link` B/s.
-  virtual double seconds(std::int64_t clips, std::int64_t frames, std::int64_t h, std::int64_t w,
-                         const Rates& rates, int ranks, double link) const = 0;
 
   // From now on the ranks of `group` make each velocity together, on the same input (parallel.sp);
-  // null: alone. `group` outlives its use.
+  // null: alone. `group` outlives its use. A dry run asks for its rank and size alone.
   virtual void set_sequence_group(Communicator* group) {}
-  // The same for planning arenas, without other ranks: sizes are those of rank `rank` of `ranks`.
-  virtual void plan_sequence_group(int rank, int ranks) {}
   // Exit::usage unless a latent of h x w can be shared by `ranks` ranks. By default no latent can.
   virtual void check_sequence(std::int64_t h, std::int64_t w, std::int64_t ranks) const;
 };

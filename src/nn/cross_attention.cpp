@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 #include "nn/detail.h"
@@ -28,20 +29,28 @@ bool worth_absorbing(const Tensor& x, const std::vector<std::int64_t>& lengths, 
   });
 }
 
+// What a dry run, which counts operations by shapes, is shown of kv: the captions' rows, without
+// the padding behind them.
+Tensor rows_of(const Tensor& kv, const std::vector<std::int64_t>& lengths) {
+  if (!ops::planning()) return kv;
+  return kv.slice(0, std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}));
+}
+
 // q [B,N,C], kv [sum L, 2C] -> [B,N,C].
-Var attend(Context c, const Var& q, const Var& kv, const Tensor& offsets, int heads) {
+Var attend(Context c, const Var& q, const Var& kv, const Tensor& offsets,
+           const std::vector<std::int64_t>& lengths, int heads) {
   const Shape& s = q->value.shape();
   Tensor out = Tensor::empty(s, q->value.dtype());
   Tensor lse = Tensor::empty({s[0] * s[1] * heads}, DType::f32);
-  ops::cross_attention_forward(q->value, kv->value, offsets, heads, out, lse);
+  ops::cross_attention_forward(q->value, rows_of(kv->value, lengths), offsets, heads, out, lse);
   const Var result = make_var(out);
   if (c.tape.recording())
-    c.tape.record([q, kv, offsets, heads, result, lse] {
+    c.tape.record([q, kv, offsets, lengths, heads, result, lse] {
       const Tensor dout = std::move(result->grad);
       Tensor dq = Tensor::empty(q->value.shape(), q->value.dtype());
       Tensor dkv = Tensor::empty(kv->value.shape(), kv->value.dtype());
-      ops::cross_attention_backward(q->value, kv->value, offsets, heads, result->value, lse, dout,
-                                    dq, dkv);
+      ops::cross_attention_backward(q->value, rows_of(kv->value, lengths), offsets, heads,
+                                    result->value, lse, dout, dq, dkv);
       give_grad(q, dq);
       give_grad(kv, dkv);
     });
@@ -139,7 +148,7 @@ Var cross_attention(Context c, const Var& x, const Var& y, const CrossAttention&
   if (worth_absorbing(x->value, lengths, heads))
     return attend_absorbed(c, x, kv, w, lengths, heads);
   const Var q = view(c, linear(c, x, w.q), {s[0], s[1] * s[2], s[3]});
-  return linear(c, view(c, attend(c, q, kv, offsets, heads), s), w.proj, x);
+  return linear(c, view(c, attend(c, q, kv, offsets, lengths, heads), s), w.proj, x);
 }
 
 }  // namespace weft::nn

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <span>
 
 #include "nn/nn.h"
 #include "ops/matmul.h"
@@ -36,6 +37,12 @@ inline void note_done(ParameterTable& table, std::initializer_list<Parameter*> u
 // in its own thread, but blocks of the arena must be freed here, in the order that was planned.
 inline Tensor lent(const Tensor& t) {
   return Tensor::borrow(t.raw(), t.shape(), t.dtype(), t.device());
+}
+
+// Tells a dry run of an exchange that it leaves out: the collective, and what this rank would send.
+inline void note_exchange(const char* collective, std::initializer_list<Tensor> sent) {
+  if (ops::detail::op_watch != nullptr)
+    ops::detail::op_watch->met(collective, std::span(sent.begin(), sent.size()));
 }
 
 // dw, dbias of one linear layer.

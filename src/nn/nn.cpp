@@ -154,7 +154,8 @@ Var self_attention(Context c, const Var& qkv, Parameter* q_norm, Parameter* k_no
   WEFT_ASSERT(s.rank() == 6 && s[3] == 3);
   const DType dtype = qkv->value.dtype();
   Tensor out = Tensor::empty({s[0], s[1], s[2], s[4] * s[5]}, dtype);
-  Tensor lse = Tensor::empty({s[0] * s[1] * s[2] * s[4]}, DType::f32);
+  const std::int64_t length = axis == ops::Axis::space ? s[2] : s[1];
+  Tensor lse = Tensor::empty({s[0] * s[1] * s[2] / length, s[4], length}, DType::f32);
   const Tensor wq = q_norm ? q_norm->value : Tensor(), wk = k_norm ? k_norm->value : Tensor();
   ops::self_attention_forward(qkv->value, wq, wk, rope, axis, out, lse);
   const Var result = make_var(out);

@@ -1,3 +1,5 @@
+// `weft plan --job animate`. A file of its own: jobs/animate has a ClipSize, and so has the
+// sampler.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,8 +10,7 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "jobs/animate/networks.h"
-#include "plan/command.h"
-#include "train/step_cost.h"
+#include "plan/plan.h"
 
 namespace weft {
 namespace {
@@ -58,7 +59,7 @@ void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
                gb(static_cast<double>(capacity)));
     most = std::max(most, needed);
   }
-  const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
+  const Rates rates = rates_of(request);
   const double rate = rates.convolutions > 0 ? rates.convolutions : rates.products;
   fmt::print("\n{} of {}, every rank\n", counted(std::ssize(clips), "clip"),
              counted(frames, "frame"));

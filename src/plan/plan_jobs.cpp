@@ -1,5 +1,5 @@
-#include "plan/command.h"
-
+// `weft plan --job encode | generate`, and animate (plan_animate.cpp): each job's own dry runs,
+// with the weights' memory around them and the rates that turn them into seconds.
 #include <algorithm>
 #include <fstream>
 #include <map>
@@ -20,6 +20,7 @@
 #include "models/t5/options.h"
 #include "models/t5/placement.h"
 #include "models/t5/t5.h"
+#include "plan/plan.h"
 #include "tensor/arena.h"
 #include "train/step_cost.h"
 
@@ -62,7 +63,7 @@ TextPlan plan_text(const Deck& deck, const PlanRequest& request, int ranks) {
               "t5.micro_batch",
         __FILE__, __LINE__);
   }
-  const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
+  const Rates rates = rates_of(request);
   const T5Encoder::Sizes sizes = T5Encoder::sizes(t5);
   // sizes.layer is bytes, nearly all of matrices in t5.dtype. Counts their products alone, two
   // operations a parameter and token.
@@ -148,17 +149,17 @@ ClipPlan plan_clip(const Deck& deck, const ClipParts& parts, const ClipItem& ite
   ClipPlan plan;
   plan.together = fit_batch(deck, parts, item, limit, capacity);
   plan.shape = {item.pixels.frames, item.pixels.height, item.pixels.width};
-  plan.sampling = plan_sampling(deck, parts, item, plan.together).bytes;
+  {
+    // One step of the sampler, with and without the caption.
+    const OpTimes step(rates);
+    plan.sampling = plan_sampling(deck, parts, item, plan.together).bytes;
+    plan.seconds = static_cast<double>(deck.get<SamplerDeck>().steps) *
+                   (step.seconds() + step.bytes_sent() / link) / static_cast<double>(plan.together);
+  }
   // Clips that were sampled together are decoded one by one: the others wait in memory meanwhile.
   const std::size_t waiting = bytes_of_waiting(*parts.denoiser, item, plan.together);
   plan.codec = fit_codec(*parts.codec, plan.shape, capacity - waiting, true, rates);
   plan.codec.bytes += waiting;
-  // With and without the caption.
-  const double step =
-      parts.denoiser->seconds(2 * plan.together, item.latent_frames, item.latent_height,
-                              item.latent_width, rates, static_cast<int>(deck.parallel.sp), link);
-  plan.seconds = static_cast<double>(deck.get<SamplerDeck>().steps) * step /
-                 static_cast<double>(plan.together);
   return plan;
 }
 
@@ -172,7 +173,7 @@ void plan_encode_job(const Deck& deck, const PlanRequest& request, int ranks,
              "the {}'s weights alone take {:.2f} GB of {:.1f}", codec->name(),
              gb(static_cast<double>(weights)), request.memory_gb);
   const std::size_t capacity = usable(request) - weights;
-  const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
+  const Rates rates = rates_of(request);
   fmt::print("\nencoding, every rank\n");
   row(j, codec->name() + " weights", weights, dtype_name(*codec));
   fmt::print("  {:<20} {:>6} {:>10} {:>12} {:>14} {:>12}\n", "bucket", "clips", "memory",
@@ -233,7 +234,7 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
   WEFT_CHECK(ranks % sp == 0, Exit::usage, "choose parallel.sp so that it divides the ranks",
              "parallel.sp = {} does not divide {} ranks", sp, ranks);
   const Machine machine = described_machine(request.fabric, request.memory_gb);
-  const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
+  const Rates rates = rates_of(request);
   const ClipParts parts(deck);
   Denoiser& model = *parts.denoiser;
   VideoCodec& codec = *parts.codec;
@@ -245,7 +246,8 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
   const GenerateJob job =
       plan_generate_job(deck, read_prompts(deck.get<GenerateDeck>(), {}, deck.media), parts, "");
   // For the exchanges' memory, the last rank of a group has the largest share.
-  if (sp > 1) model.plan_sequence_group(sp - 1, sp);
+  AbsentRanks sharing(sp - 1, sp);
+  if (sp > 1) model.set_sequence_group(&sharing);
   // Clips have what the weights of both models leave.
   WEFT_CHECK(of_model + of_codec < usable(request), Exit::usage,
              fmt::format("set model.dtype and {} to \"bf16\", or give ranks more memory",

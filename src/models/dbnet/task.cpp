@@ -13,7 +13,6 @@
 #include "ops/text_loss.h"
 #include "tensor/device.h"
 #include "train/data_parallel.h"
-#include "train/measure.h"
 
 namespace weft {
 namespace {
@@ -91,7 +90,7 @@ std::vector<TrainDeck> DbnetTask::optimizers() const {
   return {static_cast<std::size_t>(model_.params().groups()), own};
 }
 
-void DbnetTask::check(std::span<const Bucket> buckets) const {
+void DbnetTask::check(std::span<const Bucket> buckets) {
   for (const Bucket& b : buckets) {
     WEFT_CHECK(b.holds_text(), Exit::usage,
                "name a list of pictures with polygons in data.path, or text:",
@@ -156,26 +155,6 @@ void DbnetTask::end_step(const StepReport&, std::int64_t, std::int64_t) {
   Tensor& running = params().fixed();
   all_->wait(all_->all_reduce_sum(running));
   ops::scaled_add(running, 1.0f / static_cast<float>(all_->size()), Tensor(), running, false);
-}
-
-void DbnetTask::check_plan(std::span<const Bucket> buckets, bool) { check(buckets); }
-
-MeasuredWork DbnetTask::measure(const PlannedWork& work, MPI_Comm world) {
-  MeasuredWork measured;
-  allocate_for_measuring(*this, deck_);
-  for (std::size_t i = 0; i < work.buckets.size(); ++i) {
-    const Bucket& bucket = work.buckets[i];
-    const MeasuredTimes t = time_micro_batch(*this, bucket, work.clips[i], world);
-    MicroBatchCost cost;
-    cost.forward = t.forward;
-    cost.backward = t.backward;
-    cost.flops =
-        static_cast<double>(work.clips[i]) * 3 * model_.flops(bucket.height, bucket.width, true);
-    measured.costs.push_back(cost);
-  }
-  measured.update_seconds_an_element = time_update(optimizers().front(), params(), world);
-  measured.how = fmt::format("measured: {} runs of each size, medians", measured_runs);
-  return measured;
 }
 
 }  // namespace weft

@@ -21,6 +21,7 @@ class DbnetTask : public TrainingTask {
   std::vector<TrainDeck> optimizers() const override;
   int model_groups() const override { return model_.params().groups(); }
 
+  void check(std::span<const Bucket> buckets) override;
   void open(std::span<const Bucket> buckets) override { check(buckets); }
   // A backbone alone, or all of it, from the deck's file; the rest is drawn.
   std::string start_weights() override;
@@ -41,14 +42,9 @@ class DbnetTask : public TrainingTask {
   // have and save the same.
   void end_step(const StepReport& report, std::int64_t step, std::int64_t clips) override;
 
-  void check_plan(std::span<const Bucket> buckets, bool local) override;
-  std::string unit() const override { return "images"; }
-  std::int64_t units(const Bucket&, std::int64_t clips) override { return clips; }
-  MeasuredWork measure(const PlannedWork& work, MPI_Comm world) override;
+  ClipFacts facts(const Bucket&) override { return {.unit = "images"}; }
 
  private:
-  void check(std::span<const Bucket> buckets) const;
-
   const Deck& deck_;
   Dbnet model_;
   nn::BatchNormGroup norm_;

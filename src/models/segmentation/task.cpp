@@ -15,7 +15,6 @@
 #include "ops/pointwise.h"
 #include "tensor/device.h"
 #include "train/data_parallel.h"
-#include "train/measure.h"
 
 namespace weft {
 namespace {
@@ -98,7 +97,7 @@ std::vector<TrainDeck> SegmentationTask::optimizers() const {
   return all;
 }
 
-void SegmentationTask::check(std::span<const Bucket> buckets) const {
+void SegmentationTask::check(std::span<const Bucket> buckets) {
   const std::int64_t rate = model_.label_rate(), stride = model_.stride();
   for (const Bucket& b : buckets) {
     WEFT_CHECK(b.label_rate > 0 && !b.holds_text(), Exit::usage,
@@ -152,15 +151,6 @@ void SegmentationTask::join_ranks(MPI_Comm world) {
   norm_.ranks = ranks_.get();
   norm_.size = static_cast<int>(sharing);
   if (sharing < size) all_ = make_communicator(world);
-}
-
-// Forward the sums of x and x^2 and the count, backward two sums, in f64.
-TrainingTask::InnerExchange SegmentationTask::inner_exchange() const {
-  double channels = 0;
-  int layers = 0;
-  for (const auto& p : model_.params().all())
-    if (p->name.ends_with(".running_mean")) ++layers, channels += static_cast<double>(p->shape[0]);
-  return {2 * layers, 8 * (4 * channels + layers)};
 }
 
 double SegmentationTask::cost(const Bucket& bucket, double recompute) const {
@@ -271,26 +261,6 @@ void SegmentationTask::set_state(const std::string& text) {
       ops::scaled_add(params().find(layer + name)->value, iter, Tensor(),
                       params().find(layer + "_tmp_" + name)->value, false);
   }
-}
-
-void SegmentationTask::check_plan(std::span<const Bucket> buckets, bool) { check(buckets); }
-
-MeasuredWork SegmentationTask::measure(const PlannedWork& work, MPI_Comm world) {
-  MeasuredWork measured;
-  if (!ranks_) join_ranks(world);
-  allocate_for_measuring(*this, deck_);
-  for (std::size_t i = 0; i < work.buckets.size(); ++i) {
-    const MeasuredTimes t = time_micro_batch(*this, work.buckets[i], work.clips[i], world);
-    MicroBatchCost cost;
-    cost.forward = t.forward;
-    cost.backward = t.backward;
-    cost.flops = static_cast<double>(work.clips[i]) * 3 *
-                 model_.flops(work.buckets[i].height, work.buckets[i].width, true);
-    measured.costs.push_back(cost);
-  }
-  measured.update_seconds_an_element = time_update(optimizers().front(), params(), world);
-  measured.how = fmt::format("measured: {} runs of each size, medians", measured_runs);
-  return measured;
 }
 
 }  // namespace weft

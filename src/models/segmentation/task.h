@@ -21,13 +21,13 @@ class SegmentationTask : public TrainingTask {
   std::vector<TrainDeck> optimizers() const override;
   int model_groups() const override { return 4; }
 
+  void check(std::span<const Bucket> buckets) override;
   void open(std::span<const Bucket> buckets) override { check(buckets); }
   // ImageNet's encoder alone, or both parts, from the deck's files; the rest is drawn.
   std::string start_weights() override;
   void share_clips(Communicator* group) override;
   int lockstep_ranks(int ranks) const override { return static_cast<int>(together(ranks)); }
   void join_ranks(MPI_Comm world) override;
-  InnerExchange inner_exchange() const override;
   Communicator* inner_ranks() override { return ranks_.get(); }
   double blocked_seconds() const override { return norm_.blocked_seconds; }
 
@@ -50,13 +50,9 @@ class SegmentationTask : public TrainingTask {
   std::string state() const override;
   void set_state(const std::string& text) override;
 
-  void check_plan(std::span<const Bucket> buckets, bool local) override;
-  std::string unit() const override { return "images"; }
-  std::int64_t units(const Bucket&, std::int64_t clips) override { return clips; }
-  MeasuredWork measure(const PlannedWork& work, MPI_Comm world) override;
+  ClipFacts facts(const Bucket&) override { return {.unit = "images"}; }
 
  private:
-  void check(std::span<const Bucket> buckets) const;
   void check_labels(const Bucket& bucket, const LoadedBatch& clips) const;
   // Of `ranks`, those that share statistics.
   std::int64_t together(int ranks) const;

@@ -121,8 +121,6 @@ void Stdit3::set_sequence_group(Communicator* group) {
   if (group != nullptr && group->size() > 1) group_ = {group, group->rank(), group->size()};
 }
 
-void Stdit3::plan_sequence_group(int rank, int ranks) { group_ = {nullptr, rank, ranks}; }
-
 void Stdit3::check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const {
   const auto& p = config_.patch_size;
   const std::int64_t S = ((height + p[1] - 1) / p[1]) * ((width + p[2] - 1) / p[2]);
@@ -299,6 +297,13 @@ Tensor Stdit3::velocity(const DenoiserInput& in) {
   static_cast<DenoiserInput&>(of_model) = in;
   Tape tape(Tape::Mode::infer);
   return forward(tape, of_model)->value;
+}
+
+double Stdit3::flops(std::int64_t frames, std::int64_t h, std::int64_t w) const {
+  const auto patches = [](std::int64_t size, std::int64_t p) { return (size + p - 1) / p; };
+  const auto& p = config_.patch_size;
+  return forward_flops(patches(frames, p[0]), patches(h, p[1]) * patches(w, p[2]),
+                       config_.model_max_length);
 }
 
 double Stdit3::forward_flops(std::int64_t T, std::int64_t S, std::int64_t L) const {

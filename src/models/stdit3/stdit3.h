@@ -54,8 +54,6 @@ class Stdit3 : public Denoiser {
   // and must be given the whole gradient of it; its parameters' gradients are what its own tokens
   // contribute, to be summed over the group. Null: without a group. `group` outlives its use.
   void set_sequence_group(Communicator* group) override;
-  // The same for planning arenas, without other ranks: sizes are those of rank `rank` of `ranks`.
-  void plan_sequence_group(int rank, int ranks) override;
   const nn::SequenceGroup& sequence_group() const { return group_; }
   // Exit::usage unless a latent of this size has tokens for every rank of a group of `ranks`.
   void check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const override;
@@ -74,8 +72,6 @@ class Stdit3 : public Denoiser {
 
   Tensor velocity(const DenoiserInput& in) override;
   double flops(std::int64_t frames, std::int64_t h, std::int64_t w) const override;
-  double seconds(std::int64_t clips, std::int64_t frames, std::int64_t h, std::int64_t w,
-                 const Rates& rates, int ranks, double link) const override;
 
   // Forward operations of one sample with N = T*S tokens and L caption rows (docs/models/stdit3.md,
   // Operations).

@@ -123,6 +123,16 @@ double VaeTask::cost(const Bucket& bucket, double recompute) const {
   return static_cast<double>(bucket.frames * bucket.height * bucket.width) * (3 + recompute);
 }
 
+// LPIPS's network is not part of params().
+TrainingTask::ClipFacts VaeTask::facts(const Bucket& b) {
+  const std::int64_t side = vae_.pixels_a_latent();
+  ClipFacts facts;
+  facts.unit = "latents";
+  facts.units = vae_.temporal().latent_frames(b.frames) * (b.height / side) * (b.width / side);
+  if (lpips_) facts.other_weights = lpips_->weight_bytes();
+  return facts;
+}
+
 std::int64_t VaeTask::frames_drawn(std::int64_t frames, std::int64_t step, SampleId sample) const {
   const VaeTrainDeck& v = deck_.get<VaeTrainDeck>();
   const Philox random(static_cast<std::uint64_t>(deck_.run.seed), Purpose::clip_length,

@@ -24,10 +24,6 @@ class ToyDenoiser : public Denoiser {
   double flops(std::int64_t frames, std::int64_t h, std::int64_t w) const override {
     return static_cast<double>(frames * h * w);
   }
-  double seconds(std::int64_t, std::int64_t, std::int64_t, std::int64_t, const Rates&, int,
-                 double) const override {
-    return 0;
-  }
 
  private:
   ParameterTable params_;

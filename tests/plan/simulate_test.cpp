@@ -1,15 +1,16 @@
 // The simulation against closed formulas: transfers, order statistics, and steps that can be
-// reckoned by hand.
-#include "plan/simulation.h"
+// calculated by hand; then the jobs that a deck is turned into: costs, sharing out, variation.
+#include "plan/simulate.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 
 #include "core/error.h"
 #include "core/philox.h"
-#include "plan/simulation_job.h"
 
 namespace weft::simulation {
 namespace {
@@ -57,15 +58,6 @@ class Simulation : public ::testing::Test {
     if (!available()) GTEST_SKIP() << "built without SimGrid";
   }
 };
-
-TEST(SimulationFormulas, ExpectedGreatestOfNormals) {
-  // Tabulated values (Harter, Expected values of normal order statistics, Biometrika 48, 1961).
-  EXPECT_NEAR(expected_maximum(1), 0, 1e-6);
-  EXPECT_NEAR(expected_maximum(2), 1 / std::sqrt(M_PI), 1e-6);
-  EXPECT_NEAR(expected_maximum(8), 1.42360, 1e-4);
-  EXPECT_NEAR(expected_maximum(32), 2.06967, 1e-4);
-  EXPECT_NEAR(expected_maximum(100), 2.50759, 1e-4);
-}
 
 TEST(SimulationFormulas, TransfersOfTheWholeModelOn128Ranks) {
   const auto ms = [](double cards, double gbits, bool two_level, double bytes) {
@@ -215,27 +207,116 @@ TEST_F(Simulation, RepeatsItsBits) {
     EXPECT_NEAR(once[i].seconds, again[i].seconds, 1e-9);
 }
 
-TEST_F(Simulation, BarriersAddUpTheSlowestOfEachPhase) {
-  Barriers job;
-  job.phases = {"encode", "forward", "backward"};
-  job.reduce_after = 2;
-  job.gradient_bytes = job.weight_bytes = 1e9;
-  job.message_bytes = 0.25e9;
-  job.tensors = 10;
-  job.optimizer = 0.125;
-  job.seconds = [](std::int64_t) { return std::vector<std::vector<double>>{{3, 1, 1}, {1, 3, 1}}; };
-  Network n = slow_pair();
-  n.start = 1e-3;
-  for (const StepTimes& s : play(n, 2, job, 2, 1)) {
-    // 4 messages, 10 gathers and 3 barriers of 1 ms each, and half a second for each GB.
-    EXPECT_NEAR(s.seconds, 3 + 3 + 1 + 0.125 + 1 + 0.017, 1e-6);
-    EXPECT_NEAR(s.wait, 2, 1e-6);
-  }
-}
-
 TEST(SimulationWithoutSimGrid, SaysSo) {
   if (available()) GTEST_SKIP() << "built with SimGrid";
   EXPECT_THROW(play_collective(Network(), 2, Collective::all_reduce, 1), Error);
+}
+
+weft::Bucket footage(std::int64_t frames, std::int64_t height, std::int64_t width) {
+  weft::Bucket b;
+  b.name = std::to_string(frames) + "x" + std::to_string(height);
+  b.clips = 1000;
+  b.pixel_frames = frames, b.pixel_height = height, b.pixel_width = width;
+  b.frames = b.height = b.width = 4;
+  return b;
+}
+
+// Two buckets, 1 + 2 and 2 + 4 seconds a micro-batch.
+DeckStep two_buckets() {
+  DeckStep s;
+  s.buckets = {footage(51, 256, 256), footage(51, 480, 854)};
+  s.batch_sizes = {4, 2};
+  s.costs.work = {{1, 2}, {2, 4}};
+  s.costs.optimizer = 8;
+  s.micro_batches = 32;
+  s.schedule = {{1 << 20, true, 0.5, 0.5}, {1 << 16, false, 1, 0.25}, {1 << 16, false, 1, 0.5}};
+  return s;
+}
+
+double sum(const RankWork& ranks) {
+  double s = 0;
+  for (const auto& rank : ranks)
+    for (const Work& w : rank) s += w.forward + w.backward;
+  return s;
+}
+
+TEST(SimulationJob, PlaysTheStepPlanOfTheTrainer) {
+  const DeckStep step = two_buckets();
+  const StepPlanner planner(step.buckets, step.batch_sizes, step.micro_batches, step.seed);
+  double planned = 0;
+  for (const MicroBatch& m : planner.plan(3)) planned += m.bucket == 0 ? 3 : 6;
+  const Overlapped job = overlapped_job(step, 8);
+  EXPECT_NEAR(sum(job.work(3)), planned, 1e-9);
+  EXPECT_EQ(job.work(3).size(), 8u);
+  EXPECT_DOUBLE_EQ(job.optimizer, 1);  // an eighth
+  double placed = 0;
+  for (const double s : rank_seconds(step, 8, 3)) placed += s;
+  EXPECT_NEAR(placed, planned, 1e-9);
+}
+
+TEST(SimulationJob, BucketsOnTheWire) {
+  DeckStep step = two_buckets();
+  step.bf16_model = step.bf16_wire = true;
+  const Overlapped job = overlapped_job(step, 2);
+  ASSERT_EQ(job.buckets.size(), 3u);
+  EXPECT_DOUBLE_EQ(job.buckets[0].gradient_bytes, 2 << 20);
+  EXPECT_DOUBLE_EQ(job.buckets[0].weight_bytes, 2 << 20);
+  EXPECT_DOUBLE_EQ(job.buckets[1].weight_bytes, 4 << 16);  // f32 weights
+  // The second travels back after the third, so it cannot be had before that.
+  EXPECT_DOUBLE_EQ(job.buckets[1].needed, 0.5);
+}
+
+TEST(SimulationJob, RanksThatShareClipsHaveTheSameWork) {
+  DeckStep step = two_buckets();
+  step.sp = 2;
+  const RankWork work = overlapped_job(step, 8).work(0);
+  for (std::size_t r = 0; r < 8; r += 2) {
+    ASSERT_EQ(work[r].size(), work[r + 1].size());
+    for (std::size_t i = 0; i < work[r].size(); ++i)
+      EXPECT_EQ(work[r][i].forward, work[r + 1][i].forward);
+  }
+  EXPECT_NEAR(sum(work), 2 * sum(overlapped_job(two_buckets(), 4).work(0)), 1e-9);
+}
+
+TEST(SimulationJob, VariationHasItsMeanAndDeviationAndRepeats) {
+  DeckStep step = two_buckets();
+  step.variation = 0.1;
+  const Overlapped job = overlapped_job(step, 16);
+  double mean = 0, squares = 0;
+  int n = 0;
+  for (int s = 0; s < 100; ++s) {
+    const RankWork even = overlapped_job(two_buckets(), 16).work(s), varied = job.work(s);
+    for (std::size_t r = 0; r < 16; ++r) {
+      const double factor = varied[r][0].forward / even[r][0].forward;
+      mean += factor, squares += factor * factor, ++n;
+    }
+  }
+  mean /= n;
+  EXPECT_NEAR(mean, 1, 4 * 0.1 / std::sqrt(n));
+  EXPECT_NEAR(std::sqrt(squares / n - mean * mean), 0.1, 0.01);
+  EXPECT_EQ(job.work(7)[3][0].forward, job.work(7)[3][0].forward);
+}
+
+TEST(SimulationJob, MeasuredCostsOfAFile) {
+  const DeckStep step = two_buckets();
+  const std::vector<double> recompute = {0, 1};
+  const auto path = std::filesystem::temp_directory_path() /
+                    ("weft_simulated_costs_" + std::to_string(getpid()) + ".json");
+  const auto read = [&](const std::string& text) {
+    std::ofstream(path) << text;
+    return measured_costs(path.string(), Deck(), step.buckets, recompute);
+  };
+  const StepCosts c = read(R"({"seconds": {"51x256": 3, "51x480": 8}, "host": 0.5})");
+  EXPECT_DOUBLE_EQ(c.work[0].forward, 1);
+  EXPECT_DOUBLE_EQ(c.work[0].backward, 2);
+  EXPECT_DOUBLE_EQ(c.work[1].forward, 2);  // runs twice
+  EXPECT_DOUBLE_EQ(c.work[1].backward, 6);
+  EXPECT_DOUBLE_EQ(c.host, 0.5);
+  EXPECT_THROW(read(R"({"seconds": {"51x256": 3}})"), Error);
+  EXPECT_THROW(read(R"({"seconds": {"51x256": -3, "51x480": 8}})"), Error);
+  EXPECT_THROW(read("seconds"), Error);
+  std::filesystem::remove(path);
+  EXPECT_THROW(measured_costs(path.string(), Deck(), step.buckets, recompute), Error);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// A deck's training step as the simulation plays it: the same step plan and the same sharing out as
-// the trainer's, the parameter table's buckets, and what each micro-batch costs, predicted or
-// measured.
+// `weft simulate`: a deck's training steps played on many ranks of a described machine. The step
+// plan and the sharing out are the trainer's, the buckets those of the parameter table, and what
+// each micro-batch costs is planned (plan/plan.h) or was measured.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct StepCosts {
   std::string origin;      // reported with every result
 };
 
-// Those of a plan (plan/plan.h), by closed formulas.
+// Those of a plan.
 StepCosts planned_costs(const Plan& plan, bool sharded);
 
 // Measured ones: a run's directory (the costs that its ranks agreed on, from its newest checkpoint,
@@ -70,22 +70,10 @@ Overlapped overlapped_job(const DeckStep& step, int ranks);
 // the sharing out leaves.
 std::vector<double> rank_seconds(const DeckStep& step, int ranks, std::int64_t number);
 
-// Open-Sora 1.2's step (scripts/train.py at v1.2.0): every rank draws one micro-batch of whatever
-// bucket comes, encodes its pixels and captions, computes with every block recomputed, and waits at
-// a barrier after each phase; gradients in bf16 buckets of 12 M elements, weights by an all-gather
-// a tensor. Operations are counted, one achieved rate turns them into time.
-struct BarrierModel {
-  double rate = 130e12;           // FLOP/s that Open-Sora reaches (docs/scaling.md)
-  double copy_rate = 25e9;        // B/s from host memory to the device
-  double memory_rate = 3.6e12;    // B/s of optimizer and EMA
-  double launch = 5e-6;           // s a tensor that optimizer and EMA walk through one by one
-  double parameters = 0;          // trainable
-  int tensors = 0;                // trainable
-  std::vector<double> dit_flops;  // [bucket], forward of one clip
-};
-Barriers barriers_job(const DeckStep& step, int ranks, const BarrierModel& model);
-// Operations of encoding one clip of such footage: 2-D VAE, temporal VAE and T5-XXL with 300
-// tokens.
-double encoding_flops(const weft::Bucket& bucket);
-
 }  // namespace weft::simulation
+
+namespace weft {
+
+Command simulate_command();
+
+}  // namespace weft
