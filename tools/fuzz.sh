@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# make fuzz: every parser under clang's libFuzzer, FUZZ_SECONDS each (3600), TARGET=name for one of them, JOBS of them at a
-# time. What it learns is kept in build/fuzz/corpus; a finding is an input in build/fuzz/findings and exit status 1.
+# make fuzz: runs every parser under clang's libFuzzer, FUZZ_SECONDS each (3600), JOBS of them at a time; TARGET=name for one of
+# them. The corpus grows in build/fuzz/corpus; inputs that cause a failure are saved in build/fuzz/findings, with exit status 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if ! command -v clang++ >/dev/null; then
@@ -21,9 +21,9 @@ mkdir -p build/fuzz/corpus build/fuzz/findings
 cmake -S tests/fuzz -B build/fuzz "${generator[@]}" -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_COMPILER=clang++ \
   -DCMAKE_C_COMPILER=clang >build/fuzz/build.log 2>&1 &&
   cmake --build build/fuzz --parallel "$jobs" >>build/fuzz/build.log 2>&1 ||
-  { tail -n 40 build/fuzz/build.log >&2; echo "fuzz: the build failed; all of it is in build/fuzz/build.log" >&2; exit 1; }
+  { tail -n 40 build/fuzz/build.log >&2; echo "fuzz: the build failed; full log: build/fuzz/build.log" >&2; exit 1; }
 
-fuzz() {  # one target; 0 unless it found something
+fuzz() {  # runs one target; 0 if nothing was found
   local name=$1 dictionary=()
   [ ! -f "tests/fuzz/corpus/$name.dict" ] || dictionary=("-dict=tests/fuzz/corpus/$name.dict")
   mkdir -p "build/fuzz/corpus/$name"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# make test-slurm: jobscripts/ under a real Slurm, which is installed (Debian's), started on this host with files and ports
-# of its own, and gone when the test ends. Prints what was shown. Needs root: slurmd does.
+# make test-slurm: tests jobscripts/ with a real Slurm. Installs Debian's Slurm, starts it on this host with its own files and
+# ports, and stops it at the end. Prints the results. Needs root, for slurmd.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "$(id -u)" -ne 0 ]; then
@@ -12,12 +12,12 @@ if ! command -v apt-get >/dev/null; then
   exit 1
 fi
 if ! unshare --mount true 2>/dev/null; then
-  echo "test-slurm: this machine lets nobody mount (unshare --mount): each slurmd needs a /dev/shm of its own." \
+  echo "test-slurm: mounting is not allowed here (unshare --mount), but each slurmd needs its own /dev/shm." \
     "HINT: docker run --privileged, or --cap-add SYS_ADMIN" >&2
   exit 1
 fi
 tools/deps.sh
-RUNLEVEL=1 tools/deps.sh tools/debian-packages-slurm.txt  # which starts none of its daemons where init scripts would
+RUNLEVEL=1 tools/deps.sh tools/debian-packages-slurm.txt  # RUNLEVEL=1: the packages start no daemons
 tools/build.sh weft
 began=$SECONDS
 export WEFT_BIN=${WEFT_BIN:-build/weft}
