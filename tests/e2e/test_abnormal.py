@@ -16,7 +16,7 @@ class Abnormal(WeftTest):
     def told(self, job, code, said, place, rank="1", ranks=1):
         """One ERROR line of each rank that crashed, of what and where; nobody left."""
         self.assertEqual(job.process.returncode, code, job.err)
-        errors = [line for line in job.err.splitlines() if "ERROR:" in line]
+        errors = job.errors()
         self.assertIn(len(errors), range(1, ranks + 1), job.err)
         for error in errors:
             self.assertRegex(error, rf"^\[rank {rank} on \S+\] ERROR: {said}.*{place}", job.err)

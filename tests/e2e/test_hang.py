@@ -31,7 +31,7 @@ class Hang(WeftTest):
         self.assert_gone(job)
         print(f"{self.id().split('.')[-1]}: {seconds:.1f} s", flush=True)
         self.assertLess(seconds, PROMISE, job.err)
-        self.assertEqual(job.err.count("ERROR:"), 1, job.err)
+        self.assertEqual(len(job.errors()), 1, job.err)
         self.assertEqual(job.err.count("HINT:"), 1, job.err)
         lines = job.err.splitlines()
         at = next(i for i, line in enumerate(lines) if "ERROR:" in line)

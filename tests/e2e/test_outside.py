@@ -107,7 +107,7 @@ class FullDisk(WeftTest):
         self.until(job, lambda: self.saved("disk/run") > kept, "later saves must succeed")
         (disk / "run" / "stop").touch()
         self.assertEqual(job.wait(), 75, job.err)
-        errors = [line for line in job.err.splitlines() if "ERROR:" in line]
+        errors = job.errors()
         self.assertEqual(len(errors), 1, job.err)
         self.assertIn("No space left on device", errors[0])
         shutil.copytree(disk / "run", self.dir / "copied", symlinks=True)
