@@ -1,13 +1,16 @@
 # The front door. CMake does the work; each target does all of its own set-up.
 
 .DEFAULT_GOAL := help
-.PHONY: run test fuzz tsan test-slurm build bench bundle deps format check-format check-includes clean help
+.PHONY: run test test-all fuzz tsan test-slurm build bench bundle deps format check-format check-includes clean help
 
 run: ## footage -> VAE -> latents -> STDiT3 on 2 ranks, stopped and gone on -> clips from prompts (VIDEO=path: your footage)
 	@tools/run_demo.sh
 
-test: ## every test; the last line is the summary of ctest
+test: ## the tests that every change must pass; the last line is the summary of ctest
 	@tools/test.sh
+
+test-all: ## these and the slow ones (tests/README.md): weekly, and where their files changed
+	@tools/test.sh --all
 
 fuzz: ## every parser under clang's libFuzzer, FUZZ_SECONDS each (3600); TARGET=name for one of them
 	@tools/fuzz.sh

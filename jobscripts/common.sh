@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# What the job scripts share. Each sources this from the folder that sbatch was called in, before it says what to start (WEFT,
-# RUN, `launch`). The deck is taken out of the script's arguments; the others go to weft. Nothing to edit here.
+# Shared code of the job scripts. Each sources this file from the folder in which sbatch was called, before it sets what to start
+# (WEFT, RUN, `launch`). The deck is removed from the script's arguments; the others go to weft. Nothing to edit here.
 
-# A site's own: modules, WEFT, variables of NCCL. Before `set -u`, which modules do not bear.
+# Site settings: modules, WEFT, NCCL variables. Before `set -u`, because module scripts fail with it.
 if [ -n "${WEFT_ENV:-}" ] && [ ! -r "$WEFT_ENV" ]; then
   echo "ERROR: WEFT_ENV=$WEFT_ENV cannot be read" >&2
   exit 2
@@ -13,10 +13,10 @@ if [ -r "${WEFT_ENV:=$SLURM_SUBMIT_DIR/jobscripts/weft.env}" ]; then
 fi
 set -uo pipefail
 
-# This job by Slurm's name, ARRAY_ELEMENT in an array: the last element has the array's own number as its SLURM_JOB_ID, and
-# scontrol and squeue take that for all of them. The variables of an array may be those of a job from inside which this one
-# was submitted, and so Slurm is asked. And when it ends, for weft to stop in time even if no signal comes: older Slurm
-# (22.05) does not set that, or it is another job's.
+# `job` is this job's name in Slurm: ARRAY_ELEMENT in an array. SLURM_JOB_ID does not serve: the last element has the array's own
+# id, which scontrol and squeue apply to all elements. The array variables may be inherited from a job inside which this one was
+# submitted, so squeue is asked. It also gives the end time, so that weft stops in time even without a signal: older Slurm
+# (22.05) does not set SLURM_JOB_END_TIME, and an inherited value belongs to another job.
 unset SLURM_JOB_END_TIME
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 while read -r number name end; do
@@ -35,29 +35,29 @@ stop_here() {  # CODE MESSAGE...
   exit "$code"
 }
 
-# The element's number in place of %a, as in the names that sbatch --output takes.
+# Replace %a by the element's number, as sbatch --output does.
 [ -z "$task" ] || set -- "${@//%a/$task}"
 
-# The deck: the first argument, unless that is KEY=VALUE or an option; otherwise DECK.
+# The deck is the first argument, unless that is KEY=VALUE or an option; otherwise DECK from the environment.
 if [ $# -gt 0 ] && { [ -f "$1" ] || [[ $1 != *=* && $1 != -* ]]; }; then
   DECK=$1
   shift
 fi
-# The script's own words on how it is submitted.
+# The hint is the usage line in the script's header.
 [ -n "${DECK:-}" ] || stop_here 2 "no deck is named. HINT: $(sed -n '/^#   sbatch /{s/^# *//p;q}' "$0")"
 deck_name=${DECK##*/}
 deck_name=${deck_name%.toml}
 
 [[ ${MAX_RESTARTS:=200} =~ ^[0-9]{1,9}$ ]] || stop_here 2 "MAX_RESTARTS=$MAX_RESTARTS is no number"
 
-# One thread a core that the task was given. srun takes the number from SRUN_CPUS_PER_TASK alone since Slurm 22.05.
+# One thread per core of the task. Since Slurm 22.05, srun reads the number only from SRUN_CPUS_PER_TASK.
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 export OMP_NUM_THREADS=$SRUN_CPUS_PER_TASK
-# sbatch --export=NONE, a custom of some sites, would otherwise keep these from the tasks.
+# With sbatch --export=NONE, the default at some sites, the tasks would otherwise not get these variables.
 export SLURM_EXPORT_ENV=ALL
 
-# A job that asked for GPUs, in whichever way, computes on them or ends: on the CPU it would take the whole time for a few
-# steps. SLURM_JOB_GPUS are indices, the others numbers, maybe of a type: a100:4.
+# A job that requested GPUs, in any way, must compute on them or end: on the CPU it would waste its time on a few steps.
+# SLURM_JOB_GPUS is a list of indices, the others are counts, possibly with a type: a100:4.
 gpus=${SLURM_JOB_GPUS:+some}
 for number in "${SLURM_GPUS_ON_NODE:-0}" "${SLURM_GPUS:-0}" "${SLURM_GPUS_PER_NODE:-0}" "${SLURM_GPUS_PER_SOCKET:-0}" \
   "${SLURM_GPUS_PER_TASK:-0}"; do
@@ -65,28 +65,29 @@ for number in "${SLURM_GPUS_ON_NODE:-0}" "${SLURM_GPUS:-0}" "${SLURM_GPUS_PER_NO
 done
 DEVICE=${DEVICE-${gpus:+cuda}}
 device=(${DEVICE:+"device.kind=$DEVICE"})
-# sbatch --gres=gpu:2 overrides the script's --gpus-per-node, which srun would still ask for; else it takes what the job has.
+# sbatch --gres=gpu:2 overrides the script's --gpus-per-node, which srun would still request: unset it, so that srun takes what the
+# job has.
 [ "${SLURM_GPUS_ON_NODE:-${SLURM_GPUS_PER_NODE:-}}" = "${SLURM_GPUS_PER_NODE:-}" ] || unset SLURM_GPUS_PER_NODE
 
 say "$SLURM_JOB_NAME on $SLURM_JOB_NODELIST, ${SLURM_NTASKS:-1} tasks, started ${SLURM_RESTART_COUNT:-0} times before"
 
-# Starts weft on all tasks and waits for its end; its exit code. Slurm signals the tasks that srun started by itself. USR1
-# that reaches this shell (--signal=B:USR1@300, for mpirun) is passed on.
+# Starts weft on all tasks, waits for it and returns its exit code. Slurm itself signals the tasks that srun started; a USR1 to
+# this shell (--signal=B:USR1@300, for mpirun) is passed on.
 run_weft() {
   local code weft=("${WEFT[@]}")
-  # A program, or the words of a command such as `apptainer exec --nv weft.sif weft`; words with blanks want an array.
+  # WEFT is a program, or a command such as `apptainer exec --nv weft.sif weft`; words with blanks need an array.
   [ ${#weft[@]} -gt 1 ] || type -P "$WEFT" >/dev/null || read -ra weft <<<"$WEFT"
   type -P "${weft[0]:-}" >/dev/null ||
     stop_here 2 "WEFT=$WEFT is no program. HINT: make build, or WEFT=PREFIX/bin/weft where it was installed, bin/weft of a bundle"
   "${launch[@]:?}" "${weft[@]}" "$@" &
   local pid=$!
   trap 'kill -USR1 "$pid" 2>/dev/null' USR1
-  # At the time limit Slurm sends TERM to this shell too: weft saves and ends, and then there is a job to queue again.
+  # At the time limit Slurm also sends TERM to this shell. Ignore it: weft saves and ends, and then the job must be requeued.
   trap : TERM
   while :; do
     wait "$pid"
     code=$?
-    # 128 + USR1 or TERM: the signal cut the wait short, and weft is still at work.
+    # 128 + USR1 or TERM: the signal interrupted `wait`, and weft is still running.
     case $code in
       138 | 143) kill -0 "$pid" 2>/dev/null || { wait "$pid"; code=$?; break; } ;;
       *) break ;;
@@ -99,7 +100,7 @@ run_weft() {
   return "$code"
 }
 
-# The value of the last KEY=VALUE among the words, which may stand in quotes; DEFAULT if there is none.
+# The value of the last KEY=VALUE among the words (quotes are removed); DEFAULT if there is none.
 value_of() {  # KEY DEFAULT WORD...
   local value=$2 word
   for word in "${@:3}"; do
@@ -114,20 +115,20 @@ value_of() {  # KEY DEFAULT WORD...
   printf '%s\n' "$value"
 }
 
-# Steps in the newest checkpoint of RUN. The link's target is anybody's text, and bash evaluates text in $(( )): digits only.
+# Steps in the newest checkpoint of RUN. Digits only: the link's target is untrusted, and bash evaluates text in $(( )).
 steps_saved() {
   if [[ $(readlink "$RUN/latest") =~ ^step_([1-9][0-9]{0,17})$ ]]; then echo "${BASH_REMATCH[1]}"; else echo 0; fi
 }
 
-# A run goes on with the deck that it was begun with, which may have been edited or have moved with it. Another one, by a
-# slip in RUN, would train its weights further.
+# A run must be resumed with the deck that it was started with, which may have been edited or moved with the run. With another
+# deck, by a mistake in RUN, the wrong weights would be trained further.
 check_deck() {
   local deck begun_with
-  [ -f "$DECK" ] || return 0  # weft says what is wrong with it
+  [ -f "$DECK" ] || return 0  # weft reports what is wrong with it
   deck=$(realpath -s -- "$DECK")
   if [ ! -s "$RUN/deck_path" ]; then  # empty: the disk was full at the first start
     rm -f -- "$RUN/deck_path"
-    # Through no link that somebody has laid there.
+    # noclobber: do not write through a link that somebody else placed there.
     mkdir -p -- "$RUN" && (set -o noclobber && printf '%s\n' "$deck" >"$RUN/deck_path")
     return 0
   fi
@@ -145,8 +146,7 @@ queue_again() {  # MESSAGE: what to do where Slurm does not
   exit 75
 }
 
-# Trains until done, stopped or broken: returns when all steps are done; 75 queues the job again, all else ends it with
-# weft's code.
+# Runs weft train. Returns when all steps are done; requeues the job after 75; otherwise exits with weft's code.
 train() {
   local before after code
   RUN=$(value_of run.dir "$RUN" "$@")
@@ -158,41 +158,41 @@ train() {
   say "weft train ended with $code, $((after - before)) steps further: $after saved in $RUN"
   [ "$code" -ne 0 ] || return 0
   [ "$code" -eq 75 ] || exit "$code"
-  # 75: stopped early, all saved. Queued again, unless somebody wants it stopped, or it would go round for ever.
+  # 75: stopped early, all saved. Requeue, unless the user stopped it, or no progress was made (endless loop).
   [ ! -e "$RUN/stopped" ] || stop_here 75 "stopped by the file $RUN/stop: not queued again"
   [ "$after" -gt "$before" ] ||
     stop_here 75 "no step further: not queued again. HINT: a longer --time, or a smaller run.stop_margin"
   queue_again "a chain of jobs (docs/slurm.md), or submit it again with run.dir=$RUN after the deck"
 }
 
-# A command that keeps what it has made and goes on with it, `weft encode`, `generate`, `evaluate`, `score` or `animate`: 0 ends the job,
-# 75 queues it again, all else ends it with weft's code.
+# Runs a command that resumes finished work: `weft encode`, `generate`, `evaluate`, `score` or `animate`. Returns after 0, requeues
+# after 75 and 137, otherwise exits with weft's code.
 until_done() {
   local code command=$1 folder before
   shift
-  # If only the deck sets it, the environment may, too.
+  # If only the deck sets the output, OUTPUT may be set in the environment.
   OUTPUT=$(value_of "$command.output" "${OUTPUT:-}" "$@")
   before=$(clips_made)
   run_weft "$command" "$DECK" ${device[@]+"${device[@]}"} "$@"
   code=$?
   say "weft $command ended with $code"
-  # 137: a rank was killed, and with it the job. Another start makes what is missing; an item that two ranks died with is
-  # given up then.
+  # 137: a rank was killed, which ended the job. The next start makes what is missing; an item during which two ranks died is
+  # then given up.
   if [ "$code" -eq 137 ]; then
     [ -z "${OUTPUT:-}" ] || [ "$(clips_made)" != "$before" ] || [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] ||
       stop_here 137 "a rank was killed again, and nothing more was begun or made: not queued again"
   elif [ "$code" -ne 75 ]; then
     exit "$code"
   fi
-  # A file `stop` in OUTPUT is somebody's request.
+  # A file `stop` in OUTPUT is a request of the user.
   for folder in "${OUTPUT:-}" "${OUTPUT:-}.parts"; do
     [ -z "${OUTPUT:-}" ] || [ ! -e "$folder/stopped" ] || stop_here 75 "stopped by the file $folder/stop: not queued again"
   done
   queue_again "submit it again, it goes on where it was"
 }
 
-# What changes with each item that was begun or made, and with the store that `weft encode` makes of clips. The lines of a
-# job that was killed lie in parts.
+# A checksum that changes with each item that was begun or made, and with the store that `weft encode` writes. The lines of a
+# job that was killed are in OUTPUT.parts.
 clips_made() {
   [ -n "${OUTPUT:-}" ] || return 0
   {

@@ -1,4 +1,4 @@
-// CUDA side of ops/diffusion.h. CPU twin: src/ops/cpu/diffusion.cpp; cases:
+// CUDA side of ops/random.h. CPU twin: src/ops/cpu/diffusion.cpp; cases:
 // tests/kernels/diffusion.cpp.
 //
 // Each operation reads and writes every value once, in 16-byte accesses where a frame is a multiple
@@ -10,7 +10,7 @@
 //   guided_euler_step       16 n
 // Scratch: velocity_loss_forward takes 8 bytes for each 4096 values of a frame, at least 8 a frame
 // and channel.
-#include "ops/diffusion.h"
+#include "ops/random.h"
 
 #include "vector.cuh"
 

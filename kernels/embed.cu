@@ -1,4 +1,4 @@
-// CUDA side of ops/embed.h. CPU twin: src/ops/cpu/embed.cpp; cases: tests/kernels/embed.cpp.
+// CUDA side of ops/layout.h. CPU twin: src/ops/cpu/embed.cpp; cases: tests/kernels/embed.cpp.
 //
 // Nothing here multiplies: each operation is bounded by the bytes named below, and most are so
 // small at STDiT3's sizes that starting them is what they cost. n = elements, w = bytes of the
@@ -11,7 +11,7 @@
 //   embedding_forward      2 n w, 16 bytes an access
 //   gather_captions        n (4 + w), and n (w + 8) backward: a block a row, 16-byte accesses
 // No operation takes scratch.
-#include "ops/embed.h"
+#include "ops/layout.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-// CUDA side of ops/evaluate.h. CPU twin: src/ops/cpu/evaluate.cpp; cases:
+// CUDA side of ops/loss.h. CPU twin: src/ops/cpu/evaluate.cpp; cases:
 // tests/kernels/evaluate.cpp.
 //
 // Bound by the exponentials and the reads of logits from the caches: C of the one and 4 C of the
@@ -8,7 +8,7 @@
 // same in any order.
 //
 // count_above: bound by memory, 16 bytes a thread and round; a block adds one whole number.
-#include "ops/evaluate.h"
+#include "ops/loss.h"
 
 #include <algorithm>
 

@@ -1,10 +1,10 @@
-// CUDA side of ops/fusion.h. CPU twin: src/ops/cpu/fusion.cpp; cases: tests/kernels/fusion.cpp.
+// CUDA side of ops/pointwise.h. CPU twin: src/ops/cpu/fusion.cpp; cases: tests/kernels/fusion.cpp.
 //
 // Bound by memory: every activation is read and written once. Elementwise operations: 16 bytes a
 // thread. Sums over the channels of a pixel, or of a group of them: by as many neighbouring lanes
 // of a warp as there are accesses to add (a power of two, at most 32), in an order that depends on
 // their number alone.
-#include "ops/fusion.h"
+#include "ops/pointwise.h"
 
 #include "core/error.h"
 #include "divide.cuh"

@@ -1,7 +1,7 @@
-// CUDA side of ops/pool.h for rectangles of 2x2; pool_windows.cu has the others. CPU twin:
+// CUDA side of ops/resize.h for rectangles of 2x2; pool_windows.cu has the others. CPU twin:
 // src/ops/cpu/pool.cpp; cases: tests/kernels/pool.cpp. Bound by memory, every operand read and
 // every result written once: 16 bytes of the smaller side a thread.
-#include "ops/pool.h"
+#include "ops/resize.h"
 
 #include "divide.cuh"
 #include "vector.cuh"

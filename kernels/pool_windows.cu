@@ -1,5 +1,5 @@
-// CUDA side of ops/pool.h for windows that overlap and rectangles of any size; pool.cu has those of
-// 2x2. CPU twin: src/ops/cpu/pool.cpp; cases: tests/kernels/pool.cpp.
+// CUDA side of ops/resize.h for windows that overlap and rectangles of any size; pool.cu has those
+// of 2x2. CPU twin: src/ops/cpu/pool.cpp; cases: tests/kernels/pool.cpp.
 //
 // Bound by memory, every operand read and every result written once; what windows share comes from
 // the caches.
@@ -11,7 +11,7 @@
 //   adaptive     forward: a block has 8 accesses of one rectangle, its threads take the pixels in
 //                turn, and their sums are added in order; backward: four times 16 bytes of dx a
 //                thread
-#include "ops/pool.h"
+#include "ops/resize.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-// CUDA side of ops/reduce.h. CPU twin: src/ops/cpu/reduce.cpp; cases: tests/kernels/reduce.cpp.
+// CUDA side of ops/optimizer.h. CPU twin: src/ops/cpu/reduce.cpp; cases: tests/kernels/reduce.cpp.
 //
 // sum_of_squares: 4 bytes and one f64 multiplication and addition an element. A fixed number of
 // blocks walks the tensor, each thread its own sums, added in fixed orders: the result depends on
@@ -11,7 +11,7 @@
 // sum_parts, convert_on_stream: bound by memory, beside whatever the compute stream does. Least
 // bytes an element: sum_parts 2 R + 4 for R ranks in bf16, convert_on_stream 6. A thread holds 16
 // bytes of each of four rows at a time; the order of the sum is that of the rows.
-#include "ops/reduce.h"
+#include "ops/optimizer.h"
 
 #include <algorithm>
 #include <limits>

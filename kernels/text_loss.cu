@@ -1,11 +1,11 @@
-// CUDA side of ops/text_loss.h. CPU twin: src/ops/cpu/text_loss.cpp; cases:
+// CUDA side of ops/loss.h. CPU twin: src/ops/cpu/text_loss.cpp; cases:
 // tests/kernels/text_loss.cpp.
 //
 // Bound by memory and by starts: a batch of 16 pictures of 640x640 is 6.5 million pixels of 6 to 10
 // bytes, read once for the sums, five times in part to choose pixels (radix selection, 8 bits a
 // pass, then the equal ones), once backward; 16 bytes of logits an access. Sums are f32 within a
 // thread and f64 over the blocks' chunks, in an order that the shape alone decides.
-#include "ops/text_loss.h"
+#include "ops/loss.h"
 
 #include <algorithm>
 

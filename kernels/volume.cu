@@ -1,4 +1,4 @@
-// CUDA side of ops/volume.h. CPU twin: src/ops/cpu/volume.cpp; cases: tests/kernels/volume.cpp.
+// CUDA side of ops/resize.h. CPU twin: src/ops/cpu/volume.cpp; cases: tests/kernels/volume.cpp.
 //
 //   sample       twice 16 bytes of a voxel a thread; the eight neighbours come from the caches
 //   candidates   a thread takes one candidate of one voxel: its shares are found once, its c
@@ -7,7 +7,7 @@
 //   field        a lane has eight candidates of a voxel; sums over up to 16 lanes are warp shuffles
 //   expectation  per piece of the voxels the greatest logit and the sums that belong to it; then
 //                a warp puts the pieces of a keypoint together. Nothing is added by atomics.
-#include "ops/volume.h"
+#include "ops/resize.h"
 
 #include <algorithm>
 #include <type_traits>

@@ -1,5 +1,5 @@
 // weft: one binary, `mpirun -n N weft COMMAND DECK.toml [section.key=value ...]`.
-#include "cli/commands.h"
+#include "cli/cli.h"
 
 int main(int argc, char** argv) {
   if (const auto code = weft::run_as_child(argc, argv)) return *code;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A training step of weft against PyTorch, with the comparison's own virtual environment in .venv-validation/.
+# Compares a training step of weft with PyTorch, in a virtual environment of its own, .venv-validation/.
 # Arguments go to validation/compare_step.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -12,14 +12,17 @@ fail() {
   echo "build: $1; the whole output is in $log" >&2
   exit 1
 }
-generator=()
-if [ ! -f build/CMakeCache.txt ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
+first=()  # what a build folder keeps from its first configuration on
+if [ ! -f build/CMakeCache.txt ]; then
+  if command -v ninja >/dev/null; then first+=(-G Ninja); fi
+  if command -v ccache >/dev/null; then first+=(-DWEFT_CCACHE=ON); fi
+fi
 architectures=${WEFT_CUDA_ARCHITECTURES:-}
 if [ -z "$architectures" ] && command -v nvidia-smi >/dev/null; then
   architectures=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
     sed -n 's/^\([0-9]*\)\.\([0-9]\)$/\1\2/p' | sort -u | paste -sd';') || architectures=
 fi
-cmake -S . -B build "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
+cmake -S . -B build "${first[@]}" -DCMAKE_BUILD_TYPE=Release \
   -DWEFT_CUDA_ARCHITECTURES="${architectures:-all}" >"$log" 2>&1 || fail "CMake stopped"
 cores=$(nproc)
 echo "build: Release in build/ on $cores cores (a first build takes some minutes; output in $log)"
@@ -31,4 +34,6 @@ if ! cmake --build build --parallel "${JOBS:-$cores}" "${targets[@]}" >>"$log" 2
   echo "build: failed; the whole output is in $log" >&2
   exit 1
 fi
-echo "build: build/${1:-weft} is ready ($((SECONDS - began)) s)"
+name=${1:-weft}
+[ "$name" != all ] || name=weft
+echo "build: build/$name is ready ($((SECONDS - began)) s)"

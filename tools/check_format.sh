@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Style that a machine can judge: clang-format over src and tests, no tabs, no trailing blanks, no file too long.
-# Prints the census of file lengths. Exit status 1 if anything is wrong.
+# Checks formatting: clang-format over src, tests and kernels, no tabs, no trailing blanks, no file too long. Prints a summary of
+# file lengths. Exit status 1 if anything is wrong.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
@@ -14,16 +14,16 @@ if ! command -v clang-format >/dev/null; then
 fi
 clang-format --dry-run -Werror "${code[@]}" || { echo "format: run make format" >&2; bad=1; }
 grep -nP '\t' "${code[@]}" "${scripts[@]}" && { echo "format: tabs (above)" >&2; bad=1; }
-grep -nE '[[:blank:]]+$' "${code[@]}" "${scripts[@]}" && { echo "format: blanks at the end of a line (above)" >&2; bad=1; }
+grep -nE '[[:blank:]]+$' "${code[@]}" "${scripts[@]}" && { echo "format: trailing blanks (above)" >&2; bad=1; }
 
-# Generated tables are data, not text that somebody reads.
+# Generated tables are data and may be long.
 census=$(wc -l "${code[@]}" "${scripts[@]}" | awk '$2 != "total" && $2 !~ /generated/ {print $1, $2}' | sort -n)
 awk '{n[NR] = $1; if ($1 > 1000) {print "format: " $2 " has " $1 " lines, the limit is 1000"; over = 1}
-      else if ($1 > 700) print "WARN: " $2 " has " $1 " lines: can the story be told in two files?"}
+      else if ($1 > 700) print "WARN: " $2 " has " $1 " lines: consider splitting it"}
      END {printf "census: %d files, lines median %d, p90 %d, max %d\n", NR, n[int((NR + 1) / 2)], n[int(NR * 0.9 + 0.5)], n[NR]
           exit over}' <<<"$census" || bad=1
 
-# src alone: shredded files are as hard to read as endless ones.
+# src alone: many tiny files are as hard to read as very long ones.
 find src -type f \( -name '*.cpp' -o -name '*.h' \) -exec wc -l {} + | awk '$2 != "total" {print $1}' | sort -n |
   awk '{n[NR] = $1; lines += $1; short += $1 < 60}
        END {printf "census of src: %d files, %d lines, median %d, %d files under 60\n", NR, lines, n[int((NR + 1) / 2)], short}'

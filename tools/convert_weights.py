@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch weights to safetensors, which weft reads.
+"""Converts PyTorch weights to safetensors, which weft reads.
 
     convert_weights.py INPUT OUTPUT [--dtype keep|f32|bf16|f16] [--key KEY] [--prefix PREFIX]
 
@@ -39,55 +39,55 @@ TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", tor
          torch.uint8: "U8", torch.bool: "BOOL"}
 WANTED = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 WRAPPERS = ("state_dict", "model", "ema", "params", "module")
-# Of several in one file, these are what is meant: GFPGAN's averages, SadTalker's mapping network beside what trained it.
+# If a file contains several sets of weights, these keys are used: GFPGAN's averages, SadTalker's mapping network.
 PREFERRED = ("params_ema", "mapping")
-PREFIXES = {"mapping": "mapping."}  # that names get, of what has this key
+PREFIXES = {"mapping": "mapping."}  # put in front of the names found under this key
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".tar")
 
 
 def shards_of(path):
-    """The files that `path` means, and the names that the index promises (or None)."""
+    """The files of `path`, and the tensor names that the index lists (or None)."""
     if path.is_dir():
         folder = path / "model" if (path / "model").is_dir() else path
         indices = sorted(folder.glob("*.bin.index.json"))
         files = sorted(f for f in folder.iterdir() if f.suffix in ENDINGS)
         among = indices or files
         if not among and any(folder.glob("*.safetensors")):
-            sys.exit(f"{folder} holds safetensors already: weft reads the folder as it is (weft inspect {folder})")
+            sys.exit(f"{folder} contains safetensors already: weft can read the folder (weft inspect {folder})")
         if len(among) != 1:
-            sys.exit(f"{folder} holds {len(among)} sets of PyTorch weights: name the one that is meant "
+            sys.exit(f"{folder} contains {len(among)} sets of PyTorch weights: name the file you mean "
                      f"({', '.join(f.name for f in among) or 'none ends in ' + ', '.join(ENDINGS)})")
         path = among[0]
     if not path.is_file():
         sys.exit(f"{path}: no such file")
     if path.name.endswith((".safetensors", ".safetensors.index.json")):
-        sys.exit(f"{path} is safetensors already: weft reads it as it is (weft inspect {path})")
+        sys.exit(f"{path} is safetensors already: weft can read it (weft inspect {path})")
     if not path.name.endswith(".index.json"):
         return [path], None
     names = json.loads(path.read_text())["weight_map"]
     for shard in sorted(set(names.values())):
         if "/" in shard or not (path.parent / shard).is_file():
-            sys.exit(f"{path} names {shard}, which is not beside it")
+            sys.exit(f"{path} names {shard}, which is not in the same folder")
     return [path.parent / shard for shard in sorted(set(names.values()))], names
 
 
 def unpickled(path):
-    """What a file holds, mapped where its format allows: files from before PyTorch 1.6 are read whole."""
+    """Loads a file, memory-mapped if its format allows; files from before PyTorch 1.6 are read completely."""
     for mapped in (True, False):
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         except Exception as e:  # noqa: BLE001 whatever the unpickler meets
             if mapped and "mmap" in str(e):
                 continue
-            # What PyTorch advises here is to run what the file says: not with files of others.
+            # PyTorch's advice here is to execute the file's content: never do that with untrusted files.
             reason = str(e).split("WeightsUnpickler error: ")[-1].strip().splitlines()[0]
-            sys.exit(f"{path} is no file of weights, damaged, or holds more than weights: {reason}")
+            sys.exit(f"{path} is not a weight file, is damaged, or contains more than weights: {reason}")
     raise AssertionError
 
 
 def load(path, key):
-    """{name: tensor} of one file, and what its names get in front."""
+    """{name: tensor} of one file, and the prefix for its names."""
     content, prefix = unpickled(path), ""
     if key:
         if not isinstance(content, dict) or key not in content:
@@ -97,12 +97,12 @@ def load(path, key):
         tables = [k for k, v in content.items() if isinstance(v, dict)]
         inner = [k for k in PREFERRED if k in tables][:1] or [k for k in WRAPPERS if k in tables]
         if len(inner) != 1:
-            sys.exit(f"{path} holds no tensors but the keys {', '.join(map(str, content))}: choose one with --key")
+            sys.exit(f"{path} contains no tensors, only the keys {', '.join(map(str, content))}: choose one with --key")
         content, prefix = content[inner[0]], prefix or PREFIXES.get(inner[0], "")
     if not isinstance(content, dict):
         sys.exit(f"{path} holds {type(content).__name__}, not a table of names and tensors")
     for name in [n for n, v in content.items() if not torch.is_tensor(v)]:
-        print(f"{path.name}: {name} is no tensor and is left out")
+        print(f"{path.name}: {name} is not a tensor: left out")
         del content[name]
     if content and all(name.startswith("module.") for name in content):
         content = {name[len("module."):]: v for name, v in content.items()}
@@ -121,7 +121,7 @@ def renamed(tensors, prefix, names):
             if t.dim() == 4:
                 t = t[:, :, 0, 0]
         if prefix + name in out:
-            sys.exit(f"{prefix + name} comes out of two tensors")
+            sys.exit(f"{prefix + name} would be the name of two tensors")
         out[prefix + name] = t
     return out
 
@@ -133,13 +133,13 @@ def target_type(t, wanted):
 
 
 def write(path, tensors, wanted):
-    """One safetensors file, tensor by tensor; it appears under its name when it is complete. Its bytes of data."""
+    """Writes one safetensors file, tensor by tensor, and renames it when it is complete. Returns its bytes of data."""
     header, offset = {"__metadata__": {"format": "pt"}}, 0
     order = sorted(tensors, key=lambda n: (-target_type(tensors[n], wanted).itemsize, n))
     for name in order:
         t, kind = tensors[name], target_type(tensors[name], wanted)
         if kind not in TYPES:
-            sys.exit(f"{name} has type {kind}, which weft does not read")
+            sys.exit(f"{name} has type {kind}, which weft cannot read")
         size = t.numel() * kind.itemsize
         header[name] = {"dtype": TYPES[kind], "shape": list(t.shape), "data_offsets": [offset, offset + size]}
         offset += size
@@ -162,8 +162,8 @@ def main():
     parser.add_argument("input", type=pathlib.Path)
     parser.add_argument("output", type=pathlib.Path)
     parser.add_argument("--dtype", choices=["keep", *WANTED], default="keep")
-    parser.add_argument("--key", help="of the dictionary in the file that holds the weights")
-    parser.add_argument("--prefix", help="put in front of all names")
+    parser.add_argument("--key", help="key of the weights in the file's dictionary")
+    parser.add_argument("--prefix", help="prefix for all tensor names")
     args = parser.parse_args()
     out = args.output if args.output.suffix == ".safetensors" else args.output / "model.safetensors"
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def main():
         if promised is not None:
             lost = [n for n, s in promised.items() if s == shard.name and n not in tensors]
             if lost:
-                sys.exit(f"{shard} lacks {lost[0]}, which the index says is there")
+                sys.exit(f"{shard} lacks {lost[0]}, which the index lists")
         tensors = renamed(tensors, prefix if args.prefix is None else args.prefix, promised or tensors)
         path = out if len(shards) == 1 else out.with_name(f"{out.stem}-{i + 1:05}-of-{len(shards):05}.safetensors")
         twice = next((n for n in tensors if n in weight_map), None)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The two pictures of the README, from what `make run` leaves: demo_pictures.py [RUN [FOLDER]].
+"""Makes the two pictures of the README from the results of `make run`: demo_pictures.py [RUN [FOLDER]].
 
 FOLDER/frames.png is a strip of generated frames, a clip a row; FOLDER/step_time.svg the plot of the training run's report.
 """

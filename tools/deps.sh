@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Sees to it that everything in tools/debian-packages.txt is there. As root on Debian or Ubuntu it installs what is
-# missing; otherwise, if CMake finds what it needs elsewhere (modules, Spack), that is good enough; otherwise one message
-# says what to do, and the exit status is 1. Under a second where nothing is missing.
-#   tools/deps.sh [LIST]   another list: packages that are for root to install, or nothing
+# Makes sure that everything in tools/debian-packages.txt is installed. As root on Debian or Ubuntu it installs missing packages.
+# Otherwise it accepts libraries that CMake finds elsewhere (modules, Spack); if CMake fails, a message says what to do, and the
+# exit status is 1. Takes under a second if nothing is missing.
+#   tools/deps.sh [LIST]   another list, whose packages can only be installed by root
 set -euo pipefail
 cd "$(dirname "$0")/.."
 list=${1:-tools/debian-packages.txt}
@@ -12,7 +12,7 @@ missing=()
 have_apt=no
 if command -v dpkg-query >/dev/null && command -v apt-get >/dev/null; then
   have_apt=yes
-  # dpkg-query fails if it has never heard of one of the names, and answers for the others all the same.
+  # dpkg-query fails if one of the names is unknown, but still answers for the others.
   installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "${wanted[@]}" 2>/dev/null || true)
   for package in "${wanted[@]}"; do
     grep -qxF "$package installed" <<<"$installed" || missing+=("$package")
@@ -28,7 +28,7 @@ if [ "$have_apt" = yes ] && [ "$(id -u)" -eq 0 ]; then
   trap 'rm -f "$log"' EXIT
   export DEBIAN_FRONTEND=noninteractive
   install() { apt-get install -y --no-install-recommends "${missing[@]}" >"$log" 2>&1; }
-  # The package lists of a fresh machine or container are empty or old: fetch them when they do not serve.
+  # The package lists of a fresh machine or container are empty or old: update them if the installation fails.
   if ! install && ! { apt-get update >"$log" 2>&1 && install; }; then
     tail -n 20 "$log" >&2
     echo "deps: apt-get could not install the packages (above: its last lines). HINT: is there a network, and does" \
@@ -43,7 +43,7 @@ if [ $# -gt 0 ]; then
   exit 1
 fi
 
-# Not ours to install. The same libraries may well be here as modules or from Spack: ask the one who will look for them.
+# Not root. The same libraries may be available as modules or from Spack: ask CMake.
 if command -v cmake >/dev/null; then
   probe=$(mktemp -d)
   trap 'rm -rf "$probe"' EXIT
@@ -51,7 +51,7 @@ if command -v cmake >/dev/null; then
     exit 0
   fi
 fi
-column() {  # the modules (1) or Spack packages (2) that stand for the missing packages
+column() {  # the modules (1) or Spack packages (2) that provide the missing packages
   awk -v field="$1" -v missing=" ${missing[*]} " 'index(missing, " " $1 " ") {
     sub(/^[^#]*# */, ""); line = $0; if (field == 1) line = $1; else sub(/^[^ ]+ +/, "", line)
     if (line != "-" && !seen[line]++) print line }' "$list"
@@ -62,8 +62,8 @@ column() {  # the modules (1) or Spack packages (2) that stand for the missing p
   echo "  modules:         module load $(column 1 | paste -sd' ')"
   echo "  Spack:           spack install $(column 2 | awk '{print (NF > 1 ? "\"" $0 "\"" : $0)}' | paste -sd' ')"
   if [ -n "${probe:-}" ] && grep -q "CMake Error" "$probe/log"; then
-    echo "  What CMake missed first: $(grep -A 3 -m 1 'CMake Error' "$probe/log" | tail -n +2 | tr -s ' \n' ' ')"
+    echo "  First error of CMake: $(grep -A 3 -m 1 'CMake Error' "$probe/log" | tail -n +2 | tr -s ' \n' ' ')"
   fi
-  echo "  HINT: docs/install.md goes through each of these ways."
+  echo "  HINT: docs/install.md explains each of these."
 } >&2
 exit 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# make fuzz: every parser under clang's libFuzzer, FUZZ_SECONDS each (3600), TARGET=name for one of them, JOBS of them at a
-# time. What it learns is kept in build/fuzz/corpus; a finding is an input in build/fuzz/findings and exit status 1.
+# make fuzz: runs every parser under clang's libFuzzer, FUZZ_SECONDS each (3600), JOBS of them at a time; TARGET=name for one of
+# them. The corpus grows in build/fuzz/corpus; inputs that cause a failure are saved in build/fuzz/findings, with exit status 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if ! command -v clang++ >/dev/null; then
@@ -9,7 +9,7 @@ if ! command -v clang++ >/dev/null; then
   fi
 fi
 if ! command -v clang++ >/dev/null; then
-  echo "fuzz: clang++ is missing. HINT: apt-get install clang, or load a module of LLVM; make test runs the same targets" \
+  echo "fuzz: clang++ is missing. HINT: apt-get install clang, or load a module of LLVM; make test-all runs the same targets" \
     "without it, for seconds" >&2
   exit 1
 fi
@@ -21,13 +21,13 @@ mkdir -p build/fuzz/corpus build/fuzz/findings
 cmake -S tests/fuzz -B build/fuzz "${generator[@]}" -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_COMPILER=clang++ \
   -DCMAKE_C_COMPILER=clang >build/fuzz/build.log 2>&1 &&
   cmake --build build/fuzz --parallel "$jobs" >>build/fuzz/build.log 2>&1 ||
-  { tail -n 40 build/fuzz/build.log >&2; echo "fuzz: the build failed; all of it is in build/fuzz/build.log" >&2; exit 1; }
+  { tail -n 40 build/fuzz/build.log >&2; echo "fuzz: the build failed; full log: build/fuzz/build.log" >&2; exit 1; }
 
-fuzz() {  # one target; 0 unless it found something
+fuzz() {  # runs one target; 0 if nothing was found
   local name=$1 dictionary=()
   [ ! -f "tests/fuzz/corpus/$name.dict" ] || dictionary=("-dict=tests/fuzz/corpus/$name.dict")
   mkdir -p "build/fuzz/corpus/$name"
-  if ! "build/fuzz/fuzz_$name" "build/fuzz/corpus/$name" "tests/fuzz/corpus/$name" "${dictionary[@]}" \
+  if ! WEFT_FUZZ_TARGET=$name build/fuzz/weft_fuzz "build/fuzz/corpus/$name" "tests/fuzz/corpus/$name" "${dictionary[@]}" \
     -max_total_time="$seconds" -timeout=10 -rss_limit_mb=1024 -max_len=4096 -print_final_stats=1 \
     -artifact_prefix="build/fuzz/findings/$name-" >"build/fuzz/$name.log" 2>&1; then
     echo "fuzz: $name: FOUND: $(grep -m 1 -E 'ERROR|runtime error|^fuzz:' "build/fuzz/$name.log" || true)"

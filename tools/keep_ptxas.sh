@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the CUDA compiler (CMake's compiler launcher) and keeps what ptxas says of registers, shared memory and spills beside
-# the object, for tools/kernel_resources.py. Only what is not such talk is shown.
+# CMake's compiler launcher for CUDA: runs the compiler, saves ptxas's report on registers, shared memory and spills next to the
+# object, for tools/kernel_resources.py, and shows only the other messages.
 set -uo pipefail
 object=
 previous=

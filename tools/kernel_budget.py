@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What the machine code of the hot kernels allows, counted: docs/kernels_budget.md.
+"""Limits of the hot kernels, counted from their machine code: writes validation/results/kernel_budget.md.
 
     kernel_budget.py [--build build] [--write | --check] [--cuobjdump PATH]
-    kernel_budget.py --cubin FILE [--kernel PATTERN]      what every iteration of each kernel's loops asks of each pipe
+    kernel_budget.py --cubin FILE [--kernel PATTERN]      cycles of each pipe per iteration of each loop
 
-Disassembles the objects of a build, counts what the loop that does a kernel's work asks of each pipe, and says which one
-bounds the kernel at which share of its roofline. --write makes the page, of a build for all of its GPUs
-(WEFT_CUDA_ARCHITECTURES="80;90a;100"). --check holds a build to it, for those that it was made for: exit status 1 if a
-budget is below its goal on an H100 without a reason, or more than a point below what the page records. It passes where
-nothing was built with nvcc, and exits with 77 where there is no cuobjdump: it and nvdisasm come with CUDA, or from PyPI
+Disassembles the objects of a build, counts the cycles of each pipe in a kernel's main loop, and reports which pipe limits
+the kernel at which share of its roofline. --write writes the page; it needs a build for all of its GPUs
+(WEFT_CUDA_ARCHITECTURES="80;90a;100"). --check compares a build with the page, for the GPUs it was built for: exit status 1
+if a limit is below its goal on an H100 without a stated reason, or more than a point below what the page records. It passes
+if nothing was built with nvcc, and exits with 77 if cuobjdump is missing: it and nvdisasm come with CUDA, or from PyPI
 (tools/python-packages.txt).
 """
 import argparse
@@ -23,7 +23,7 @@ import sys
 import kernel_resources
 import sass
 
-PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "kernels_budget.md"
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "validation" / "results" / "kernel_budget.md"
 LATENCY = 800  # cycles from a load to its data while memory is busy
 HEADS, D = 16, 72  # STDiT3-XL/2
 ACCESS = 32 * 16  # bytes of a warp's access of 16 bytes a lane
@@ -306,30 +306,29 @@ def table_of(machine, found):
 def page_of(found, version):
     """`found`: {machine: its budgets}."""
     lines = [
-        "# What the kernels' machine code allows", "",
-        f"Counted by `tools/kernel_budget.py --write` from the code that CUDA {version} makes; do not edit. Shares are of the GPU's",
-        "roofline, its tensor cores or its memory, whichever takes longer for the useful operations and bytes.", "",
-        "*Limit* is the share at which the busiest pipe is never idle. Nothing is faster; how much slower it is, counting cannot",
-        "see: latency, waits at barriers, contention for L2, the clock under full load (products reached 73 % of 989 TFLOP/s on the",
-        "H100 of [validation/results](../validation/results/h100.md)). For kernels on the tensor cores *serial* is the",
-        "share if the elementwise work overlapped no product at all. For the others *in flight* is the part of the bytes that memory",
-        f"needs under way for {LATENCY} cycles of latency, that the loads ask for before they wait. Where caches serve part of what a",
-        "kernel asks for, only what memory must move counts.", ""]
+        "# Kernel budgets: limits counted from the machine code", "",
+        f"Written by `tools/kernel_budget.py --write` from the machine code that CUDA {version} generates; do not edit. Percentages are",
+        "of the GPU's roofline: its tensor cores or its memory, whichever takes longer for the useful operations and bytes.", "",
+        "*Limit* is the share at which the busiest pipe is never idle; no faster run is possible. How much slower a kernel is in",
+        "practice cannot be counted: latency, waits at barriers, contention for L2, the clock under full load (matrix products",
+        "reached 73 % of 989 TFLOP/s on the [H100 measured](h100.md)). *Serial*, for kernels on the tensor cores, is the share if",
+        "elementwise work did not overlap with matrix products at all. *In flight*, for the others, is the part of the bytes that",
+        f"memory needs in flight for {LATENCY} cycles of latency that the loads request before they wait. If caches serve part of what",
+        "a kernel requests, only what memory must move counts.", ""]
     for machine, budgets_of in found.items():
         lines += table_of(machine, budgets_of)
         if machine is not sass.H100:
             continue
-        lines += ["Measured figures are of 2026-11-22 and of the kernels of then; what is said in brackets has changed since, and is untested",
-                  "on GPU.", ""]
+        lines += ["Measured figures are of 2026-11-22 and of the kernels at that time; what is said in brackets has changed since, and is untested",
+                  "on a GPU.", ""]
         lines += [f"- {b.entry.name}, {b.entry.shape}: {b.entry.reason}" for b in budgets_of if b.entry.reason] + [""]
-    lines += ["Attention is not in the table of the B200: there it runs by mma.sync, whose rate on that GPU is not known here.", "",
+    lines += ["The B200's table has no attention: there it uses mma.sync, whose rate on that GPU is not known here.", "",
               "## How far counting can be trusted", "",
               "FlashAttention-3 forward, bf16, no mask, 16k keys, H100 SXM (Shah et al., 2024, figure 5), in TFLOP/s:", "",
               "| D | limit | serial | published |", "|---|---|---|---|"]
     lines += [f"| {d} | {limit:.0f} | {serial:.0f} | {figure} |" for d, limit, serial, figure in published()]
-    lines += ["", "The limit is far away even from the best published kernel, and the serial figure is near it: products and exponentials of a",
-              "block overlap less than they could. So a goal that the limit alone exceeds says that the kernel's work fits, not that",
-              "a GPU will reach it.", ""]
+    lines += ["", "Even the best published kernel is far from the limit and close to the serial figure: products and exponentials of a block",
+              "overlap less than they could. So a goal below the limit says that the work fits, not that a GPU will reach it.", ""]
     return "\n".join(lines)
 
 
@@ -354,9 +353,9 @@ def faults(found, page):
             key = (machine.architecture, b.entry.name, b.entry.shape)
             what = f"{key[1]}, {key[2]} ({key[0]}): {percent(b.share)}"
             if key not in old:
-                yield f"{what} is not on docs/{PAGE.name}; run with --write"
+                yield f"{what} is not on validation/results/{PAGE.name}; run with --write"
             elif 100 * b.share < old[key] - 1:
-                yield f"{what}, bounded by {b.pipe}, where docs/{PAGE.name} records {old[key]:.0f} %"
+                yield f"{what}, bounded by {b.pipe}, where validation/results/{PAGE.name} records {old[key]:.0f} %"
             if machine is sass.H100 and b.share < b.entry.goal and not b.entry.reason:
                 yield f"{what}, bounded by {b.pipe}, is below the goal of {percent(b.entry.goal)}"
 

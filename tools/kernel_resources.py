@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Registers, shared memory and spills of every kernel, as ptxas told the last build (*.cu.o.log beside the objects).
+"""Registers, shared memory and spills of every kernel, as ptxas reported them in the last build (*.cu.o.log files).
 
     kernel_resources.py [--build build] [--all] [--write | --check]
 
-Prints a table, one line a kernel and architecture. --write makes docs/kernels_resources.md of it, --check holds that page to
-it, for the architectures that were built by the same nvcc, and passes where nothing was. Without --all only the hot kernels
-are shown. Exit status 1 if a hot kernel spills registers beyond ALLOWED, if a hot pattern names no kernel at all, or if the
-page is stale.
+Prints a table, one line per kernel and architecture. --write writes it to validation/results/kernel_resources.md. --check
+compares that page with it, for the architectures that were built by the same nvcc, and passes if there are none. Without
+--all only the hot kernels are shown. Exit status 1 if a hot kernel spills registers beyond ALLOWED, if a hot pattern matches
+no kernel, or if the page is out of date.
 """
 import argparse
 import pathlib
@@ -14,14 +14,14 @@ import re
 import subprocess
 import sys
 
-# Kernels that a training step lives in. Helpers that run once a step on a few KB are not among them.
+# Kernels that dominate a training step. Helpers that run once per step on a few KB are not among them.
 HOT = [r"modulate", r"gate", r"gelu", r"flash", r"temporal", r"qk_norm", r"adamw", r"sum_of_squares|squares",
        r"convert", r"add", r"group_norm|moments|gradient_sums", r"phases", r"relative", r"softmax|probabilities"]
-# Bytes that a hot kernel may spill. On sm_90a, for which kernels are tuned, and sm_80 none may. For these ptxas keeps a few
-# registers of six kernels in local memory; no GPU of the kind has measured what that costs.
+# Bytes that a hot kernel may spill: none on sm_90a, for which kernels are tuned, and on sm_80. On these two, ptxas spills a few
+# registers of six kernels; the cost has not been measured, for lack of such a GPU.
 ALLOWED = {"sm_100": 8, "sm_120": 40}
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "kernels_resources.md"
+PAGE = ROOT / "validation" / "results" / "kernel_resources.md"
 
 ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -30,7 +30,7 @@ DEFINITION = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\((?:[^()]|\([
 
 
 def objects(build):
-    """What nvcc made in this build. A folder may hold objects of an earlier one too, of other groups of files."""
+    """The objects that nvcc made in this build. A folder may also contain old objects, of other groups of files."""
     commands = build / "compile_commands.json"
     made = re.findall(r" -o (\S+\.cu\.o)\b", commands.read_text(encoding="utf-8")) if commands.exists() else []
     return sorted(build / path for path in made if log_of(build / path).exists())
@@ -57,7 +57,7 @@ def read(build):
 
 
 def homes(folder):
-    """Kernel's name -> file that defines it; an object may have many files in it. Names are unique: all pages go by them."""
+    """Kernel's name -> file that defines it. An object may contain many files, so kernels are identified by unique names."""
     found = {}
     for path in sorted(p for p in folder.rglob("*.cu*") if p.suffix in (".cu", ".cuh")):
         for name in DEFINITION.findall(path.read_text(encoding="utf-8")):
@@ -151,7 +151,7 @@ def main():
     for file, name, arch, regs, shared, spills, stack in spilling:
         print(f"kernel_resources: {name} ({file}, {arch}) spills {spills} bytes", file=sys.stderr)
     for file, name, arch in old:
-        print(f"kernel_resources: docs/{PAGE.name} is stale: {name} ({file}, {arch}); run with --write", file=sys.stderr)
+        print(f"kernel_resources: validation/results/{PAGE.name} is out of date: {name} ({file}, {arch}); run with --write", file=sys.stderr)
     for p in unknown:
         print(f"kernel_resources: no kernel matches the hot pattern {p}", file=sys.stderr)
     print(f"{len(rows)} kernels, {len(hot)} hot, {len(spilling)} of them spill more than allowed")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# tools/make_corpus.sh VERSION: the files that tests/e2e/test_corpus.py loads with every later weft, written by this build into
-# tests/corpus/VERSION/ (what is in there: tests/corpus/README.md). WEFT is the program (build/weft). `unreleased` for VERSION
-# writes only what no released version has: runs of the other models.
+# tools/make_corpus.sh VERSION: writes, with this build, the files that every later weft must be able to load
+# (tests/e2e/test_corpus.py) into tests/corpus/VERSION/ (contents: tests/corpus/README.md). WEFT is the program (build/weft).
+# VERSION `unreleased` writes only what no released version has: runs of the other models.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 repository=$PWD
@@ -16,7 +16,7 @@ weft=$(realpath "${WEFT:-build/weft}")
 [ -x "$weft" ] || fail "$weft is no program" "make build, or WEFT=path"
 [ "$version" = unreleased ] || "$weft" --version | grep -q "^weft $version " || fail "$weft is not version $version" "build that version first"
 out=tests/corpus/$version
-[ ! -e "$out" ] || fail "$out is there already" "what a release wrote stays as it is; remove it to make it anew before the release"
+[ ! -e "$out" ] || fail "$out exists already" "files of a release are never changed; before the release, delete it to make it again"
 for tool in ffmpeg mpirun python3 xz; do
   command -v "$tool" >/dev/null || fail "$tool is missing" "tools/deps.sh says what weft needs"
 done
@@ -32,7 +32,7 @@ train() { quietly mpirun --oversubscribe --bind-to none -n 2 "$weft" train "$@";
 tiny_models() { PYTHONPATH=$repository/tests/e2e quietly python3 -B -c "import tiny_models; tiny_models.$1"; }
 draw() { quietly ffmpeg -v error -y -f lavfi -i "$1" "${@:2}" </dev/null; }
 
-# What a release has beside the runs of write_models.
+# What a release has in addition to the runs of write_models.
 write_all() {
   # 1. Footage with captions, labelled pictures, a text encoder.
   draw testsrc2=duration=2:size=32x32:rate=10 -pix_fmt yuv420p one.mp4
@@ -50,14 +50,14 @@ write_all() {
   quietly "$weft" ingest evaluate.toml ingest.images=pictures ingest.labels=labels ingest.output=images.h5 ingest.num_classes=4
   quietly "$weft" encode latents.toml data.path=clips.h5 t5.weights=t5
 
-  # 3. A run that was stopped half-way, its weights, and how it ended.
+  # 3. A run that was stopped half-way, its weights, and its results after resuming.
   train train.toml train.steps=3
   quietly "$weft" export run weights.safetensors
   tar -cJf run.tar.xz --owner=0 --group=0 --numeric-owner run
   train train.toml
   train latents.toml
 
-  # 4. An evaluation, of data that is drawn in memory: its results are known by content.
+  # 4. An evaluation of data drawn in memory, which depends on no file.
   quietly "$weft" evaluate evaluate.toml
   quietly "$weft" evaluate evaluate.toml data.path=images.h5 evaluate.output=of_images
   mkdir out/evaluation
@@ -65,10 +65,10 @@ write_all() {
   cp evaluation/{evaluation.json,images.jsonl} out/evaluation
 }
 
-# Runs of the other models, stopped half-way, and how they ended. Random numbers do not pack: the weights repeat after two
-# channels, and so do gradients and momenta.
+# Runs of the other models, stopped half-way, and their results after resuming. Random numbers do not compress, so the weights
+# repeat after two channels, and so do gradients and momenta.
 write_models() {
-  # Pictures of their own for dbnet: drawn text depends on the fonts that a host has.
+  # Own pictures for dbnet, because drawn text depends on the fonts of the host.
   for source in testsrc2 smptebars; do
     draw "$source=size=96x96:rate=1" -frames:v 1 -pix_fmt rgb24 "$source.png"
     echo '{"path": "'$source'.png", "polygons": [{"points": [[10, 10], [80, 14], [78, 40], [9, 36]]}]}' >>pictures.jsonl
@@ -109,9 +109,9 @@ if pathlib.Path("run").exists():
 pathlib.Path("out/expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 PYTHON
 
-# 5. Into the tree.
+# 5. Copy into the source tree.
 cd "$repository"
 cp -r "$work/out" "$out"
 bytes=$(du -sb "$out" | cut -f1)
-[ "$bytes" -lt 1000000 ] || fail "$out has $bytes bytes, more than a MB" "make its models smaller" 1
+[ "$bytes" -lt 1000000 ] || fail "$out has $bytes bytes, more than 1 MB" "make its models smaller" 1
 echo "$out: $bytes bytes; commit it"

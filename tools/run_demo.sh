@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The whole story in a few minutes, on two ranks: footage -> clip store -> a VAE trained for a minute -> latents and text
-# features -> STDiT3 trained, stopped by a signal half-way, gone on -> clips generated from prompts -> report. `make run` calls
-# this; VIDEO=path trains on footage of your own.
+# The demo of `make run`, a few minutes on two ranks: footage -> clip store -> train a VAE for a minute -> encode latents and text
+# features -> train STDiT3, stop it by a signal half-way, resume -> generate clips from prompts -> report. VIDEO=path trains on
+# your own footage.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +13,7 @@ latents=.data/demo_latents.h5
 t5=.data/demo_t5
 weft=build/weft
 ranks=2
-stopped_early=75 # weft's exit code for "stopped as asked, resubmit"
+stopped_early=75 # weft's exit code for "stopped on request; run again to resume"
 
 say() { printf '\n== %s\n' "$*"; }
 die() {
@@ -27,15 +27,15 @@ timed() {
   phase_began=$SECONDS
 }
 
-# Open MPI refuses root unless told, and pins a rank to one core unless told; other MPIs do not read these.
+# By default Open MPI refuses to run as root and binds each rank to one core; other MPIs ignore these variables.
 export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_hwloc_default_binding_policy=none
 if [ "$(id -u)" -eq 0 ]; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
-  export OMPI_MCA_btl_vader_single_copy_mechanism=none # containers often forbid it
+  export OMPI_MCA_btl_vader_single_copy_mechanism=none # often forbidden in containers
 fi
 
-# Prints the footage to train on; what it says goes to stderr.
+# Prints the path of the footage to train on; messages go to stderr.
 footage() {
   if [ -n "${VIDEO:-}" ]; then
     [ -r "$VIDEO" ] || die "VIDEO=$VIDEO cannot be read" "give the path of a video file, or leave VIDEO out"
@@ -44,7 +44,7 @@ footage() {
   fi
   local clip=.data/vtest.avi
   if [ ! -s "$clip" ]; then
-    # Real footage that every Debian mirror carries; the package is unpacked here, not installed.
+    # Real footage from a package on every Debian mirror; it is unpacked here, not installed.
     local work=.data/opencv-doc
     rm -rf "$work"
     mkdir -p "$work"
@@ -75,7 +75,7 @@ steps_done() { # lines of metrics.jsonl: one a step
   if [ -f "$run/stdit/metrics.jsonl" ]; then wc -l <"$run/stdit/metrics.jsonl"; else echo 0; fi
 }
 
-# Trains in the background and sends SIGUSR1 to mpirun, which hands it to the ranks, once half of the steps are done.
+# Trains in the background; when half of the steps are done, sends SIGUSR1 to mpirun, which passes it to the ranks.
 train_and_stop() {
   local half=$1 code=0
   mpirun -n "$ranks" "$weft" train "$deck" &
@@ -86,19 +86,18 @@ train_and_stop() {
   wait "$pid" || code=$?
   trap - EXIT
   [ "$code" -eq "$stopped_early" ] ||
-    die "training was to stop half-way with exit code $stopped_early and ended with $code" "its messages are above"
-  echo "(exit code $code: stopped on request; mpirun's words above, of a job that was aborted, are expected)"
+    die "training should have stopped half-way with exit code $stopped_early, but ended with $code" "its messages are above"
+  echo "(exit code $code: stopped on request, as intended; ignore mpirun's message above about an aborted job)"
 }
 
 tools/deps.sh
-# Without a GPU the same program without the CUDA side, whose kernels take as long to compile as all the rest. `make build`
-# makes the whole.
+# Without a GPU, build only the CPU program: the CUDA kernels take as long to compile as all the rest. `make build` builds both.
 if ! nvidia-smi -L >/dev/null 2>&1 && PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null; then weft=build/weft_cpu; fi
 tools/build.sh "${weft#build/}"
 timed "packages and build"
 [ -r "$deck" ] || die "$deck is missing" "run from a complete checkout"
 steps=$(awk -F'[ =#]+' '/^\[/ {section = $1} section == "[train]" && $1 == "steps" {print $2}' "$deck")
-# Digits only: $(( )) would evaluate other text.
+# Digits only, because $(( )) would evaluate other text.
 [[ $steps =~ ^[1-9][0-9]*$ ]] || die "$deck has no number train.steps" "set it in the [train] table"
 
 say "footage"
@@ -117,7 +116,7 @@ for path, text in ((os.path.abspath(video), mine or known), (os.path.abspath(pic
     print(json.dumps({"path": path, "text": text}))
 END
 prompts=$(python3 -c 'import json, sys; print(json.dumps([json.loads(line)["text"] for line in open(sys.argv[1])]))' "$list")
-# Every demo starts from nothing; the one before stays beside it once.
+# Every demo starts from scratch; the results of the previous one are kept once.
 rm -rf "$run.before"
 [ ! -e "$run" ] || mv "$run" "$run.before"
 rm -rf "$store" "$latents" "$latents.parts"
@@ -132,7 +131,7 @@ mpirun -n "$ranks" "$weft" train "$vae_deck"
 timed "VAE"
 
 say "encode: clips -> latents, captions -> text features"
-# No T5 can be downloaded here. This one is random and knows letters alone: it tells captions apart and understands nothing.
+# A small random T5 instead of a download, with letters as tokens: it distinguishes captions but does not understand them.
 python3 -B -c 'import sys; sys.path.insert(0, "tests/e2e"); import tiny_models; tiny_models.write_t5(sys.argv[1])' "$t5"
 echo "the text encoder is a stand-in for T5: two layers of random numbers, letters for tokens"
 mpirun -n "$ranks" "$weft" encode "$deck" data.path="$store"
@@ -149,7 +148,7 @@ mpirun -n "$ranks" "$weft" train "$deck"
 timed "second half"
 
 say "generate: prompts -> clips, from the moving average of the weights"
-# The new VAE's latents have a mean and a deviation of their own: encode has measured them, and generate reads them in the store.
+# The new VAE's latents have their own mean and deviation: encode measures them, and generate reads them from the store.
 mpirun -n "$ranks" "$weft" generate "$deck" "generate.prompts=$prompts"
 timed "generate"
 
@@ -166,6 +165,6 @@ for result in "$clip" "$report"; do
 done
 say "done in $SECONDS s"
 printf '  clips   %s\n  report  %s\n  frames  %s\n  program %s\n' "$(dirname "$clip")" "$report" "$run/frames.png" "$weft"
-echo "To call it by its name:"
+echo "To run weft by name:"
 echo "  export PATH=$PWD/build:\$PATH"
 [ "$(id -u)" -ne 0 ] || echo "  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1     # root, Open MPI"

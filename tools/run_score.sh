@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Text scoring in minutes on two ranks, without a download: a small detector trained on drawn text, measured on text that it has not
-# seen, and then let loose on the pictures and videos of a folder.
-#   tools/run_score.sh [FOLDER]     WEFT=path takes another binary
-# Without a folder, ffmpeg makes some videos and pictures, with text and without.
+# Demo of weft score, some minutes on two ranks, without downloads: trains a small detector on drawn text, evaluates it on new text,
+# and scores the pictures and videos of a folder.
+#   tools/run_score.sh [FOLDER]     WEFT=path: another binary
+# Without a folder, ffmpeg makes some videos and pictures, with and without text.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,7 +39,7 @@ if [ $# -eq 0 ]; then
   done
 fi
 
-# The detector has learnt letters of 12 to 48 pixels: at side 320 those of the pictures are of that size, at 1024 they are not.
+# The detector has learnt letters of 12 to 48 pixels; the letters of these pictures have that size at side 320, not at 1024.
 mpirun -n 2 "$weft" score "$deck" score.weights="$run" score.input="$folder" score.output="$run/media_ocr.csv" \
   score.side=320 postprocess.min_text_score=0.6 score.pictures=50
 echo "look at $run/evaluation/evaluation.html, $run/media_ocr.csv.html and $run/media_ocr.csv.parts/pictures/"

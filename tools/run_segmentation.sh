@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Segmentation in a few minutes on two ranks: a small network trained on shapes drawn in memory, stopped by a signal half-way,
-# gone on, evaluated on pictures that it has not seen. WEFT=path takes another binary.
+# Demo of segmentation, a few minutes on two ranks: trains a small network on shapes drawn in memory, stops it half-way, resumes,
+# and evaluates it on new pictures. WEFT=path: another binary.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 deck=inputs/segmentation_demo.toml
 run=runs/segmentation_demo
 weft=${WEFT:-build/weft}
-stopped_early=75 # weft's exit code for "stopped as asked, resubmit"
+stopped_early=75 # weft's exit code for "stopped on request; run again to resume"
 
 export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_hwloc_default_binding_policy=none
 if [ "$(id -u)" -eq 0 ]; then
@@ -17,7 +17,7 @@ fi
 [ -x "$weft" ] || { echo "$weft is no program. HINT: make build" >&2; exit 2; }
 rm -rf "$run"
 
-# Half-way a file asks the job to save and stop, as a time limit's signal would.
+# Half-way, a file `stop` makes the job save and stop, as the signal of a time limit would.
 mpirun -n 2 "$weft" train "$deck" train.log_every=50 &
 job=$!
 until [ -e "$run/step_200" ] || ! kill -0 "$job" 2>/dev/null; do sleep 1; done

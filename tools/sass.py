@@ -1,4 +1,4 @@
-"""Machine code of CUDA kernels as cuobjdump prints it: instructions, loops, and what they ask of each pipe.
+"""Parses machine code of CUDA kernels as printed by cuobjdump: instructions, loops, and their cycles on each pipe.
 
 Throughputs are in cycles of one warp's instruction on a quarter of a multiprocessor, or of the whole multiprocessor where the
 quarters share a unit (CUDA Programming Guide, table "Throughput of Native Arithmetic Instructions"; wgmma and mma.sync: Luo

@@ -1,10 +1,16 @@
 #!/usr/bin/env bash
-# All tests, one more at a time than there are cores, for many wait: for the start of ranks, and for mpirun, which takes a second
-# to end a job. Arguments go to ctest, as in `tools/test.sh -L unit`. The last line is ctest's own summary.
+# The tests, one more at a time than there are cores, for many wait: for the start of ranks, for signals, and for limits to pass.
+# --all: the slow ones too, which are built for that alone (tests/README.md). Other arguments go to ctest, as in
+# `tools/test.sh -L unit`. The last line is ctest's own summary.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+which=(-LE slow) targets=()
+if [ "${1:-}" = --all ]; then
+  shift
+  which=() targets=(all slow_tests)
+fi
 tools/deps.sh
-tools/build.sh
+tools/build.sh "${targets[@]}"
 # Without these the tests that want them are skipped.
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
   tools/deps.sh tools/debian-packages-test.txt
@@ -15,5 +21,5 @@ if [ ! -e build/python/tensorboard ] && python3 -m pip --version >/dev/null 2>&1
 fi
 # Within an allocation, mpiexec would ask Slurm for every test's ranks.
 unset ${!SLURM_@} ${!PMI_@} ${!PMIX_@}
-exec ctest --test-dir build --output-on-failure --no-tests=error --no-label-summary \
+exec ctest --test-dir build --output-on-failure --no-tests=error --no-label-summary "${which[@]}" \
   --parallel "${JOBS:-$(($(nproc) + 1))}" "$@"

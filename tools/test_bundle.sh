@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the bundle where nothing of ours is installed: a bare Debian (debootstrap --variant=minbase), from a folder with a blank
-# in its name, as a user without rights, with no network. Needs root, debootstrap and a Debian mirror; two minutes the first
-# time, then the same system is used again: ROOT_DIR (default /var/tmp/weft-bare-debian). Arguments: the archive.
+# Tests the bundle in a bare Debian (debootstrap --variant=minbase), from a folder with a blank in its name, as an unprivileged
+# user, without network. Needs root, debootstrap and a Debian mirror; two minutes the first time, after which the system is
+# reused: ROOT_DIR (default /var/tmp/weft-bare-debian). Argument: the archive.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 archive=$(readlink -f "${1:?usage: tools/test_bundle.sh build/bundle/weft-VERSION.tar.gz}")
@@ -19,7 +19,7 @@ for library in libmpi.so.40 libhdf5_serial.so.103 libavcodec.so.59 libdnnl.so.2 
 done
 rm -rf "$root/opt/any where" "$root/home/tester"
 mkdir -p "$root/opt/any where" "$root/home/tester" "$root/sys" "$root/proc" "$root/dev/shm"
-# The smallest models that weft generate takes, from its tests.
+# The smallest models for weft generate, from its tests.
 (cd tests/e2e && python3 -B -c 'import pathlib, sys, tiny_models
 home = pathlib.Path(sys.argv[1])
 (home / "generate.toml").write_text(tiny_models.TINY_GENERATE_DECK)
@@ -31,7 +31,7 @@ set -eu
 cd "$HOME"
 bundle=$(echo "/opt/any where"/weft-*)
 step() { echo "test_bundle: $*"; }
-quiet() {  # nothing on stderr but weft's own words: no loader, no Open MPI, no PMIx complaint
+quiet() {  # fails if anything but weft's own messages is on stderr: no complaints of the loader, Open MPI or PMIx
   "$@" 2>err || { cat err >&2; return 1; }
   ! grep -E '^-----|Sorry|cannot open|no version information|symbol lookup|hwloc|PMIX|mca_' err || return 1
 }
@@ -56,7 +56,7 @@ ls out/sample_0000.mp4 out/sample_0001.png
 step "goes on from its checkpoint through a link"
 ln -sf "$bundle/bin/weft" weft
 quiet "$bundle/bin/mpirun" --oversubscribe -n 2 ./weft train "$bundle/inputs/smoke.toml" train.steps=22
-grep 'going on from' err
+grep 'resuming from' err
 if "$bundle/bin/weft" doctor --help >/dev/null 2>&1; then
   step "doctor"
   quiet "$bundle/bin/mpirun" --oversubscribe -n 2 weft doctor | tail -n 12
@@ -65,7 +65,7 @@ step "AVX2 side"
 WEFT_CPU_ISA=v3 quiet "$bundle/bin/weft" train "$bundle/inputs/smoke.toml" run.dir=v3 train.steps=2
 grep AVX2 err
 STEPS
-# In name spaces of its own: the mounts go with it, and where ip is at hand there is no network but the loopback.
+# In its own namespaces: the mounts end with it, and if ip is available, loopback is the only network.
 spaces=(--mount)
 if command -v ip >/dev/null; then spaces+=(--net); fi
 unshare "${spaces[@]}" sh -euc '

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# README's two commands as a newcomer meets them: a bare Debian of that release (debootstrap), the last commit of this checkout
-# as a fresh clone, `make run`, then `make test`, as root. Prints versions, times, and what failed or was skipped.
+# Tests the README's two commands in a bare Debian of that release (debootstrap): a fresh clone of the last commit of this checkout,
+# `make run`, then `make test`, as root. Prints versions, times, and which tests failed or were skipped.
 #   tools/test_debian.sh 12|13 [TARGET...]      other targets than `run test`
-# Needs root, debootstrap, and a mirror: MIRROR, or else the one this machine uses. The system is made anew in
-# build/weft-debian-RELEASE (or below FOLDER instead of build; some 6 GB) and stays there, to look into; nothing else of this
-# machine is seen from inside.
+# Needs root, debootstrap, and a mirror: MIRROR, otherwise the one of this machine. The system is created from scratch in
+# build/weft-debian-RELEASE (or below FOLDER instead of build; about 6 GB) and kept for inspection; it sees nothing else of this
+# machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail() { echo "test_debian: $*" >&2; exit 1; }
@@ -28,14 +28,14 @@ echo "test_debian: $suite from $mirror in $root, commit $(git rev-parse --short 
 rm -rf --one-file-system "$root"
 mkdir -p "$root"
 debootstrap --variant=minbase "$suite" "$root" "$mirror" >"$root.log" 2>&1 || { tail -n 5 "$root.log" >&2; fail "debootstrap failed"; }
-if [ "$suite" = bookworm ]; then  # debootstrap knows the release alone; its updates are on every mirror
+if [ "$suite" = bookworm ]; then  # debootstrap installs only the release; add its updates
   echo "deb $mirror $suite-updates main" >>"$root/etc/apt/sources.list"
 fi
-# As an installer leaves them: a host that cannot resolve its own name asks the network at each start of MPI.
+# As an installer does: a host that cannot resolve its own name would ask the network at each start of MPI.
 cp /etc/resolv.conf /etc/hosts "$root/etc/"
 git clone --quiet --no-hardlinks . "$root/srv/weft"
 
-# A command in the chroot, with its own mounts and processes, which go with it.
+# Runs a command in the chroot, with its own mounts and processes, which end with it.
 inside() {
   unshare --mount --pid --fork --kill-child bash -c '
     set -e

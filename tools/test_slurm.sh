@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# make test-slurm: jobscripts/ under a real Slurm, which is installed (Debian's), started on this host with files and ports
-# of its own, and gone when the test ends. Prints what was shown. Needs root: slurmd does.
+# make test-slurm: tests jobscripts/ with a real Slurm. Installs Debian's Slurm, starts it on this host with its own files and
+# ports, and stops it at the end. Prints the results. Needs root, for slurmd. WEFT_BIN: a weft that is already built.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "$(id -u)" -ne 0 ]; then
@@ -12,14 +12,16 @@ if ! command -v apt-get >/dev/null; then
   exit 1
 fi
 if ! unshare --mount true 2>/dev/null; then
-  echo "test-slurm: this machine lets nobody mount (unshare --mount): each slurmd needs a /dev/shm of its own." \
+  echo "test-slurm: mounting is not allowed here (unshare --mount), but each slurmd needs its own /dev/shm." \
     "HINT: docker run --privileged, or --cap-add SYS_ADMIN" >&2
   exit 1
 fi
 tools/deps.sh
-RUNLEVEL=1 tools/deps.sh tools/debian-packages-slurm.txt  # which starts none of its daemons where init scripts would
-tools/build.sh weft
+RUNLEVEL=1 tools/deps.sh tools/debian-packages-slurm.txt  # RUNLEVEL=1: the packages start no daemons
+if [ -z "${WEFT_BIN:-}" ]; then
+  tools/build.sh weft
+  export WEFT_BIN=build/weft
+fi
 began=$SECONDS
-export WEFT_BIN=${WEFT_BIN:-build/weft}
 for script in jobscripts list_jobs; do python3 -B "tests/slurm/test_$script.py" -v; done
 echo "test-slurm: passed in $((SECONDS - began)) s with $(slurmctld -V)"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# make tsan: the unit tests of everything that has threads, under ThreadSanitizer, in build/tsan: the trace, the loader, the
+# make tsan: runs the unit tests of all code with threads under ThreadSanitizer, in build/tsan: the trace, the loader, the
 # watchdog, the communicator, the checkpoint writer, the list engine, those with MPI on 1 and 2 ranks, and the readers of
-# frames. A report is exit status 1. OpenMP runs on one thread: libgomp is not built with it, and its barriers would be
-# reported.
+# frames. Exit status 1 if anything is reported. OpenMP runs on one thread, because libgomp is not instrumented and its barriers
+# would be reported.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tools/deps.sh
@@ -15,11 +15,11 @@ rm -f $build/report.*
     -DCMAKE_CXX_FLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=thread" &&
   cmake --build $build --parallel "${JOBS:-$(nproc)}" \
     --target test_core test_data mpitest_parallel mpitest_train mpitest_engine test_prefetch; } >$build/build.log 2>&1 ||
-  { tail -n 40 $build/build.log >&2; echo "tsan: the build failed; all of it is in $build/build.log" >&2; exit 1; }
+  { tail -n 40 $build/build.log >&2; echo "tsan: the build failed; full log: $build/build.log" >&2; exit 1; }
 
 export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
 export TSAN_OPTIONS="history_size=4 suppressions=$PWD/tools/tsan.supp log_path=$PWD/$build/report"
-# Where the kernel spreads addresses over more bits than ThreadSanitizer can map.
+# For kernels that randomise addresses over more bits than ThreadSanitizer can map.
 fixed=()
 if ! $build/test_core --gtest_list_tests >/dev/null 2>&1; then fixed=(setarch -R); fi
 failed=0
@@ -37,7 +37,7 @@ check loader "${fixed[@]}" $build/test_data --gtest_filter='*Prefetch*'
 check prefetch "${fixed[@]}" $build/test_prefetch
 for ranks in 1 2; do
   mpi=("${MPIEXEC:-mpiexec}" --allow-run-as-root --oversubscribe --bind-to none -n $ranks "${fixed[@]}")
-  # But for one test that on purpose reads a sum while it may come.
+  # Without one test that reads a sum on purpose while it may still change.
   check watchdog_$ranks "${mpi[@]}" $build/mpitest_parallel \
     --gtest_filter='WatchdogTest.*:HungCommunicator.*:CommunicatorTest.*:MailboxTest.*-*ProgressesWhileTheMainThreadComputes'
   check checkpoint_$ranks "${mpi[@]}" $build/mpitest_train --gtest_filter='CheckpointTest.*:Trace*'

@@ -3,7 +3,7 @@
 
     test_numbers.py
 
-the text detector's loss (tests/nn/text_loss_test.cpp; reference/text_loss.py) and deformable convolution (deform_conv_test.cpp;
+the text detector's loss (tests/nn/image_ops_test.cpp; reference/text_loss.py) and deformable convolution (tests/nn/conv_test.cpp;
 torchvision's deform_conv2d), each with its gradients. Tensors are channels last on weft's side.
 """
 import torch

@@ -9,7 +9,7 @@
 // Operations 2 numel(y) Cin kt kh kw (of the upsampled one 4/9 of that), traffic x, w and y once:
 // from 128 channels on the tensor cores are the limit (1152 products an element of y). Scratch
 // inside an operation: weights in the library's order, phases of at most 128 MiB, the bias in bf16,
-// and 256 MiB for the library's workspace. ops/conv.cpp plans the same blocks.
+// and 256 MiB for the library's workspace. ops/scratch.cpp plans the same blocks.
 #include "ops/conv.h"
 
 #include <algorithm>

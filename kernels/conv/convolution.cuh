@@ -15,7 +15,7 @@ enum class Pass { forward, backward_input, backward_weight };
 
 // x [N,(T,)H,W,Cin], w [Cout,(kt,)kh,kw,Cin/groups], y [N,(To,)Ho,Wo,Cout], all of one type, in
 // memory in this order. Zeros before and after a dimension may differ in number. Accumulates in
-// f32; f32 operands are rounded to TF32 where tensor/tf32.h allows that, else not at all.
+// f32; f32 operands are rounded to TF32 where tensor/device.h allows that, else not at all.
 struct Convolution {
   Pass pass = Pass::forward;
   DType type = DType::f32;

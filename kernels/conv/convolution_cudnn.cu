@@ -23,8 +23,8 @@
 #include "conv/convolution.cuh"
 #include "launch.cuh"
 #include "ops/conv.h"
+#include "tensor/device.h"
 #include "tensor/device_cuda.h"
-#include "tensor/tf32.h"
 
 namespace weft::kernels {
 
@@ -34,8 +34,7 @@ std::string describe(const Convolution& c) {
                         std::int64_t last) {
     std::string t = "[";
     if (first > 0) t += std::to_string(first) + ",";
-    for (int i = 3 - c.spatial; i < 3; ++i)
-      t += std::to_string(v[static_cast<std::size_t>(i)]) + (i < 2 ? "," : "");
+    for (int i = 3 - c.spatial; i < 3; ++i) t += std::to_string(v[i]) + (i < 2 ? "," : "");
     return t + (last > 0 ? "," + std::to_string(last) + "]" : "]");
   };
   return std::string(passes[static_cast<int>(c.pass)]) + " " + std::string(name_of(c.type)) +
@@ -343,8 +342,7 @@ std::vector<Descriptor> nodes_of(const Key& key, std::vector<Descriptor>& parts)
   }
   if (c.bias) {
     Descriptor bias = tensor(id_bias, type, 1, c.out_channels,
-                             std::vector<std::int64_t>(static_cast<std::size_t>(c.spatial), 1),
-                             key.alignments[3]);
+                             std::vector<std::int64_t>(c.spatial, 1), key.alignments[3]);
     add(sum, bias, y);
     parts.push_back(std::move(bias));
   }
@@ -385,7 +383,7 @@ bool choose(const Descriptor& graph, cudnnBackendHeurMode_t mode, const Key& key
   const std::int64_t found = heuristics.get(CUDNN_ATTR_ENGINEHEUR_RESULTS,
                                             CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.data(), proposals);
   for (std::int64_t i = 0; i < std::min<std::int64_t>(found, proposals); ++i) {
-    Descriptor& config = configs[static_cast<std::size_t>(i)];
+    Descriptor& config = configs[i];
     if (!is_welcome(config, key)) continue;
     Descriptor made(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     check(cudnn().set_attribute(made.raw(), CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1,

@@ -1,4 +1,4 @@
-// CUDA side of ops/conv/deform.h. CPU twin: src/ops/cpu/conv/deform.cpp; cases:
+// CUDA side of ops/conv.h. CPU twin: src/ops/cpu/conv/deform.cpp; cases:
 // tests/kernels/deform.cpp.
 //
 // Bound by memory: the columns are written (read) once, nine values for each of x, which the four
@@ -11,7 +11,7 @@
 //             that the sums repeat their bits; then 16 bytes of columns a thread and entry. An
 //             entry finds its place by the keys below its own: with offsets near 0 a list has some
 //             36. One as long as the band, where all taps read one pixel, is slow.
-#include "ops/conv/deform.h"
+#include "ops/conv.h"
 
 #include "core/error.h"
 #include "divide.cuh"

@@ -1,11 +1,11 @@
-// CUDA side of ops/conv/modulated.h. CPU twin: src/ops/cpu/conv/modulated.cpp; cases:
+// CUDA side of ops/conv.h. CPU twin: src/ops/cpu/conv/modulated.cpp; cases:
 // tests/kernels/modulated.cpp.
 //
 // Bound by memory: each activation is read and written once, 16 bytes of a pixel a thread; styles,
 // factors and noise come from the caches. To colours: eight threads share a pixel, the products of
 // style and weights stand in shared memory.
 #include "divide.cuh"
-#include "ops/conv/modulated.h"
+#include "ops/conv.h"
 #include "ops/resize.h"
 #include "vector.cuh"
 

@@ -1,10 +1,10 @@
-// CUDA side of ops/conv/pyramid.h. CPU twin src/ops/cpu/conv/pyramid.cpp, cases
+// CUDA side of ops/conv.h. CPU twin src/ops/cpu/conv/pyramid.cpp, cases
 // tests/kernels/conv.cpp.
 //
 // Bound by memory, and small: a matrix of 48 x 64 pixels and 456 columns is 2.8 MB in bf16, the
 // weights of 512 of 4096 input channels 4.7 MB, beside a convolution of milliseconds. A thread an
 // element; neighbours write neighbours.
-#include "ops/conv/pyramid.h"
+#include "ops/conv.h"
 
 #include "core/error.h"
 #include "launch.cuh"

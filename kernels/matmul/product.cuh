@@ -45,8 +45,8 @@ struct Operands {
 };
 
 // False where the library has no algorithm for it; then nothing has happened. Accumulates in f32;
-// f32 operands are rounded to TF32 where tensor/tf32.h allows that, else not at all. An f32 bias is
-// rounded to bf16 where D is bf16: the library takes no other.
+// f32 operands are rounded to TF32 where tensor/device.h allows that, else not at all. An f32 bias
+// is rounded to bf16 where D is bf16: the library takes no other.
 bool product_lt(const Product& p, const Operands& x);
 
 // Any sizes and addresses; epilogue none or bias. About a tenth of the FFMA rate: the last resort.

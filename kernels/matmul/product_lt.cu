@@ -13,8 +13,8 @@
 #include "launch.cuh"
 #include "matmul/product.cuh"
 #include "matmul/tuning.cuh"
+#include "tensor/device.h"
 #include "tensor/device_cuda.h"
-#include "tensor/tf32.h"
 
 namespace weft::kernels {
 namespace {
@@ -171,16 +171,15 @@ Plan make_plan(const Key& key, const void* vector, const void* aux) {
   if (status != CUBLAS_STATUS_SUCCESS) found = 0;  // "not supported" has several codes
   for (int i = 0; i < found; ++i)
     if (results[i].state == CUBLAS_STATUS_SUCCESS)
-      plan.algorithms[static_cast<std::size_t>(plan.options++)] = results[i].algo;
+      plan.algorithms[plan.options++] = results[i].algo;
   return plan;
 }
 
 cublasStatus_t run(const Plan& plan, int algorithm, const Product& p, const Operands& x) {
   const float one = 1.0f, beta = p.add ? 1.0f : 0.0f;
   return cublasLtMatmul(library().handle, plan.operation, &one, x.b, plan.a, x.a, plan.b, &beta,
-                        p.add ? x.c : x.d, plan.d, x.d, plan.d,
-                        &plan.algorithms[static_cast<std::size_t>(algorithm)], library().workspace,
-                        workspace_bytes, cuda_stream(Stream::compute));
+                        p.add ? x.c : x.d, plan.d, x.d, plan.d, &plan.algorithms[algorithm],
+                        library().workspace, workspace_bytes, cuda_stream(Stream::compute));
 }
 
 // The algorithm to take, measured on the real operands where the table asks for it. Measuring

@@ -6,7 +6,7 @@
 // where it adds. Sums are of x - x at the first position: nothing cancels in f32. Chunks of
 // positions are added in f64, in order: no atomics. Scratch: 2 C f32 for each of at most 512
 // chunks.
-#include "ops/batch_norm.h"
+#include "ops/norm.h"
 
 #include "channels.cuh"
 

@@ -1,11 +1,11 @@
-// CUDA side of ops/norm/spade.h. CPU twin: src/ops/cpu/spade.cpp; cases:
+// CUDA side of ops/norm.h. CPU twin: src/ops/cpu/spade.cpp; cases:
 // tests/kernels/spade.cpp.
 //
 // Bound by memory: v is one map. Statistics 1 v; the norm 4 v (x, gamma, beta, y), 3.25 v from a
 // map of half the size, which is never written at the full one. A thread keeps 16 bytes of channels
 // with their mean and deviation in registers and walks down the positions. Scratch of the
 // statistics: 2 C f32 for each of at most 512 pieces a sample; no atomics.
-#include "ops/norm/spade.h"
+#include "ops/norm.h"
 
 #include "channels.cuh"
 #include "core/error.h"

@@ -1,15 +1,28 @@
-// The benchmarks of `weft bench`: what each is asked, what it prints and checks.
+// The benchmarks of `weft bench`: the options, output and checks of each.
 #pragma once
 
 #include <mpi.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "config/command.h"
+#include "tensor/dtype.h"
 
 namespace weft {
+
+// What this rank's device reaches at best, measured (ceiling.cpp): the yardstick of the others.
+
+// Median seconds of one call of `f` over five rounds, from the device's events (host clock on the
+// CPU).
+double seconds_of(const std::function<void()>& f);
+
+// Operations a second of a large matrix product, and bytes a second of a plain copy far larger than
+// any cache. Both take memory from the current arena, up to 0.8 GB and 0.6 GB.
+double product_rate(DType dtype);
+double copy_rate();
 
 // `weft bench comm`: all-reduce over all ranks, checked and timed for each size.
 struct BenchCommRequest {
@@ -78,7 +91,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request);
 Command bench_step_command();
 
 // `weft bench t5 DECK`: the layers of a T5 encoder on random weights, timed;
-// validation/compare_t5.py sets it beside PyTorch.
+// validation/compare_t5.py compares it with PyTorch.
 struct BenchT5Request {
   std::vector<std::int64_t> lengths = {300};  // of the captions, in tokens
   std::int64_t rounds = 5;

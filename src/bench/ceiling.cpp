@@ -1,15 +1,14 @@
-#include "bench/ceiling.h"
+#include "bench/bench.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "core/clock.h"
 #include "core/philox.h"
-#include "core/statistics.h"
 #include "ops/matmul.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

@@ -9,11 +9,10 @@
 
 #include "core/clock.h"
 #include "core/error.h"
-#include "core/statistics.h"
-#include "core/version.h"
+#include "core/host.h"
 #include "parallel/communicator.h"
 #include "parallel/rank_device.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 namespace {
@@ -85,10 +84,10 @@ int bench_comm(const BenchCommRequest& request, MPI_Comm world) {
   auto table = nlohmann::ordered_json::array();
   double wrong_everywhere = 0;
   for (std::int64_t n = 256; n <= largest; n *= 4) {
-    std::vector<float> terms(static_cast<std::size_t>(n)), sums(terms.size(), 0.0f);
+    std::vector<float> terms(n), sums(terms.size(), 0.0f);
     for (std::int64_t i = 0; i < n; ++i) {
-      terms[static_cast<std::size_t>(i)] = term(i, comm->rank());
-      for (int r = 0; r < ranks; ++r) sums[static_cast<std::size_t>(i)] += term(i, r);
+      terms[i] = term(i, comm->rank());
+      for (int r = 0; r < ranks; ++r) sums[i] += term(i, r);
     }
     Tensor t = Tensor::persistent({n}, DType::f32);
     t.set(std::span<const float>(terms));
@@ -96,7 +95,7 @@ int bench_comm(const BenchCommRequest& request, MPI_Comm world) {
     const Tensor got = t.to_host();
     double wrong = 0;
     for (std::int64_t i = 0; i < n; ++i)
-      if (got.data<float>()[i] != sums[static_cast<std::size_t>(i)]) ++wrong;
+      if (got.data<float>()[i] != sums[i]) ++wrong;
     Tensor total = Tensor::persistent({1}, DType::f64);
     total.set(std::span<const double>(&wrong, 1));
     comm->wait(comm->all_reduce_sum(total));

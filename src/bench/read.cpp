@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "core/statistics.h"
 #include "data/clip_store.h"
 #include "data/prefetch.h"
 
@@ -83,7 +83,7 @@ int bench_read(const std::string& store, int readers, bool json) {
   std::vector<std::uint64_t> hashes;  // of the plain reads
   std::size_t largest = 0, bytes = 0;
   for (const MicroBatch& m : work) {
-    const std::size_t size = buckets[static_cast<std::size_t>(m.bucket)].clip_bytes();
+    const std::size_t size = buckets[m.bucket].clip_bytes();
     for (const std::int64_t i : m.clips) {
       clips.push_back({m.bucket, i});
       bytes += size;
@@ -101,7 +101,7 @@ int bench_read(const std::string& store, int readers, bool json) {
     for (int t = 0; t < readers; ++t) {
       threads.emplace_back([&, t] {
         for (std::size_t i = next++; i < clips.size(); i = next++) {
-          const std::size_t size = buckets[static_cast<std::size_t>(clips[i].bucket)].clip_bytes();
+          const std::size_t size = buckets[clips[i].bucket].clip_bytes();
           // Each thread keeps to its own share of the ring.
           const std::size_t share =
               std::max<std::size_t>(1, ring / static_cast<std::size_t>(readers));
@@ -125,7 +125,7 @@ int bench_read(const std::string& store, int readers, bool json) {
     Prefetcher prefetch(
         *verified,
         [&](std::int64_t step) {
-          return Prefetcher::Work{{0, work[static_cast<std::size_t>(step % steps)]}};
+          return Prefetcher::Work{{0, work[step % steps]}};
         },
         0, steps + 2 * slots, slots, readers, steps + 2 * slots);
     for (int i = 0; i < slots; ++i) prefetch.next();

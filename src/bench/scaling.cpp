@@ -1,22 +1,251 @@
-#include "bench/bench.h"
+// `weft bench scaling`: trainings on 1, 2, ... ranks of one job, all alive at once and one at work.
+// First they are checked against each other, then timed in turn.
+#include <fmt/chrono.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <thread>
 
-#include "bench/scaling_contender.h"
+#include "bench/bench.h"
+#include "core/clock.h"
 #include "core/error.h"
+#include "core/hash.h"
+#include "core/host.h"
 #include "core/log.h"
 #include "data/clip_source.h"
 #include "data/synthetic.h"
+#include "models/registry.h"
 #include "parallel/rank_device.h"
+#include "report/plot.h"
 #include "tensor/device.h"
+#include "train/trainer.h"
 
 namespace weft {
 namespace {
+
+namespace fs = std::filesystem;
+
+// 1. One training among several.
+
+// Collective. Waits, mostly asleep, until every rank is here: idle ranks must not take processor
+// time from those being timed. Ranks leave it within a fraction of a millisecond.
+void meet(MPI_Comm world) {
+  using namespace std::chrono_literals;
+  // Two rounds: the first may be a long wait with long sleeps, which leaves the ranks up to 50 ms
+  // apart; the second is short, with short sleeps, and brings them together.
+  for (const auto longest : {50ms, 0ms}) {
+    MPI_Request request;
+    MPI_Ibarrier(world, &request);
+    auto sleep = std::chrono::microseconds(200us);
+    for (int done = 0; done == 0;) {
+      MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+      if (done != 0) break;
+      std::this_thread::sleep_for(sleep);
+      sleep = std::min<std::chrono::microseconds>(
+          sleep * 5 / 4, std::max<std::chrono::microseconds>(longest, 200us));
+    }
+  }
+}
+
+// A directory of this rank for the run.dir of its trainings, below TMPDIR; gone when the bench
+// ends.
+class Scratch {
+ public:
+  Scratch() {
+    std::string name = (fs::temp_directory_path() / "weft_scaling_XXXXXX").string();
+    WEFT_CHECK(mkdtemp(name.data()) != nullptr, Exit::usage,
+               "set TMPDIR to a directory that can be written", "cannot create {}", name);
+    path_ = name;
+  }
+  ~Scratch() { clear(); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  void clear() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+// Seconds of a step in one round: the step itself, and of it the mean over ranks that communication
+// left exposed and that was spent waiting for the slowest.
+struct ScalingRound {
+  double seconds = 0, exposed = 0, wait = 0;
+};
+
+struct ScalingPoint {
+  int ranks = 1;
+  std::vector<ScalingRound> rounds;
+  std::vector<ScalingRound> without_overlap;  // empty: not measured
+  std::vector<double>
+      side_by_side;  // seconds of independent steps, a round each; empty: not measured
+
+  // Medians over rounds. Ratios are taken within a round, so that what the machine did to all of it
+  // cancels out.
+  double seconds = 0, exposed = 0, wait = 0, speedup = 0, efficiency = 0;
+  double ceiling = 0;  // efficiency of independent trainings, 0: not measured
+  double seconds_without_overlap = 0, exposed_without_overlap = 0;
+};
+
+struct ScalingResult {
+  std::string mode, mix;
+  std::string hardware;
+  int threads = 1;  // a rank
+  int steps = 0, warmup = 0;
+  std::int64_t micro_batches = 0;  // of the deck
+  std::vector<std::string> buckets;
+  // Greatest relative difference of a loss from that of the first rank count, and of the weights as
+  // a share of the update.
+  int checked_steps = 0;
+  double loss_difference = 0, weight_difference = 0;
+  std::vector<ScalingPoint> points;
+  std::string deck;  // as it was used, TOML
+};
+
+// How a training of the bench is made up.
+struct ContenderSetup {
+  int ranks = 1;
+  bool overlap = true;
+  bool alone = false;  // every rank trains by itself, all at the same time
+};
+
+// A training on the first ranks of the world; the others hold an empty one.
+class Contender {
+ public:
+  // Collective over `world`.
+  Contender(Deck deck, const ContenderSetup& setup, std::int64_t micro_batches, std::int64_t steps,
+            const Scratch& scratch, MPI_Comm world);
+  ~Contender();
+  Contender(const Contender&) = delete;
+  Contender& operator=(const Contender&) = delete;
+
+  // Steps; their metrics as this rank sees them. Nothing on ranks that are left out. Afterwards no
+  // part of the training is still running.
+  std::vector<StepMetrics> run(std::int64_t steps);
+  // All weights as the model uses them, one after the other; none on ranks that are left out.
+  std::vector<float> weights();
+  // Whether all of its ranks hold the same bits. True on ranks that are left out.
+  bool same_on_all(const std::vector<float>& values) const;
+
+ private:
+  void settle();  // waits for weights in flight from the ranks that updated them
+
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  std::unique_ptr<Trainer> trainer_;
+};
+
+Contender::Contender(Deck deck, const ContenderSetup& setup, std::int64_t micro_batches,
+                     std::int64_t steps, const Scratch& scratch, MPI_Comm world) {
+  int rank = 0;
+  MPI_Comm_rank(world, &rank);
+  const bool in = rank < setup.ranks;
+  MPI_Comm_split(world, !in ? MPI_UNDEFINED : setup.alone ? rank : 0, rank, &comm_);
+  static int number = 0;
+  deck.run.dir = (scratch.path() / std::to_string(number++)).string();
+  deck.train.micro_batches = micro_batches;
+  deck.train.steps = steps;
+  deck.parallel.overlap = setup.overlap;
+  meet(world);
+  if (in) {
+    trainer_ = std::make_unique<Trainer>(deck, make_task, comm_);
+    trainer_->start();
+  }
+  meet(world);
+}
+
+Contender::~Contender() {
+  trainer_.reset();
+  // Freeing is collective: not while this rank alone may be unwinding.
+  if (comm_ != MPI_COMM_NULL && std::uncaught_exceptions() == 0) MPI_Comm_free(&comm_);
+}
+
+std::vector<StepMetrics> Contender::run(std::int64_t steps) {
+  std::vector<StepMetrics> all;
+  for (std::int64_t i = 0; trainer_ && i < steps; ++i) {
+    trainer_->step();
+    for (StepMetrics& m : trainer_->finished(i + 1 == steps)) all.push_back(std::move(m));
+  }
+  const double start = now_seconds();
+  settle();
+  // The last step's weights would have travelled under the next forward, and taken processor time
+  // from it. The first step here had none to share with, so their time is added to the last.
+  if (!all.empty() && !on_cuda()) all.back().seconds += now_seconds() - start;
+  return all;
+}
+
+void Contender::settle() {
+  if (!trainer_) return;
+  ParameterTable& params = trainer_->params();
+  for (const auto& p : params.all()) params.await(*p);
+}
+
+std::vector<float> Contender::weights() {
+  std::vector<float> all;
+  if (!trainer_) return all;
+  ParameterTable& params = trainer_->params();
+  for (const auto& p : params.all()) {
+    const Tensor on_host = (p->working.defined() ? p->working : p->value).to_host();
+    for (std::int64_t i = 0; i < on_host.numel(); ++i)
+      all.push_back(on_host.dtype() == DType::bf16 ? static_cast<float>(on_host.data<bf16>()[i])
+                                                   : on_host.data<float>()[i]);
+  }
+  return all;
+}
+
+bool Contender::same_on_all(const std::vector<float>& values) const {
+  if (comm_ == MPI_COMM_NULL) return true;
+  const Hash128 hash = hash128(std::as_bytes(std::span(values)));
+  Hash128 first = hash;
+  MPI_Bcast(&first, sizeof first, MPI_BYTE, 0, comm_);
+  int same = hash == first ? 1 : 0;
+  MPI_Allreduce(MPI_IN_PLACE, &same, 1, MPI_INT, MPI_MIN, comm_);
+  return same == 1;
+}
+
+// Collective over `world`. What the next `steps` of `contender` take: means over its ranks, on rank
+// 0 of the world. The step is the median of them where `by_median`, else their mean.
+ScalingRound time_round(Contender& contender, std::int64_t steps, bool by_median, MPI_Comm world) {
+  meet(world);
+  const std::vector<StepMetrics> metrics = contender.run(steps);
+  double sums[3] = {};
+  int in = metrics.empty() ? 0 : 1, ranks = 0;
+  if (in == 1) {
+    std::vector<double> seconds;
+    for (const StepMetrics& m : metrics) {
+      seconds.push_back(m.seconds);
+      sums[1] += m.split.comm_exposed / static_cast<double>(metrics.size());
+      sums[2] += m.split.wait_slowest / static_cast<double>(metrics.size());
+    }
+    // Steps of one kind: the median leaves out those that the machine disturbed. Of several kinds:
+    // the mean counts all.
+    sums[0] = by_median ? upper_median(seconds)
+                        : std::accumulate(seconds.begin(), seconds.end(), 0.0) /
+                              static_cast<double>(seconds.size());
+  }
+  meet(world);
+  double all[3] = {};
+  MPI_Reduce(sums, all, 3, MPI_DOUBLE, MPI_SUM, 0, world);
+  MPI_Reduce(&in, &ranks, 1, MPI_INT, MPI_SUM, 0, world);
+  ranks = std::max(ranks, 1);
+  return {all[0] / ranks, all[1] / ranks, all[2] / ranks};
+}
+
+// 2. What runs, and whether all compute the same.
 
 constexpr int checked_steps = 3;
 
@@ -39,8 +268,8 @@ void make_uniform(Deck& deck) {
   if (buckets.size() < 2) return;
   WEFT_CHECK(is_synthetic(deck.data.path), Exit::usage,
              "use --mix mixed, or data.path=\"synthetic:...\" with clips of the shape that matters",
-             "--mix uniform: {} has {} buckets, and a store is used whole", deck.data.path,
-             buckets.size());
+             "--mix uniform: {} has {} buckets, but a store can only be used completely",
+             deck.data.path, buckets.size());
   std::vector<std::string> parts = {""};
   for (const char c : deck.data.path.substr(synthetic_prefix.size()))
     if (c == ';')
@@ -51,8 +280,7 @@ void make_uniform(Deck& deck) {
   const auto largest = std::max_element(
       buckets.begin(), buckets.end(),
       [](const Bucket& a, const Bucket& b) { return a.clip_bytes() < b.clip_bytes(); });
-  deck.data.path =
-      std::string(synthetic_prefix) + parts[static_cast<std::size_t>(largest - buckets.begin())];
+  deck.data.path = std::string(synthetic_prefix) + parts[largest - buckets.begin()];
   // Entries for the buckets left out go too: they would name no bucket.
   std::erase_if(deck.train.batch_sizes, [&](const std::string& entry) {
     const std::string name = entry.substr(0, entry.find('='));
@@ -144,6 +372,173 @@ std::string check_agreement(Deck deck, const std::vector<ContenderSetup>& setups
   MPI_Bcast(&bad, 1, MPI_INT, 0, world);
   if (bad == 1 && wrong.empty()) wrong = "rank counts do not compute the same";
   return wrong;
+}
+
+// 3. The results as a table, as JSON and as a plot.
+
+template <class F>
+double median_of(const std::vector<ScalingRound>& rounds, F&& value) {
+  std::vector<double> v;
+  for (const ScalingRound& r : rounds) v.push_back(value(r));
+  return median(v);
+}
+
+std::string commit() {
+  const std::string line = version_line(), mark = "commit ";
+  const std::size_t at = line.find(mark);
+  if (at == std::string::npos) return "unknown";
+  return line.substr(at + mark.size(), line.find_first_of(",)", at) - at - mark.size());
+}
+
+std::string or_dash(bool there, const std::string& text) { return there ? text : "-"; }
+
+std::string share(double part, double whole) {
+  return fmt::format("{:.1f} ms {:>4.1f} %", 1e3 * part, whole > 0 ? 100 * part / whole : 0);
+}
+
+nlohmann::ordered_json rounds_json(const std::vector<ScalingRound>& rounds) {
+  auto list = nlohmann::ordered_json::array();
+  for (const ScalingRound& r : rounds)
+    list.push_back({{"seconds", r.seconds}, {"exposed", r.exposed}, {"wait", r.wait}});
+  return list;
+}
+
+// Fills in what follows from the rounds; the first point is what the others are compared with.
+void summarise(ScalingResult& result) {
+  const ScalingPoint& first = result.points.front();
+  for (ScalingPoint& p : result.points) {
+    const auto seconds = [](const ScalingRound& r) { return r.seconds; };
+    const auto exposed = [](const ScalingRound& r) { return r.exposed; };
+    p.seconds = median_of(p.rounds, seconds);
+    p.exposed = median_of(p.rounds, exposed);
+    p.wait = median_of(p.rounds, [](const ScalingRound& r) { return r.wait; });
+    p.seconds_without_overlap = median_of(p.without_overlap, seconds);
+    p.exposed_without_overlap = median_of(p.without_overlap, exposed);
+    const double more = static_cast<double>(p.ranks) / first.ranks;
+    std::vector<double> ratios, ceilings;
+    for (std::size_t r = 0; r < p.rounds.size(); ++r) {
+      const double base = first.rounds[r].seconds;
+      ratios.push_back(base / p.rounds[r].seconds);
+      if (r < p.side_by_side.size()) ceilings.push_back(base / p.side_by_side[r]);
+    }
+    p.speedup = median(ratios) * (result.mode == "weak" ? more : 1);
+    p.efficiency = p.speedup / more;
+    p.ceiling = median(ceilings);
+  }
+}
+
+std::string scaling_table(const ScalingResult& result) {
+  std::string text = fmt::format("{}\n{}, {} a rank; {} scaling, {} ({}), {} a step{}\n",
+                                 version_line(), result.hardware, counted(result.threads, "thread"),
+                                 result.mode, result.mix, fmt::join(result.buckets, ", "),
+                                 counted(result.micro_batches, "micro-batch", "micro-batches"),
+                                 result.mode == "weak" ? " and rank" : "");
+  text += fmt::format(
+      "all rank counts compute the same: over {} steps losses differ by {:.1e}, weights by {:.1e} "
+      "of "
+      "the update\n",
+      result.checked_steps, result.loss_difference, result.weight_difference);
+  text += fmt::format("{:>6} {:>11} {:>9} {:>11} {:>9} {:>19} {:>19}\n", "ranks", "s a step",
+                      "speed-up", "efficiency", "ceiling", "exposed", "for the slowest");
+  for (const ScalingPoint& p : result.points) {
+    text += fmt::format("{:>6} {:>11.4f} {:>9.3f} {:>9.1f} % {:>9} {:>19} {:>19}\n", p.ranks,
+                        p.seconds, p.speedup, 100 * p.efficiency,
+                        or_dash(p.ceiling > 0, fmt::format("{:.1f} %", 100 * p.ceiling)),
+                        share(p.exposed, p.seconds), share(p.wait, p.seconds));
+    if (!p.without_overlap.empty())
+      text += fmt::format("{:>6} {:>11.4f} {:>9} {:>11} {:>9} {:>19}   without overlap: {}\n",
+                          p.ranks, p.seconds_without_overlap, "", "", "",
+                          share(p.exposed_without_overlap, p.seconds_without_overlap),
+                          p.exposed_without_overlap > 0
+                              ? fmt::format("with it {:.0f} % of that is exposed",
+                                            100 * p.exposed / p.exposed_without_overlap)
+                              : "nothing exposed");
+  }
+  return text;
+}
+
+std::string scaling_json(const ScalingResult& result) {
+  nlohmann::ordered_json j{
+      {"schema", "weft-scaling-1"},
+      {"mode", result.mode},
+      {"mix", result.mix},
+      {"build", version_line()},
+      {"commit", commit()},
+      {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
+      {"hardware", result.hardware},
+      {"threads", result.threads},
+      {"steps", result.steps},
+      {"warmup", result.warmup},
+      {"micro_batches", result.micro_batches},
+      {"buckets", result.buckets}};
+  j["agreement"] = {{"steps", result.checked_steps},
+                    {"loss", result.loss_difference},
+                    {"weights", result.weight_difference}};
+  j["points"] = nlohmann::ordered_json::array();
+  for (const ScalingPoint& p : result.points) {
+    nlohmann::ordered_json point{{"ranks", p.ranks},
+                                 {"seconds", p.seconds},
+                                 {"speedup", p.speedup},
+                                 {"efficiency", p.efficiency},
+                                 {"exposed", p.exposed},
+                                 {"wait", p.wait},
+                                 {"rounds", rounds_json(p.rounds)}};
+    if (p.ceiling > 0) {
+      point["ceiling"] = p.ceiling;
+      point["side_by_side"] = p.side_by_side;
+    }
+    if (!p.without_overlap.empty())
+      point["without_overlap"] = {{"seconds", p.seconds_without_overlap},
+                                  {"exposed", p.exposed_without_overlap},
+                                  {"rounds", rounds_json(p.without_overlap)}};
+    j["points"].push_back(std::move(point));
+  }
+  j["deck"] = result.deck;
+  return j.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+// Efficiency (weak) or speed-up (strong) against ranks, as a file of its own.
+std::string scaling_plot(const ScalingResult& result) {
+  using namespace report_page;
+  const bool weak = result.mode == "weak";
+  const ScalingPoint& first = result.points.front();
+  Curve ideal{"", {}, {}, "#9aa4b1", 1.2, 1, {}, {}};
+  Curve machine{"machine", {}, {}, "#c9822b", 1.6, 1, {}, {}};
+  Curve ours{"weft", {}, {}, "#2f6fb2", 2.4, 1, {}, {}};
+  bool ceiling = false;
+  for (const ScalingPoint& p : result.points) {
+    const double more = static_cast<double>(p.ranks) / first.ranks;
+    const double unit = weak ? 100 : more;  // what perfect scaling is drawn as
+    ideal.x.push_back(p.ranks);
+    ideal.y.push_back(unit);
+    ours.x.push_back(p.ranks);
+    ours.y.push_back(unit * p.efficiency);
+    // Every round's own ratio, as a band.
+    double low = 1e300, high = 0;
+    for (std::size_t r = 0; r < p.rounds.size(); ++r) {
+      double e = first.rounds[r].seconds / p.rounds[r].seconds;
+      if (!weak) e /= more;
+      low = std::min(low, e);
+      high = std::max(high, e);
+    }
+    ours.low.push_back(unit * low);
+    ours.high.push_back(unit * high);
+    ceiling = ceiling || p.ceiling > 0;
+    machine.x.push_back(p.ranks);
+    machine.y.push_back(p.ceiling > 0 ? unit * p.ceiling : p.ranks == first.ranks ? unit : NAN);
+  }
+  std::vector<Curve> curves = {ideal};
+  if (ceiling) curves.push_back(machine);
+  curves.push_back(ours);
+  PlotFrame frame;
+  frame.x_label = "ranks";
+  frame.y_label = weak ? "efficiency (%)" : "speed-up";
+  frame.from_zero = true;
+  std::vector<LegendEntry> legend = {
+      {ours.color, fmt::format("{} scaling, {} clips", result.mode, result.mix)}};
+  if (ceiling) legend.push_back({machine.color, "independent trainings side by side"});
+  legend.push_back({ideal.color, "perfect"});
+  return standalone_svg(line_plot(frame, curves), frame, legend, frame.height - 92);
 }
 
 // Rank 0. An existing file keeps its content until there is a result: an empty `text` only checks
@@ -275,17 +670,17 @@ Command bench_scaling_command() {
             "training on 1, 2, ... ranks in one job: checked against each other, then timed",
             [r](const Deck& deck, MPI_Comm world) { return bench_scaling(deck, *r, world); }};
   c.takes_deck();
-  c.option("--ranks", r->ranks, "rank counts, such as 1,2,4 (else 1, 2, 4, ... and all)").commas =
-      true;
-  c.option("--mode", r->mode, "weak: as much work a rank; strong: as much in all").choices = {
-      "weak", "strong"};
-  c.option("--mix", r->mix, "mixed: the deck's buckets; uniform: the largest alone").choices = {
+  c.option("--ranks", r->ranks, "rank counts, such as 1,2,4 (default: 1, 2, 4, ... and all)")
+      .commas = true;
+  c.option("--mode", r->mode, "weak: constant work per rank; strong: constant work in total")
+      .choices = {"weak", "strong"};
+  c.option("--mix", r->mix, "mixed: the deck's buckets; uniform: only the largest").choices = {
       "uniform", "mixed"};
-  c.option("--steps", r->steps, "timed steps a round at the greatest rank count");
+  c.option("--steps", r->steps, "timed steps per round at the largest rank count");
   c.option("--warmup", r->warmup, "steps before them");
-  c.option("--rounds", r->rounds, "rounds; medians over them count");
+  c.option("--rounds", r->rounds, "rounds; results are medians over them");
   c.option("--no-overlap", r->no_overlap, "also with parallel.overlap = false");
-  c.option("--paced", r->paced, "before each round, wait for a line on stdin");
+  c.option("--paced", r->paced, "wait for a line on stdin before each round");
   c.option("--json", r->json, "file for the results (scaling.json)");
   c.option("--plot", r->plot, "file for a plot (SVG)");
   return c;

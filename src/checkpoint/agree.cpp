@@ -9,7 +9,7 @@
 #include "core/file.h"
 #include "core/host.h"
 #include "core/log.h"
-#include "parallel/wait.h"
+#include "parallel/mpi.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -107,14 +107,14 @@ std::vector<std::byte> collect(MPI_Comm comm, std::span<const std::byte> mine) {
   MPI_Comm_size(comm, &size);
   // An int is enough: 16 bytes of hash stand for 16 MiB of a shard.
   const int bytes = static_cast<int>(mine.size());
-  std::vector<int> counts(static_cast<std::size_t>(size)), offsets(counts.size());
+  std::vector<int> counts(size), offsets(counts.size());
   MPI_Request request;
   MPI_Igather(&bytes, 1, MPI_INT, counts.data(), 1, MPI_INT, 0, comm, &request);
   wait_asleep(request);  // MPI_Wait would spin on a core that the training needs
   std::vector<std::byte> all;
   if (rank == 0) {
     for (std::size_t r = 1; r < counts.size(); ++r) offsets[r] = offsets[r - 1] + counts[r - 1];
-    all.resize(static_cast<std::size_t>(offsets.back() + counts.back()));
+    all.resize(offsets.back() + counts.back());
   }
   MPI_Igatherv(mine.data(), bytes, MPI_BYTE, all.data(), counts.data(), offsets.data(), MPI_BYTE, 0,
                comm, &request);

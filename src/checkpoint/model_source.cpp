@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "checkpoint/state.h"
+#include "checkpoint/checkpoint.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/philox.h"
@@ -26,7 +26,7 @@ void draw(ParameterTable& table, std::uint64_t seed) {
     if (p->init.kind != Init::Kind::constant || p->init.a != 0) continue;
     const double deviation =
         0.3 / std::sqrt(static_cast<double>(p->shape.numel()) / static_cast<double>(p->shape[0]));
-    std::vector<float> values(static_cast<std::size_t>(p->shape.numel()));
+    std::vector<float> values(p->shape.numel());
     // 1 keeps these draws apart from those of ParameterTable::initialise(), which uses 0.
     const Philox random(seed, Purpose::init, 1, number);
     for (std::size_t i = 0; i < values.size(); ++i)

@@ -1,4 +1,4 @@
-// The source of the weights of a model that is only run.
+// Where a model that is not trained gets its weights from.
 #pragma once
 
 #include <mpi.h>

@@ -5,15 +5,241 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
+#include <set>
 
-#include "checkpoint/safetensors_header.h"
 #include "config/deck.h"
 #include "core/error.h"
-#include "core/printable.h"
+#include "core/log.h"
 
 namespace weft {
+namespace {
+
+using detail::SafetensorsHeader;
+using nlohmann::json;
+
+// Bytes: the limit of the format's own implementation; more is an attack or an accident.
+constexpr std::uint64_t longest_header = 100'000'000;
+
+// Metadata keys of hashes begin so: "xxh3" of the header, "xxh3:NAME" of tensor NAME.
+constexpr std::string_view hash_key = "xxh3";
+// The header's hash as it stands in the JSON that weft writes.
+std::string header_hash_json(const std::string& digits) {
+  return "\"" + std::string(hash_key) + "\":\"" + digits + "\"";
+}
+
+// More axes than any tensor has; a header of 100 MB of numbers must not fill the memory.
+constexpr std::size_t most_axes = 32;
+
+struct KnownType {
+  const char* name;
+  DType dtype;
+};
+constexpr KnownType known_types[] = {
+    {"F32", DType::f32}, {"F16", DType::f16}, {"BF16", DType::bf16},   {"I64", DType::i64},
+    {"I32", DType::i32}, {"U8", DType::u8},   {"BOOL", DType::boolean}};
+// The format's own spelling of a type.
+const char* format_name(DType t) {
+  for (const KnownType& known : known_types)
+    if (known.dtype == t) return known.name;
+  throw Error(Exit::internal, "a type that safetensors files do not have", "", __FILE__, __LINE__);
+}
+
+// Follows the parser's events instead of building a document: it keeps only what is used, and
+// rejects nesting deeper than the format's at once.
+//   { "__metadata__": {text: text}, NAME: {"dtype": text, "shape": [n], "data_offsets": [n, n]} }
+class HeaderReader : public json::json_sax_t {
+ public:
+  explicit HeaderReader(const std::string& file) : file_(file) {}
+
+  SafetensorsHeader take() { return std::move(header_); }
+
+  bool start_object(std::size_t) override {
+    if (place_ == Place::start) {
+      place_ = Place::root;
+    } else if (place_ == Place::root && name_ == "__metadata__") {
+      if (metadata_seen_) refuse("\"__metadata__\" occurs twice");
+      metadata_seen_ = true;
+      place_ = Place::metadata;
+    } else if (place_ == Place::root) {
+      place_ = Place::tensor;
+      tensor_ = {};
+    } else {
+      unexpected("an object");
+    }
+    return true;
+  }
+
+  bool key(std::string& k) override {
+    if (place_ == Place::root)
+      name_ = k;
+    else
+      field_ = k;
+    return true;
+  }
+
+  bool end_object() override {
+    if (place_ == Place::tensor) finish_tensor();
+    place_ = place_ == Place::root ? Place::start : Place::root;
+    return true;
+  }
+
+  bool start_array(std::size_t) override {
+    if (place_ != Place::tensor) unexpected("a list");
+    auto& list = field_ == "shape" ? tensor_.shape : tensor_.offsets;
+    if (field_ != "shape" && field_ != "data_offsets") unknown_or("a list");
+    if (list) refuse(fmt::format("{}: \"{}\" occurs twice", tensor(), field_));
+    list.emplace();
+    place_ = Place::list;
+    return true;
+  }
+  bool end_array() override {
+    place_ = Place::tensor;
+    return true;
+  }
+
+  bool string(std::string& text) override {
+    if (place_ == Place::metadata) {
+      if (!header_.metadata.emplace(field_, text).second)
+        refuse(fmt::format("metadata \"{}\" occurs twice", printable(field_)));
+      return true;
+    }
+    if (place_ != Place::tensor) unexpected("a text");
+    if (field_ != "dtype") unknown_or("a text");
+    if (tensor_.dtype) refuse(fmt::format("{}: \"dtype\" occurs twice", tensor()));
+    tensor_.dtype = text;
+    return true;
+  }
+
+  bool number_unsigned(std::uint64_t value) override {
+    if (place_ != Place::list) unexpected("a number");
+    auto& list = field_ == "shape" ? *tensor_.shape : *tensor_.offsets;
+    if (list.size() == most_axes)
+      refuse(fmt::format("{}: \"{}\" has more than {} numbers", tensor(), field_, most_axes));
+    if (value > std::uint64_t(std::numeric_limits<std::int64_t>::max()))
+      refuse(fmt::format("{}: {} in \"{}\" is too large", tensor(), value, field_));
+    list.push_back(value);
+    return true;
+  }
+  bool number_integer(std::int64_t value) override {
+    if (place_ != Place::list) unexpected("a number");
+    refuse(fmt::format("{}: \"{}\" has a negative number, {}", tensor(), field_, value));
+  }
+  bool number_float(double, const std::string& text) override {
+    if (place_ != Place::list) unexpected("a number");
+    refuse(fmt::format("{}: {} in \"{}\" is not a whole number, or is too large", tensor(),
+                       printable(text), field_));
+  }
+  bool boolean(bool) override { unexpected("true or false"); }
+  bool null() override { unexpected("null"); }
+  bool binary(json::binary_t&) override { unexpected("binary data"); }
+
+  bool parse_error(std::size_t position, const std::string&,
+                   const nlohmann::detail::exception& e) override {
+    refuse(fmt::format("the header is not JSON at byte {}: {}", position, printable(e.what())));
+  }
+
+ private:
+  enum class Place { start, root, metadata, tensor, list };
+  struct Raw {
+    std::optional<std::string> dtype;
+    std::optional<std::vector<std::uint64_t>> shape, offsets;
+  };
+
+  [[noreturn]] void refuse(const std::string& what) const {
+    throw Error(Exit::data, fmt::format("{}: {}", file_, what),
+                "not a safetensors file, or a damaged one: copy or export it again", __FILE__,
+                __LINE__);
+  }
+  std::string tensor() const { return fmt::format("tensor {}", printable(name_)); }
+
+  [[noreturn]] void unexpected(const char* what) const {
+    switch (place_) {
+      case Place::start:
+        refuse(fmt::format("the header is {}, not an object of tensors", what));
+      case Place::root:
+        refuse(fmt::format("entry {} is {}, not an object", printable(name_), what));
+      case Place::metadata:
+        refuse(fmt::format("metadata \"{}\" is {}, not a text", printable(field_), what));
+      case Place::tensor:
+        unknown_or(what);
+      case Place::list:
+        break;
+    }
+    refuse(fmt::format("{}: \"{}\" holds {}, not whole numbers", tensor(), field_, what));
+  }
+  [[noreturn]] void unknown_or(const char* what) const {
+    if (field_ == "dtype" || field_ == "shape" || field_ == "data_offsets")
+      refuse(fmt::format("{}: \"{}\" is {}", tensor(), field_, what));
+    refuse(fmt::format("{}: unknown field \"{}\"", tensor(), printable(field_)));
+  }
+
+  DType dtype() const {
+    for (const KnownType& t : known_types)
+      if (*tensor_.dtype == t.name) return t.dtype;
+    throw Error(Exit::data,
+                fmt::format("{}: {} has dtype {}, which weft does not read", file_, tensor(),
+                            printable(*tensor_.dtype)),
+                "convert it to one of F32, F16, BF16, I64, I32, U8, BOOL", __FILE__, __LINE__);
+  }
+
+  void finish_tensor() {
+    if (!tensor_.dtype) refuse(fmt::format("{} has no \"dtype\"", tensor()));
+    if (!tensor_.shape) refuse(fmt::format("{} has no \"shape\"", tensor()));
+    if (!tensor_.offsets) refuse(fmt::format("{} has no \"data_offsets\"", tensor()));
+    if (tensor_.offsets->size() != 2)
+      refuse(fmt::format("{}: \"data_offsets\" has {} numbers, not 2", tensor(),
+                         tensor_.offsets->size()));
+    SafetensorEntry e;
+    e.name = name_;
+    e.dtype = dtype();
+    e.begin = (*tensor_.offsets)[0];
+    e.end = (*tensor_.offsets)[1];
+    if (e.begin > e.end)
+      refuse(fmt::format("{}: data_offsets [{}, {}] run backwards", tensor(), e.begin, e.end));
+    std::uint64_t bytes = size_of(e.dtype);
+    // A zero makes the tensor empty, but must not hide an overflow of the other axes.
+    bool empty = false;
+    for (const std::uint64_t n : *tensor_.shape) {
+      e.shape.push_back(static_cast<std::int64_t>(n));
+      empty = empty || n == 0;
+      if (n != 0 && __builtin_mul_overflow(bytes, n, &bytes))
+        refuse(fmt::format("{}: shape [{}] has more bytes than 64 bits count", tensor(),
+                           fmt::join(*tensor_.shape, ", ")));
+    }
+    if (empty) bytes = 0;
+    if (e.end - e.begin != bytes)
+      refuse(fmt::format("{}: shape [{}] of {} takes {} bytes, but data_offsets [{}, {}] span {}",
+                         tensor(), fmt::join(e.shape, ", "), *tensor_.dtype, bytes, e.begin, e.end,
+                         e.end - e.begin));
+    header_.entries.push_back(std::move(e));
+  }
+
+  const std::string& file_;
+  SafetensorsHeader header_;
+  Place place_ = Place::start;
+  std::string name_, field_;  // of the entry at hand, and the key within it
+  Raw tensor_;
+  bool metadata_seen_ = false;
+};
+
+}  // namespace
+
+SafetensorsHeader detail::parse_safetensors_header(std::string_view text, const std::string& file) {
+  // The JSON library takes a zero byte as the end of the text and would ignore the rest.
+  const std::size_t zero = text.find('\0');
+  WEFT_CHECK(zero == text.npos, Exit::data,
+             "not a safetensors file, or a damaged one: copy or export it again",
+             "{}: the header is not JSON at byte {}: a zero byte", file, zero);
+  HeaderReader reader(file);
+  // Strict: nothing but white space may follow the object, which is how headers are padded.
+  json::sax_parse(text, &reader, json::input_format_t::json, true);
+  return reader.take();
+}
+
 namespace {
 
 constexpr const char* damaged = "not a safetensors file, or a damaged one: copy or export it again";
@@ -70,9 +296,8 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
              size);
   std::uint64_t length = 0;
   f.file_->read(std::as_writable_bytes(std::span(&length, 1)), 0);
-  WEFT_CHECK(length <= detail::longest_header, Exit::data, damaged,
-             "{}: a header of {} bytes; the format allows {}", name, length,
-             detail::longest_header);
+  WEFT_CHECK(length <= longest_header, Exit::data, damaged,
+             "{}: a header of {} bytes; the format allows {}", name, length, longest_header);
   WEFT_CHECK(length <= size - 8, Exit::data, damaged,
              "{}: a header of {} bytes in a file of {} bytes", name, length, size);
   f.data_offset_ = 8 + length;
@@ -110,11 +335,11 @@ void SafetensorsFile::take_hashes(const std::string& json) {
   std::size_t tensors = 0;
   std::optional<std::string> of_header;
   for (auto it = metadata_.begin(); it != metadata_.end();) {
-    if (!it->first.starts_with(detail::hash_key)) {
+    if (!it->first.starts_with(hash_key)) {
       ++it;
       continue;
     }
-    const std::string tensor = it->first.substr(detail::hash_key.size());
+    const std::string tensor = it->first.substr(hash_key.size());
     const std::optional<Hash128> hash = hash_from_hex(it->second);
     WEFT_CHECK(hash, Exit::data, damaged, "{}: the metadata {} is no XXH3-128: {}", name,
                printable(it->first), printable(it->second));
@@ -124,7 +349,7 @@ void SafetensorsFile::take_hashes(const std::string& json) {
       const SafetensorEntry* entry = find(tensor.substr(1));
       WEFT_CHECK(entry != nullptr, Exit::data, damaged, "{}: a hash of tensor {}, which it has not",
                  name, printable(tensor.substr(1)));
-      entries_[static_cast<std::size_t>(entry - entries_.data())].hash = hash;
+      entries_[entry - entries_.data()].hash = hash;
       ++tensors;
     } else {
       ++it;
@@ -139,10 +364,9 @@ void SafetensorsFile::take_hashes(const std::string& json) {
              tensors, hashed_ ? "" : ", none of the header");
   // The header was hashed with zeros in place of its own hash.
   std::string zeros = json;
-  const std::string here = detail::header_hash_json(*of_header);
+  const std::string here = header_hash_json(*of_header);
   const std::size_t at = zeros.find(here);
-  if (at != zeros.npos)
-    zeros.replace(at, here.size(), detail::header_hash_json(std::string(32, '0')));
+  if (at != zeros.npos) zeros.replace(at, here.size(), header_hash_json(std::string(32, '0')));
   const std::string found = to_hex(hash128(zeros));
   WEFT_CHECK(at != zeros.npos && found == *of_header, Exit::data, rewritten,
              "{}: the header is damaged: its XXH3-128 is {}, expected {}", name, found, *of_header);
@@ -188,7 +412,7 @@ void SafetensorsFile::read_part(const SafetensorEntry& entry, std::int64_t first
                                 std::span<std::byte> out) const {
   WEFT_CHECK(entry.dtype == DType::f32 || entry.dtype == DType::f16 || entry.dtype == DType::bf16,
              Exit::data, "F32, F16 or BF16 is wanted here", "{}: tensor {} is {}", path_.string(),
-             printable(entry.name), detail::format_name(entry.dtype));
+             printable(entry.name), format_name(entry.dtype));
   const std::uint64_t begin =
       entry.begin + static_cast<std::uint64_t>(first) * size_of(entry.dtype);
   WEFT_ASSERT(first >= 0 && begin + out.size() <= entry.end);
@@ -231,7 +455,7 @@ std::vector<std::int64_t> SafetensorsFile::read_i64(const SafetensorEntry& entry
   const bool whole = entry.dtype == DType::i64 || entry.dtype == DType::i32 ||
                      entry.dtype == DType::u8 || entry.dtype == DType::boolean;
   WEFT_CHECK(whole, Exit::data, "I64, I32, U8 or BOOL is wanted here", "{}: tensor {} is {}",
-             path_.string(), printable(entry.name), detail::format_name(entry.dtype));
+             path_.string(), printable(entry.name), format_name(entry.dtype));
   read(entry, raw);
   std::vector<std::int64_t> values(n);
   for (std::size_t i = 0; i < n; ++i) {
@@ -265,7 +489,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   // Reserves room for the hashes, which are known only at the end. The file's own metadata comes
   // first, as before.
-  const std::string zeros(32, '0'), key(detail::hash_key);
+  const std::string zeros(32, '0'), key(hash_key);
   nlohmann::ordered_json& texts = header["__metadata__"] = metadata;
   texts[key] = zeros;
   for (const std::size_t i : order) texts[key + ":" + tensors[i].name] = zeros;
@@ -275,7 +499,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
     std::uint64_t bytes = size_of(t.dtype);
     for (const std::int64_t n : t.shape) bytes *= static_cast<std::uint64_t>(n);
     WEFT_ASSERT(t.name != "__metadata__" && !header.contains(t.name));
-    header[t.name] = {{"dtype", detail::format_name(t.dtype)},
+    header[t.name] = {{"dtype", format_name(t.dtype)},
                       {"shape", t.shape},
                       {"data_offsets", {offset, offset + bytes}}};
     tensors_[i].begin = offset;
@@ -287,15 +511,15 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
   std::string json = header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   json.resize((json.size() + 7) / 8 * 8, ' ');
   WEFT_CHECK(
-      json.size() <= detail::longest_header, Exit::data,
+      json.size() <= longest_header, Exit::data,
       "write fewer tensors to a file (some hundred thousand fit)",
       "{}: the names and shapes of {} tensors take {} bytes, a safetensors file has room for {}",
-      path_.string(), tensors.size(), json.size(), detail::longest_header);
+      path_.string(), tensors.size(), json.size(), longest_header);
   const std::uint64_t length = json.size();
   for (Written& t : tensors_) t.begin += 8 + length;
   // Finds where the digits go: the keys keep the order of their insertion. The first match after
   // the header's key is the header's own value, so the first tensor skips it.
-  std::size_t at = json.find(detail::header_hash_json(zeros));
+  std::size_t at = json.find(header_hash_json(zeros));
   WEFT_ASSERT(at != json.npos);
   for (const std::size_t i : order) {
     at = json.find("\":\"" + zeros + "\"", at + 1);
@@ -342,8 +566,8 @@ void SafetensorsWriter::finish() {
   WEFT_ASSERT(missing_ == 0);
   for (const Written& t : tensors_) header_.replace(t.digits, 32, to_hex(t.hash));
   // The header's hash covers the tensors' hashes, so it comes last.
-  const std::string zeros = detail::header_hash_json(std::string(32, '0'));
-  const std::string digits = detail::header_hash_json(to_hex(hash128(header_)));
+  const std::string zeros = header_hash_json(std::string(32, '0'));
+  const std::string digits = header_hash_json(to_hex(hash128(header_)));
   header_.replace(header_.find(zeros), zeros.size(), digits);
   file_->write(std::as_bytes(std::span(header_)), 8);
   file_->sync();

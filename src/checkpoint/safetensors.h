@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/file.h"
@@ -122,5 +123,18 @@ class SafetensorsWriter {
   std::string header_;            // with zeros for the hashes
   std::uint64_t missing_ = 0;     // bytes
 };
+
+namespace detail {
+
+struct SafetensorsHeader {
+  std::vector<SafetensorEntry> entries;  // in the order of the header, ranges as written there
+  std::map<std::string, std::string> metadata;
+};
+
+// Reads the header's structure: names, dtypes, shapes, ranges that match the shapes. Whether the
+// ranges tile the file is the caller's to check. Throws Exit::data beginning with `file`.
+SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file);
+
+}  // namespace detail
 
 }  // namespace weft

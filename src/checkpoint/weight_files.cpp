@@ -4,10 +4,10 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/safetensors_header.h"
+#include "checkpoint/safetensors.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "core/printable.h"
+#include "core/log.h"
 
 namespace weft::detail {
 namespace {
@@ -92,7 +92,7 @@ class IndexReader : public json::json_sax_t {
   bool string(std::string& shard) override {
     if (!inside_) return value();
     if (shard.empty() || shard.find('/') != shard.npos || shard == "." || shard == "..")
-      refuse(fmt::format("tensor {} is in \"{}\", which is no file beside the index",
+      refuse(fmt::format("tensor {} is in \"{}\", which is not a file in the index's folder",
                          printable(key_), printable(shard)));
     if (!shards.emplace(key_, shard).second)
       refuse(fmt::format("tensor {} occurs twice", printable(key_)));
@@ -147,7 +147,7 @@ bool is_index(const fs::path& file) { return ends_with(file, index_ending); }
 fs::path find_weights(const fs::path& path) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) return find_in_folder(path);
-  WEFT_CHECK(!is_pytorch(path), Exit::data, convert, "{} is no safetensors file", path.string());
+  WEFT_CHECK(!is_pytorch(path), Exit::data, convert, "{} is not a safetensors file", path.string());
   return path;
 }
 
@@ -182,7 +182,8 @@ void open_shards(const std::filesystem::path& index, std::vector<SafetensorsFile
     const std::filesystem::path file = index.parent_path() / shard;
     const auto [place, fresh] = opened.emplace(shard, shards.size());
     if (fresh) {
-      WEFT_CHECK(is_there(file, Exit::data), Exit::data, "copy the missing shard beside the index",
+      WEFT_CHECK(is_there(file, Exit::data), Exit::data,
+                 "copy the missing shard into the index's folder",
                  "{} names {}, which is not there", index.string(), file.string());
       shards.push_back(SafetensorsFile::open(file));
     }

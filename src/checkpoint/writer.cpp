@@ -10,11 +10,9 @@
 
 #include "checkpoint/agree.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/files.h"
 #include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "core/folder_lock.h"
 #include "core/log.h"
 
 namespace weft {
@@ -135,7 +133,7 @@ void CheckpointWriter::State::cut(std::span<const FlatArray> arrays) {
   for (std::int64_t b = 0; b < blocks; ++b) {
     const std::uint64_t begin = static_cast<std::uint64_t>(b) * block_bytes;
     const std::uint64_t end = std::min(begin + block_bytes, shard.bytes);
-    shard.blocks[static_cast<std::size_t>(b)] = cut_block(sources, begin, end, staging.get());
+    shard.blocks[b] = cut_block(sources, begin, end, staging.get());
   }
 }
 
@@ -182,7 +180,8 @@ void CheckpointWriter::State::read_back(const std::string& manifest_text) {
   pass("verify");
   const File file = File::open(final_dir() / shard.file, Exit::checkpoint, false);
   file.drop_cache();
-  WEFT_CHECK(file.size() == shard.bytes, Exit::checkpoint, "the storage loses data: tell operators",
+  WEFT_CHECK(file.size() == shard.bytes, Exit::checkpoint,
+             "the storage loses data: report it to the administrators",
              "{} has {} bytes after writing {}", file.path().string(), file.size(), shard.bytes);
   for (std::size_t b = 0; b < shard.blocks.size(); ++b) {
     const std::uint64_t at = b * block_bytes;
@@ -198,8 +197,9 @@ void CheckpointWriter::State::read_back(const std::string& manifest_text) {
   written.drop_cache();
   std::string text(written.size(), '\0');
   written.read(std::as_writable_bytes(std::span(text)), 0);
-  WEFT_CHECK(text == manifest_text, Exit::checkpoint, "the storage loses data: tell operators",
-             "{} read back differs", written.path().string());
+  WEFT_CHECK(text == manifest_text, Exit::checkpoint,
+             "the storage loses data: report it to the administrators", "{} read back differs",
+             written.path().string());
 }
 
 Outcome CheckpointWriter::State::try_to_write(std::string& text, bool& published) {
@@ -257,7 +257,7 @@ void CheckpointWriter::State::write_all() {
     for (int r = 0; r < ranks; ++r) bytes += shard_of(manifest.layout, r, ranks).bytes;
     clean_up(published);
     log::error(
-        "ERROR: checkpoint {} ({} bytes) was not saved: {}{}{}. The run goes on with the older "
+        "ERROR: checkpoint {} ({} bytes) was not saved: {}{}{}. Training continues with the older "
         "checkpoints kept; failure {} of {} in a row.",
         final_dir().string(), bytes, o.error, o.hint.empty() ? "" : "; ", o.hint, failures,
         most_failures);

@@ -1,4 +1,4 @@
-#include "cli/init.h"
+#include "cli/cli.h"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,6 @@
 #include <map>
 #include <memory>
 
-#include "cli/input_decks.h"
 #include "core/error.h"
 
 namespace weft {
@@ -117,10 +116,10 @@ Command init_command() {
     std::string name, file;
   };
   const auto o = std::make_shared<Options>();
-  Command c{"init", "write a commented deck to start from; without a name, list them",
+  Command c{"init", "write a commented example deck; without a name, list the examples",
             [o](const Deck&, MPI_Comm) { return init(o->name, o->file); }};
   c.first_rank_only = true;
-  c.option("name", o->name, "of the deck, or of a job");
+  c.option("name", o->name, "name of the example deck, or of a job");
   c.option("file", o->file, "where to write it; NAME.toml otherwise");
   return c;
 }

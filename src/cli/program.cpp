@@ -1,4 +1,4 @@
-#include "cli/program.h"
+#include "cli/cli.h"
 
 #include <mpi.h>
 #include <unistd.h>
@@ -13,18 +13,15 @@
 #include <ranges>
 #include <system_error>
 
-#include "config/deck_help.h"
-#include "config/named_key.h"
+#include "config/deck.h"
 #include "core/error.h"
-#include "core/faults/crash.h"
+#include "core/faults.h"
 #include "core/file.h"
 #include "core/host.h"
 #include "core/log.h"
-#include "core/progress/progress.h"
-#include "core/stop_signals.h"
-#include "doctor/library_versions.h"
+#include "core/progress.h"
+#include "doctor/doctor.h"
 #include "tensor/device.h"
-#include "tensor/tf32.h"
 
 namespace weft {
 namespace {
@@ -219,7 +216,7 @@ void check_mpi() {
   WEFT_CHECK(found == built || found.empty() || built.empty(), Exit::usage,
              "load the MPI that weft was built with (module list, LD_LIBRARY_PATH, LD_PRELOAD), or "
              "build weft with this one",
-             "weft was compiled against {} and runs with {}, whose binary interface is another",
+             "weft was compiled against {} but loaded {}, which is ABI-incompatible with it",
              mpi.built, mpi.found);
 }
 
@@ -258,7 +255,7 @@ Invocation parse_command_line(const Program& program, int argc, char** argv) {
   return chosen;
 }
 
-// Says once what went wrong and ends every rank.
+// Reports the error once and aborts all ranks.
 int end_with(Error& e, int size) {
   // The launcher sends SIGTERM when another rank has reported the same and ended.
   if (log::rank() != 0) crash::end_on_stop_signal(e.code());
@@ -299,7 +296,7 @@ void warn_if_alone(int size) {
 int run_program(int argc, char** argv, const Program& program) {
   limit_spinning(argv);
   // A request to stop that comes from now on is heeded once the command is known.
-  hold_stop_signals();
+  block_stop_signals();
   // A limit on file sizes is an error of write(), not the death of the job.
   std::signal(SIGXFSZ, SIG_IGN);
   crash::watch();
@@ -331,7 +328,7 @@ int run_program(int argc, char** argv, const Program& program) {
     if (invocation.heeds_stops)
       warn_if_alone(size);
     else
-      release_stop_signals();
+      unblock_stop_signals();
     // Step 3: the job.
     code = invocation.run(MPI_COMM_WORLD);
   } catch (Error& e) {

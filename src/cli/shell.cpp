@@ -1,4 +1,4 @@
-#include "cli/shell.h"
+#include "cli/cli.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <variant>
 
 #include "config/deck_table.h"
-#include "core/version.h"
+#include "core/host.h"
 
 namespace weft {
 namespace {
@@ -334,7 +334,7 @@ std::string title(const char* name, int section) {
 
 std::string exit_codes_text() {
   return "0 done, 2 usage or deck, 3 data, 4 checkpoint, 5 non-finite, 6 hardware suspected,\n"
-         "7 no progress, 70 a bug of weft's, 75 stopped early (state saved: submit again)";
+         "7 no progress, 70 internal error (a bug), 75 stopped early (state saved: run again)";
 }
 
 std::string completion_script(const std::string& shell, const std::vector<Command>& commands) {

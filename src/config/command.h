@@ -44,8 +44,8 @@ struct Command {
   // It treats SIGTERM, SIGINT and SIGUSR1 as requests to save its state and stop.
   bool heeds_stops = false;
   std::vector<Argument> arguments = {};
-  std::vector<Command> commands =
-      {};  // of a group, such as `weft bench`, which does nothing itself
+  // Of a group, such as `weft bench`, which does nothing itself.
+  std::vector<Command> commands = {};
   std::vector<std::shared_ptr<void>> held = {};
 
   // `target` lives as long as the command.

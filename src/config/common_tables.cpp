@@ -15,7 +15,7 @@ void run_rows(Rows& r, RunDeck& d) {
   r.text("dir", d.dir, "Directory of the run: checkpoints, metrics, samples, report.");
   r.number("seed", d.seed, 0, many, "Seed of every random number of the run.").fixed = true;
   r.flag("resume", d.resume,
-         "Go on from the run's newest checkpoint if there is one; false starts anew.");
+         "Resume from the run's newest checkpoint if there is one; false starts a new run.");
   r.number(
       "threads", d.threads, 0, 4096,
       "Processor threads a rank uses; 0: OMP_NUM_THREADS, or else its share of the host's cores.");
@@ -77,7 +77,7 @@ void data_rows(Rows& r, DataDeck& d) {
   r.number("prefetch", d.prefetch, 1, 1024, "Micro-batches a rank reads ahead.");
   r.flag("verify", d.verify, "Check the hash of every clip that is read.");
   r.number("max_damaged", d.max_damaged, 0, 1,
-           "Share of the clips that may be damaged: each is replaced by the next whole one of its "
+           "Share of the clips that may be damaged: each is replaced by the next intact one of its "
            "bucket, the same in every run. 0 ends the job at the first.");
   const auto of_images = [](Option& o) { o.fixed = true; };
   of_images(r.number("short_sides", d.short_sides, 8, 65536,
@@ -110,16 +110,20 @@ void data_rows(Rows& r, DataDeck& d) {
 // [model] begins and ends with the keys of any model; the shape of STDiT3 is in between.
 void model_rows(Rows& r, ModelDeck& d) {
   r.text("name", d.name, "The model that is trained; the shape of a VAE is in [vae].",
-         model_names());
+         model_names())
+      .decides = false;
 }
 
 void model_rows_behind(Rows& r, ModelDeck& d) {
   r.text("dtype", d.dtype, "Number format of weights and activations.", {"f32", "bf16"});
-  r.number("recompute", d.recompute, 0, 1,
-           "Share of the blocks whose activations are computed again instead of kept.")
-      .fixed = false;
+  Option& recompute =
+      r.number("recompute", d.recompute, 0, 1,
+               "Share of the blocks whose activations are recomputed instead of kept (gradient "
+               "checkpointing).");
+  recompute.fixed = recompute.decides = false;
   r.text("weights", d.weights,
-         "Safetensors file with weights to start from; empty draws them at random.");
+         "Safetensors file with weights to start from; empty draws them at random.")
+      .decides = false;
 }
 
 void train_rows(Rows& r, TrainDeck& d) {
@@ -136,7 +140,7 @@ void train_rows(Rows& r, TrainDeck& d) {
          "Clips in a micro-batch of some buckets, as NAME=CLIPS; NAME is a bucket's name or its "
          "beginning, up to a dash. The others take batch_size.");
   r.number("micro_batches", d.micro_batches, 1, 1e6,
-           "Micro-batches in a step, shared out over the ranks.");
+           "Micro-batches in a step (gradient accumulation), distributed over the ranks.");
   r.text("optimizer", d.optimizer,
          "auto is what the model was released with: SGD for segmentation and text detection, else "
          "AdamW. -1 in the keys below is likewise the model's own.",
@@ -170,12 +174,11 @@ void train_rows(Rows& r, TrainDeck& d) {
       .fixed = false;
   r.number("log_every", d.log_every, 1, many, "Steps between two lines of the log.").fixed = false;
   r.text("loss_spike", d.loss_spike,
-         "What a loss or a gradient norm does that leaps far above those of the last 64 steps: a "
-         "warning, the end of the job (exit code 5) with the checkpoint from before it, or "
-         "nothing.",
+         "What to do when a loss or a gradient norm far exceeds those of the last 64 steps: warn, "
+         "end the job (exit code 5) with the checkpoint from before it, or ignore it.",
          {"warn", "stop", "ignore"});
   r.number("spike_deviations", d.spike_deviations, 1, 1e6,
-           "How far above the median of the last steps a leap is, in robust standard deviations.");
+           "How far above the median of the last steps a spike is, in robust standard deviations.");
 }
 
 void parallel_rows(Rows& r, ParallelDeck& d) {

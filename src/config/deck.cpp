@@ -1,3 +1,5 @@
+#include "config/deck.h"
+
 #include <toml++/toml.h>
 
 #include <algorithm>
@@ -7,9 +9,7 @@
 #include <map>
 #include <sstream>
 
-#include "config/deck_help.h"
 #include "config/deck_table.h"
-#include "config/set_keys.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
@@ -186,7 +186,7 @@ class Assign {
     if (fraction != nullptr && std::abs(fraction->get()) < 1e15 &&
         fraction->get() == std::trunc(fraction->get()))
       hint = fmt::format("write {} without a point or exponent", std::int64_t(fraction->get()));
-    refuse(fmt::format("{}{} wants {}, not {}", origin_.at(node.source()), option_.key,
+    refuse(fmt::format("{}{}: expected {}, got {}", origin_.at(node.source()), option_.key,
                        expected(option_), shown(node)),
            hint);
   }
@@ -240,8 +240,8 @@ void apply(const toml::table& root, const std::vector<Option>& table, const Orig
     const bool is_section = std::find(known.begin(), known.end(), section) != known.end();
     if (section == retired_table && node.is_table()) {
       if (log::rank() == 0)
-        log::warn("{}[{}] is not read any more: `weft generate` makes clips, by [generate]",
-                  origin.at(node.source()), section);
+        log::warn("{}[{}] is obsolete and ignored; use [generate]", origin.at(node.source()),
+                  section);
       continue;
     }
     if (!is_section && node.is_table()) {
@@ -284,9 +284,10 @@ toml::table parse_value(const std::string& text, const Option& option, const Ori
     if (parsed.size() == 1) return parsed;
   } catch (const toml::parse_error&) {
   }
-  refuse(fmt::format("{}: {} wants {}, not '{}'", origin.name, option.key, expected(option), text),
-         texts ? "put quotes around each text of the list, and the whole in single quotes"
-               : "weft help deck shows every key with its type");
+  refuse(
+      fmt::format("{}: {}: expected {}, got '{}'", origin.name, option.key, expected(option), text),
+      texts ? "put double quotes around each text, and single quotes around the list"
+            : "weft help deck shows every key with its type");
 }
 
 // "train.lr=2e-4" of the command line.
@@ -404,7 +405,7 @@ Deck load_deck(const std::filesystem::path& path, const std::vector<std::string>
   WEFT_CHECK(std::filesystem::is_regular_file(path, ec), Exit::usage, hint, "deck {} is not a file",
              path.string());
   WEFT_CHECK(std::filesystem::file_size(path, ec) <= (1u << 20) && !ec, Exit::usage, hint,
-             "deck {} is larger than 1 MiB: it is no deck", path.string());
+             "deck {} exceeds the 1 MiB limit of a deck", path.string());
   std::ifstream in(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(in), {}};
   WEFT_CHECK(in.good() || in.eof(), Exit::usage, "check its permissions", "cannot read deck {}",
@@ -450,6 +451,16 @@ void set_keys(Deck& deck, std::span<const std::pair<std::string, std::string>> v
 
 std::string to_toml(const Deck& deck) { return write(deck, false); }
 
+std::vector<DeckLine> identity(const Deck& deck, const std::set<std::string>& tables) {
+  Deck copy = deck;  // the table points into a mutable deck
+  std::vector<DeckLine> lines;
+  for (const Option& o : option_table(copy))
+    if (o.decides && tables.contains(section_of(o.key)))
+      lines.push_back(
+          {section_of(o.key), fmt::format("{} = {}", name_of(o.key), value_as_toml(o))});
+  return lines;
+}
+
 std::string default_deck_with_help() { return write(Deck{}, true); }
 
 std::string deck_help(const std::string& name) {
@@ -493,6 +504,44 @@ std::vector<std::string> changed_keys(Deck a, Deck b, bool fixed) {
     if (!same && (left[i].fixed || !fixed)) keys.push_back(left[i].key);
   }
   return keys;
+}
+
+namespace {
+
+bool ends_word(std::string_view text, std::size_t at) {
+  return at >= text.size() || std::string_view(" \"',;:()[]").find(text[at]) != text.npos;
+}
+
+bool has_word(std::string_view text, const std::string& word) {
+  for (std::size_t at = text.find(word); at != text.npos; at = text.find(word, at + 1))
+    if (const std::size_t end = at + word.size();
+        (at == 0 || ends_word(text, at - 1)) &&
+        (ends_word(text, end) || text[end] == '/'))  // or what is below that folder
+      return true;
+  return false;
+}
+
+}  // namespace
+
+std::string key_of_value(const Deck& deck, std::string_view message) {
+  Deck copy = deck, untouched;  // tables point into mutable decks
+  const std::vector<Option> rows = option_table(copy), defaults = option_table(untouched);
+  std::string key;
+  std::size_t longest = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (!rows[i].choices.empty()) continue;
+    const auto look = [&](const std::string& value) {
+      if (value.size() <= longest || !has_word(message, value)) return;
+      longest = value.size();
+      key = rows[i].key;
+    };
+    if (const auto* text = std::get_if<std::string*>(&rows[i].target);
+        text != nullptr && **text != *std::get<std::string*>(defaults[i].target))
+      look(**text);
+    if (const auto* texts = std::get_if<std::vector<std::string>*>(&rows[i].target))
+      for (const std::string& text : **texts) look(text);
+  }
+  return key;
 }
 
 }  // namespace weft

@@ -7,8 +7,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <span>
 #include <string>
+#include <string_view>
 #include <typeindex>
+#include <utility>
 #include <vector>
 
 namespace weft {
@@ -136,7 +139,7 @@ class Deck {
 };
 
 // Adds the tables of models and jobs to those above, once, before the first deck is read
-// (jobs/deck_tables.h). `models`: the values of model.name.
+// (jobs/jobs.h). `models`: the values of model.name.
 struct DeckTable;
 void set_deck_tables(std::vector<DeckTable> tables, std::vector<std::string> models);
 
@@ -159,5 +162,23 @@ std::vector<std::string> changed_keys(Deck a, Deck b, bool fixed = false);
 
 // The name in `known` closest to `name` by edit distance, or "" if none is near.
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known);
+
+// Sets keys of a deck that has been read, from (key, value) as the command line writes them: the
+// rows of a list do so. `origin` names them in messages.
+// Values are checked alone, not with those of other keys. Exit::usage.
+void set_keys(Deck& deck, std::span<const std::pair<std::string, std::string>> values,
+              const std::string& origin);
+
+// For `weft help`: as default_deck_with_help(), of a table ("train"), a key ("train.lr"), or a key
+// of any table
+// ("lr"). Exit::usage where there is none.
+std::string deck_help(const std::string& name);
+// Whether there is such a table or key.
+bool names_deck_keys(const std::string& name);
+
+// For messages, where a wrong value comes from: the key of the deck whose text `message` has as a
+// word of its own, such as the path that cannot be opened; "" if there is none. Of several values
+// the longest counts. Defaults are not searched: the user did not write them.
+std::string key_of_value(const Deck& deck, std::string_view message);
 
 }  // namespace weft

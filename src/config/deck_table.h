@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <limits>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -31,6 +32,7 @@ struct Option {
   double minimum, maximum;           // of a number, inclusive
   bool fixed = false;                // a training run's results depend on it
   std::string alias = {};            // another key that decks may use
+  bool decides = true;               // results of running a model depend on it (identity)
 };
 
 // The rows of one table, in the order of the reference page.
@@ -51,16 +53,25 @@ class Rows {
                std::vector<std::string> choices = {}) {
     return add(name, &target, help, std::move(choices), -no_limit, no_limit);
   }
+  // Of the rows that follow: Option::decides.
+  void decide(bool results) { decides_ = results; }
   std::vector<Option> take() { return std::move(rows_); }
 
  private:
   Option& add(const char* name, Option::Target target, const char* help,
               std::vector<std::string> choices, double minimum, double maximum) {
-    return rows_.emplace_back(
-        Option{section_ + "." + name, target, help, std::move(choices), minimum, maximum, fixed_});
+    return rows_.emplace_back(Option{section_ + "." + name,
+                                     target,
+                                     help,
+                                     std::move(choices),
+                                     minimum,
+                                     maximum,
+                                     fixed_,
+                                     {},
+                                     decides_});
   }
   std::string section_;
-  bool fixed_;
+  bool fixed_, decides_ = true;
   std::vector<Option> rows_;
 };
 
@@ -86,6 +97,13 @@ DeckTable deck_table(std::string section, void (*rows)(Rows&, T&),
             if (check != nullptr) check(d.get<T>(), demand);
           }};
 }
+
+// What decides the results of a job that runs models: every key of these tables but those whose row
+// says otherwise (Option::decides), in the order of the reference page.
+struct DeckLine {
+  std::string table, text;  // "vae", "filters = 128"
+};
+std::vector<DeckLine> identity(const Deck& deck, const std::set<std::string>& tables);
 
 // Every key, in the order of the reference page, with targets in `deck`.
 std::vector<Option> option_table(Deck& deck);

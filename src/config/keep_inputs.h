@@ -1,4 +1,4 @@
-// No job may replace what it reads.
+// Checks that a job does not overwrite its inputs.
 #pragma once
 
 #include <filesystem>

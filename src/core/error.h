@@ -75,7 +75,7 @@ class Error : public std::runtime_error {
 #define WEFT_ASSERT(cond) \
   do { \
     if (!(cond)) \
-      throw ::weft::Error(::weft::Exit::internal, "broken promise: " #cond, \
+      throw ::weft::Error(::weft::Exit::internal, "internal error: " #cond, \
                           "this is a bug in weft, please report it with the log", __FILE__, \
                           __LINE__); \
   } while (false)

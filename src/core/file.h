@@ -1,4 +1,5 @@
-// A file by POSIX calls: whole reads and writes, and errors that name path, offset and reason.
+// Files by POSIX calls: whole reads and writes, atomic replacement, and errors that name path,
+// offset and reason; and the lock of a job's folder.
 #pragma once
 
 #include <cstddef>
@@ -90,5 +91,24 @@ void replace_file(const std::filesystem::path& path, std::string_view text, Exit
 
 // Renames `from` to `to` atomically; throws Error(code) with both names.
 void rename_file(const std::filesystem::path& from, const std::filesystem::path& to, Exit code);
+
+// One job per folder: a file in it is locked while a job writes there. The kernel releases the lock
+// when the job dies, however it dies; the file names the holder.
+class FolderLock {
+ public:
+  // Makes and locks `file`, and the folder that it lies in. `what` is locked by it, such as "run
+  // directory X", and `key` of the deck names that. Throws Exit::checkpoint, naming host and
+  // process, when a live job holds it; Error(code) where the file cannot be made. Where the file
+  // system has no locks a WARN says so, and only a job of this host is noticed.
+  FolderLock(std::filesystem::path file, const std::string& what, const std::string& key,
+             Exit code);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  std::filesystem::path path_;
+  int fd_ = -1;
+};
 
 }  // namespace weft

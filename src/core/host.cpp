@@ -130,3 +130,18 @@ std::string size_text(double bytes) {
 }
 
 }  // namespace weft
+
+#ifndef WEFT_COMMIT
+#define WEFT_COMMIT "unknown"
+#endif
+#ifndef WEFT_VERSION
+#define WEFT_VERSION "0"
+#endif
+
+namespace weft {
+
+std::string version_line() {
+  return fmt::format("weft {} (commit {}, g++ {})", WEFT_VERSION, WEFT_COMMIT, __VERSION__);
+}
+
+}  // namespace weft

@@ -1,6 +1,6 @@
-// This host: its name, the memory and processor time that this process may use, and how sizes are
-// written. Control groups of both versions (a container, a Slurm job) count, from the process's own
-// up to the root of the tree.
+// This program's version and its host: name, and the memory and processor time that this process
+// may use; how sizes are written. Control groups of both versions (a container, a Slurm job) count,
+// from the process's own up to the root of the tree.
 #pragma once
 
 #include <cstddef>
@@ -34,5 +34,8 @@ inline std::size_t bytes_of_gib(double gib) { return static_cast<std::size_t>(gi
 
 // "1.50 GiB", or "20.00 MiB" where that is less than one GiB.
 std::string size_text(double bytes);
+
+// "weft 0.1.0 (commit abc1234, g++ 12.2.0)": kept with every run and checkpoint.
+std::string version_line();
 
 }  // namespace weft

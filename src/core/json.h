@@ -1,4 +1,4 @@
-// JSON from outside, with a limit on nesting.
+// Parses untrusted JSON, with a limit on nesting.
 #pragma once
 
 #include <cstdint>

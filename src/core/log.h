@@ -1,6 +1,6 @@
 // Messages of the job: rank 0 informs, other ranks only warn. Everything goes to stderr, so that
 // stdout is free for requested results (tables, JSON). A message is one line: whatever a name or a
-// value in it holds is escaped here (core/printable.h).
+// value in it holds is escaped by printable().
 #pragma once
 
 #include <fmt/format.h>
@@ -19,6 +19,13 @@ inline std::string counted(std::int64_t n, std::string_view noun, std::string_vi
   if (n == 1 || !plural.empty()) return fmt::format("{} {}", n, n == 1 ? noun : plural);
   return fmt::format("{} {}s", n, noun);
 }
+
+// Untrusted text (names of files, values of lists, messages of libraries) as one line that a
+// terminal, a log or a page shows and does not obey: escapes line breaks, all other control
+// characters, bytes that are not UTF-8 and characters that change the direction of writing: \n,
+// \x1b, \xff, \u202e. Of more than `longest` bytes the middle is left out, since the cause of an
+// error comes last. `kept`: control characters that may stay.
+std::string printable(std::string_view text, std::size_t longest = 200, std::string_view kept = {});
 
 }  // namespace weft
 

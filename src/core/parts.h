@@ -1,4 +1,4 @@
-// How a range of a flat array is divided among ranks: the one rule shared by reduction, optimizer,
+// Divides a range of a flat array among ranks: one rule for reduction, optimizer,
 // checkpoint and their tests.
 #pragma once
 

@@ -18,7 +18,7 @@ namespace weft {
 struct MicroBatch;  // data/step_plan.h
 class StepPlan;
 
-// Planes of labels of a picture with text (data/text_images/text_source.h).
+// Planes of labels of a picture with text (data/text_images/text_images.h).
 inline constexpr std::int64_t text_label_bytes = 2;
 
 // Clips of one shape. Pixels are u8 [T,H,W,3]; latents are f32 or f16 [C,T,H,W], either as the
@@ -117,7 +117,7 @@ class ClipSource {
 
 // `path` is a clip store, a store of labelled images (data/images/image_store.h), or made in
 // memory: "synthetic:key=value,..." (data/synthetic.h), deterministic moving shapes, or
-// "shapes:..." (data/images/shapes.h), labelled ones; or pictures with text
+// "shapes:..." (data/images/labelled_images.h), labelled ones; or pictures with text
 // (data/text_images/text_images.h, is_text_list), whose files `limits` bounds. `verify` checks the
 // XXH3 of every clip that is read.
 std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data, const MediaDeck& limits = {});

@@ -1,5 +1,6 @@
-// Reading clips: plain pread at the places that HDF5 named when the store was opened
-// (clip_store_open.cpp). HDF5 itself, and its global lock, are out of the way from then on.
+// Reading a store of clips: its structure by HDF5, in a process of its own (store_file.h), then the
+// clips by plain pread at the places that HDF5 named. HDF5 and its global lock are out of the way
+// from then on.
 #include "data/clip_store.h"
 
 #include <fcntl.h>
@@ -14,16 +15,285 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/log.h"
-#include "core/printable.h"
-#include "data/clip_store_child.h"
+#include "data/hdf5.h"
 #include "data/images/image_source.h"
 #include "data/images/image_store.h"
-#include "data/images/shapes.h"
 #include "data/store_file.h"
 #include "data/synthetic.h"
-#include "data/text_images/text_source.h"
+#include "data/text_images/text_images.h"
 
 namespace weft {
+namespace {
+
+// Buckets of up to this many clips ask HDF5 for the place of each one (quadratic in HDF5 1.10).
+constexpr std::int64_t ask_for_each = 2048;
+// In larger buckets the stored offsets are compared with HDF5's at this many clips, the first and
+// the last included.
+constexpr std::int64_t spot_checks = 64;
+
+// Reads one bucket after another, with the store's name at hand for messages.
+class BucketReader {
+ public:
+  BucketReader(StoreReader& reader, std::int64_t version, std::vector<std::string>& warnings)
+      : r_(reader), version_(version), warnings_(warnings) {}
+
+  // Reads the shape first, then the tables, whose length follows from it.
+  void read(const std::string& name, Bucket& bucket, StoredBucket& stored) {
+    const std::string where = "bucket " + name;
+    h5::Handle group(H5Gopen2(r_.file(), ("clips/" + name).c_str(), H5P_DEFAULT), H5Gclose);
+    check(group.valid(), where, "is not a group");
+    bucket.name = name;
+    bucket.pixel_frames = positive_attribute(group, where, "pixel_frames");
+    bucket.pixel_height = positive_attribute(group, where, "pixel_height");
+    bucket.pixel_width = positive_attribute(group, where, "pixel_width");
+    read_shape(group, where, bucket);
+
+    const auto n = static_cast<std::size_t>(bucket.clips);
+    const auto fps = r_.table<float>(group, where, "fps", n);
+    stored.xxh3 = r_.table<std::uint64_t>(group, where, "xxh3", n);
+    const bool packed = version_ >= first_hashed_tables;
+    auto source =
+        packed ? r_.texts(group, where, "sources", n) : r_.strings(group, where, "source", n);
+    auto text =
+        packed ? r_.texts(group, where, "captions", n) : r_.strings(group, where, "text", n);
+    for (std::size_t i = 0; i < n; ++i) {
+      check(fps[i] > 0 && fps[i] < 1e6f, where, fmt::format("clip {} has fps {}", i, fps[i]));
+      stored.info.push_back({fps[i], std::move(source[i]), std::move(text[i])});
+    }
+    find_clips(group, where, bucket, stored);
+    if (r_.has(group, "text_features")) {
+      read_text_shape(group, where, bucket, stored);
+      stored.text_xxh3 = r_.table<std::uint64_t>(group, where, "text_xxh3", n);
+    }
+    if (packed)
+      r_.check_hash(where, hash_of_tables(bucket, stored),
+                    static_cast<std::uint64_t>(r_.attribute(group, where, "tables_xxh3")));
+  }
+
+ private:
+  void check(bool ok, const std::string& where, const std::string& fault) const {
+    r_.check(ok, where, fault);
+  }
+  std::int64_t positive_attribute(hid_t object, const std::string& where, const char* name) const {
+    const std::int64_t value = r_.attribute(object, where, name);
+    check(value > 0, where, fmt::format("has {} = {}", name, value));
+    return value;
+  }
+
+  // The kind of latents, and the VAE's constants.
+  void read_kind(hid_t group, const std::string& where, Bucket& bucket) {
+    if (H5Aexists(group, "kind") > 0) {
+      const std::string kind = r_.text_attribute(group, where, "kind");
+      check(kind == "moments" || kind == "latents", where,
+            fmt::format("holds \"{}\", and not latents or moments", kind));
+      bucket.moments = kind == "moments";
+    }
+    check(!bucket.moments || bucket.channels % 2 == 0, where,
+          fmt::format("has moments of {} channels, an odd number", bucket.channels));
+    bucket.scale = r_.float_attribute(group, where, "scale", bucket.model_channels());
+    bucket.shift = r_.float_attribute(group, where, "shift", bucket.model_channels());
+    check(bucket.scale.empty() == bucket.shift.empty(), where,
+          "has only one of the attributes scale and shift");
+    check(!bucket.moments || !bucket.scale.empty(), where,
+          "has moments, but no attributes scale and shift");
+    for (const float s : bucket.scale) check(s > 0, where, fmt::format("has a scale of {}", s));
+  }
+
+  // Type and shape of the clips. No dimension is trusted before the file is found large enough for
+  // it.
+  void read_shape(hid_t group, const std::string& where, Bucket& bucket) {
+    const bool pixels = r_.has(group, "frames");
+    const bool latents = r_.has(group, "latents");
+    check(pixels != latents, where,
+          pixels ? "has both frames and latents" : "has no dataset frames or latents");
+    const char* name = pixels ? "frames" : "latents";
+    const h5::Handle clips = r_.dataset(group, where, name);
+    const h5::Handle type(H5Dget_type(clips), H5Tclose);
+    const h5::Handle half = h5::half_type();
+    if (pixels) {
+      check(H5Tequal(type, H5T_STD_U8LE) > 0, where, "has frames of another type than uint8");
+      bucket.dtype = DType::u8;
+    } else {
+      const bool f32 = H5Tequal(type, H5T_IEEE_F32LE) > 0;
+      check(f32 || H5Tequal(type, half) > 0, where,
+            "has latents of another type than little-endian float32 or float16");
+      bucket.dtype = f32 ? DType::f32 : DType::f16;
+    }
+    const auto dims = r_.dims_of(clips);
+    check(dims.size() == 5, where,
+          fmt::format("has {} of {} dimensions, expected 5: {}", name, dims.size(),
+                      pixels ? "[N,T,H,W,3]" : "[N,C,T,H,W]"));
+    check(dims[0] > 0, where, "holds no clip");
+    std::uint64_t clip_bytes = size_of(bucket.dtype), total = 0;
+    for (int i = 1; i < 5; ++i) {
+      check(dims[i] > 0 && dims[i] < (hsize_t{1} << 31) &&
+                !__builtin_mul_overflow(clip_bytes, dims[i], &clip_bytes),
+            where, fmt::format("has an impossible dimension {} of {}: {}", i, name, dims[i]));
+    }
+    check(!__builtin_mul_overflow(clip_bytes, dims[0], &total) && total <= r_.bytes(), where,
+          fmt::format("claims {} clips of {} bytes, more than the file's {} bytes: damaged or "
+                      "truncated",
+                      dims[0], clip_bytes, r_.bytes()));
+    const auto dim = [&](int i) { return static_cast<std::int64_t>(dims[i]); };
+    bucket.clips = dim(0);
+    bucket.channels = pixels ? dim(4) : dim(1);
+    bucket.frames = pixels ? dim(1) : dim(2);
+    bucket.height = pixels ? dim(2) : dim(3);
+    bucket.width = pixels ? dim(3) : dim(4);
+    check(!pixels || bucket.channels == 3, where,
+          fmt::format("has pixels of {} channels, expected 3", bucket.channels));
+
+    const h5::Handle how(H5Dget_create_plist(clips), H5Pclose);
+    hsize_t chunk[5] = {};
+    const bool chunked = H5Pget_layout(how) == H5D_CHUNKED && H5Pget_chunk(how, 5, chunk) == 5;
+    check(chunked && chunk[0] == 1 && std::equal(chunk + 1, chunk + 5, dims.begin() + 1), where,
+          fmt::format("does not store one clip a chunk in {}", name));
+    check(H5Pget_nfilters(how) == 0, where,
+          fmt::format("stores {} through a filter (compressed?)", name));
+    if (!pixels) read_kind(group, where, bucket);
+  }
+
+  // Type and shape of the text features and which rows belong to which clip; checks that they lie
+  // inside the file.
+  void read_text_shape(hid_t group, const std::string& where, Bucket& bucket,
+                       StoredBucket& stored) {
+    const h5::Handle rows = r_.dataset(group, where, "text_features");
+    const h5::Handle type(H5Dget_type(rows), H5Tclose);
+    const h5::Handle half = h5::half_type();
+    const bool f32 = H5Tequal(type, H5T_IEEE_F32LE) > 0, bf16 = H5Tequal(type, H5T_STD_U16LE) > 0;
+    check(f32 || bf16 || H5Tequal(type, half) > 0, where,
+          "has text_features of another type than little-endian float32, float16 or uint16 (bf16)");
+    bucket.text_dtype = f32 ? DType::f32 : bf16 ? DType::bf16 : DType::f16;
+    const auto dims = r_.dims_of(rows);
+    check(dims.size() == 2 && dims[1] > 0 && dims[1] < (hsize_t{1} << 24), where,
+          "has text_features that are not [tokens, channels]");
+    bucket.text_channels = static_cast<std::int64_t>(dims[1]);
+    const std::uint64_t row = dims[1] * size_of(bucket.text_dtype);
+    stored.text_begin = r_.place_of(rows, where, "text_features", dims[0], row);
+    stored.text_offset = r_.table<std::uint64_t>(group, where, "text_offset",
+                                                 static_cast<std::size_t>(bucket.clips) + 1);
+    const auto& offset = stored.text_offset;
+    check(offset.front() == 0 && offset.back() == dims[0] &&
+              std::is_sorted(offset.begin(), offset.end()),
+          where, "has a table text_offset that does not divide text_features among the clips");
+    for (std::size_t i = 1; i < offset.size(); ++i)
+      bucket.longest_text =
+          std::max(bucket.longest_text, static_cast<std::int64_t>(offset[i] - offset[i - 1]));
+  }
+
+  // Where HDF5 stores a clip. A chunk of a different size than the clip means a filter or damage.
+  std::uint64_t ask(hid_t clips, std::int64_t index, std::size_t clip_bytes,
+                    const std::string& where) {
+    r_.alive();
+    const hsize_t at[5] = {static_cast<hsize_t>(index), 0, 0, 0, 0};
+    unsigned filters = 0;
+    haddr_t address = HADDR_UNDEF;
+    hsize_t size = 0;
+    check(H5Dget_chunk_info_by_coord(clips, at, &filters, &address, &size) >= 0 &&
+              address != HADDR_UNDEF && size == clip_bytes,
+          where, fmt::format("has no data for clip {}", index));
+    return address;
+  }
+
+  // Fills stored.offset and checks that every clip lies inside the file: a store truncated while it
+  // was copied is detected here, not in the middle of a run.
+  void find_clips(hid_t group, const std::string& where, const Bucket& bucket,
+                  StoredBucket& stored) {
+    const std::size_t clip_bytes = bucket.clip_bytes();
+    const h5::Handle clips =
+        r_.dataset(group, where, bucket.dtype == DType::u8 ? "frames" : "latents");
+    const auto n = static_cast<std::size_t>(bucket.clips);
+    bool known = false;
+    if (bucket.clips > ask_for_each && r_.has(group, "offset")) {
+      stored.offset = r_.table<std::uint64_t>(group, where, "offset", n);
+      known = true;
+      for (std::int64_t i = 0; i < spot_checks && known; ++i) {
+        const std::int64_t clip = (bucket.clips - 1) * i / (spot_checks - 1);
+        known = ask(clips, clip, clip_bytes, where) == stored.offset[clip];
+      }
+      if (!known)
+        // The result is right either way, but the user should know why the job starts slowly.
+        warnings_.push_back(
+            fmt::format("clip store {}: {} has stale offsets (was it repacked?); asking HDF5 for "
+                        "the place of each of its {} clips, which takes longer",
+                        r_.path(), where, bucket.clips));
+    }
+    stored.offset.resize(n);
+    for (std::int64_t i = 0; i < bucket.clips; ++i) {
+      std::uint64_t& offset = stored.offset[i];
+      if (!known) offset = ask(clips, i, clip_bytes, where);
+      check(offset <= r_.bytes() && clip_bytes <= r_.bytes() - offset, where,
+            fmt::format("clip {} ends at byte {} of a file of {}: truncated", i,
+                        offset + clip_bytes, r_.bytes()));
+    }
+  }
+
+  StoreReader& r_;
+  std::int64_t version_;
+  std::vector<std::string>& warnings_;
+};
+
+// The buckets' names, sorted: sample ids count clips in this order, so it depends on the names
+// alone.
+std::vector<std::string> bucket_names(const StoreReader& r) {
+  h5::Handle group(H5Gopen2(r.file(), "clips", H5P_DEFAULT), H5Gclose);
+  r.check(group.valid(), "/clips", "is not a group");
+  std::vector<std::string> found;
+  const auto add = [](hid_t, const char* name, const H5L_info_t*, void* out) -> herr_t {
+    static_cast<std::vector<std::string>*>(out)->emplace_back(name);
+    return 0;
+  };
+  r.check(H5Literate(group, H5_INDEX_NAME, H5_ITER_INC, nullptr, add, &found) >= 0, "/clips",
+          "cannot be listed");
+  r.check(!found.empty(), "/clips", "holds no bucket");
+  return found;
+}
+
+}  // namespace
+
+std::uint64_t hash_of_tables(const Bucket& bucket, const StoredBucket& stored) {
+  ClipHash hash;
+  const auto add = [&hash](const void* from, std::size_t bytes) {
+    hash.update(static_cast<const std::byte*>(from), bytes);
+  };
+  const auto number = [&add](auto value) { add(&value, sizeof value); };
+  const auto field = [&]<class T>(const T& value) {
+    if constexpr (std::is_same_v<T, DType> || std::is_same_v<T, bool>) {
+      number(static_cast<std::uint64_t>(value));
+    } else if constexpr (std::is_same_v<T, std::vector<ClipInfo>>) {
+      for (const ClipInfo& info : value) {
+        number(info.fps);
+        for (const std::string& text : {info.source, info.text}) {
+          number(static_cast<std::uint64_t>(text.size()));
+          add(text.data(), text.size());
+        }
+      }
+    } else if constexpr (std::is_arithmetic_v<T>) {
+      number(value);
+    } else {
+      number(static_cast<std::uint64_t>(value.size()));
+      add(value.data(), value.size() * sizeof(typename T::value_type));
+    }
+  };
+  each_hashed_field(field, bucket, stored);
+  return hash.digest();
+}
+
+void read_clip_facts(StoreReader& r, StoreFacts& facts) {
+  const h5::Handle top = r.top();
+  WEFT_CHECK(H5Aexists(top, "schema_version") > 0 && r.has(r.file(), "clips"), Exit::data,
+             "data.path must be a file that `weft ingest` made",
+             "{} is an HDF5 file, but no clip store", r.path());
+  const std::int64_t version = r.attribute(top, "/", "schema_version");
+  r.check(version >= oldest_clip_store_version && version <= clip_store_version, "",
+          fmt::format("has schema version {}, this weft reads {} to {}", version,
+                      oldest_clip_store_version, clip_store_version));
+  if (H5Aexists(top, "made_by") > 0) facts.made_by = r.text_attribute(top, "/", "made_by");
+  BucketReader reader(r, version, facts.warnings);
+  for (const std::string& name : bucket_names(r))
+    reader.read(name, facts.buckets.emplace_back(), facts.stored.emplace_back());
+}
+
 namespace {
 
 constexpr const char* h5_magic = "\x89HDF\r\n\x1a\n";
@@ -38,7 +308,7 @@ class ClipStore : public ClipSource {
   const std::vector<Bucket>& buckets() const override { return buckets_; }
 
   ClipInfo info(int bucket, std::int64_t index) const override {
-    return at(bucket, index).info[static_cast<std::size_t>(index)];
+    return at(bucket, index).info[index];
   }
 
   // The tables hold the clips' hashes.
@@ -52,7 +322,7 @@ class ClipStore : public ClipSource {
   void read(int bucket, std::int64_t index, std::span<std::byte> out) const override {
     const StoredBucket& stored = at(bucket, index);
     const auto clip = static_cast<std::size_t>(index);
-    const Bucket& b = buckets_[static_cast<std::size_t>(bucket)];
+    const Bucket& b = buckets_[bucket];
     WEFT_ASSERT(out.size() == b.clip_bytes());
     read_bytes("clip", b, index, stored.offset[clip], stored.xxh3[clip], out);
   }
@@ -66,7 +336,7 @@ class ClipStore : public ClipSource {
 
   std::vector<float> read_text(int bucket, std::int64_t index) const override {
     const StoredBucket& stored = at(bucket, index);
-    const Bucket& b = buckets_[static_cast<std::size_t>(bucket)];
+    const Bucket& b = buckets_[bucket];
     const auto values = static_cast<std::size_t>(text_tokens(bucket, index) * b.text_channels);
     if (values == 0) return {};
     const std::size_t bytes = size_of(b.text_dtype);
@@ -92,8 +362,8 @@ class ClipStore : public ClipSource {
  private:
   const StoredBucket& at(int bucket, std::int64_t index) const {
     WEFT_ASSERT(bucket >= 0 && static_cast<std::size_t>(bucket) < buckets_.size());
-    WEFT_ASSERT(index >= 0 && index < buckets_[static_cast<std::size_t>(bucket)].clips);
-    return stored_[static_cast<std::size_t>(bucket)];
+    WEFT_ASSERT(index >= 0 && index < buckets_[bucket].clips);
+    return stored_[bucket];
   }
 
   // Reads a clip's bytes, or those of its caption's features (`what`), from one place in the file.
@@ -103,12 +373,11 @@ class ClipStore : public ClipSource {
         file_.read(fmt::format("{} {} of bucket {}", what, index, b.name), offset, out, verify_);
     if (!verify_) return;
     if (found == xxh3) return;
-    const auto& stored = stored_[static_cast<std::size_t>(&b - buckets_.data())];
+    const auto& stored = stored_[&b - buckets_.data()];
     throw DamagedClip(
         Exit::data,
         fmt::format("{} {} of bucket {} in {} is damaged: XXH3 is {:016x}, expected {:016x} ({})",
-                    what, index, b.name, file_.path(), found, xxh3,
-                    stored.info[static_cast<std::size_t>(index)].source),
+                    what, index, b.name, file_.path(), found, xxh3, stored.info[index].source),
         "the file was damaged after it was made: copy it again, or make it again; or let "
         "data.max_damaged skip such clips",
         __FILE__, __LINE__);
@@ -165,7 +434,7 @@ std::string stored_made_by(const std::string& path) {
 
 std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify) {
   StoreFile file(path);
-  WEFT_CHECK(!file.facts().images, Exit::data, "give a store that was cut from videos",
+  WEFT_CHECK(!file.facts().holds_images, Exit::data, "give a store that was cut from videos",
              "{} holds labelled images, not clips", path);
   return std::make_unique<ClipStore>(std::move(file), verify);
 }
@@ -177,7 +446,7 @@ std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data, const MediaDe
     return make_image_source(open_labelled_images(data.path, data.verify), data);
   if (is_text_list(data.path)) return make_text_source(open_text_images(data.path, limits), data);
   StoreFile file(data.path);
-  if (file.facts().images)
+  if (file.facts().holds_images)
     return make_image_source(make_image_store(std::move(file), data.verify), data);
   return std::make_unique<ClipStore>(std::move(file), data.verify);
 }
@@ -200,7 +469,7 @@ std::string latents_text(const Bucket& b) {
 
 std::string describe_store(const std::string& path) {
   StoreFile file(path);
-  if (file.facts().images) return describe_image_store(std::move(file));
+  if (file.facts().holds_images) return describe_image_store(std::move(file));
   const auto store = std::make_unique<ClipStore>(std::move(file), true);
   std::string out = fmt::format("clip store {}\n", printable(path));
   std::int64_t clips = 0;

@@ -24,7 +24,7 @@
 //   /clips/<bucket>/text_offset    u64 [N+1]: clip i has the rows [offset i, offset i+1)
 //   /clips/<bucket>/text_xxh3      u64 [N]: XXH3-64 (seed 0) of its rows' bytes as stored
 //                           attribute tables_xxh3 u64 of the bucket: XXH3-64 of all that is said
-//                           above but the places of bytes (clip_store_open.h). HDF5 itself keeps
+//                           above but the places of bytes (store_file.h). HDF5 itself keeps
 //                           checksums of a store's structure (its format of version 1.10)
 #pragma once
 
@@ -32,7 +32,7 @@
 #include <span>
 #include <string>
 
-#include "core/folder_lock.h"
+#include "core/file.h"
 #include "data/clip_source.h"
 
 namespace weft {
@@ -45,7 +45,7 @@ bool is_hdf5(const std::string& path);
 
 // Opens the store and checks everything except the clips' bytes: schema, ranks, types, one clip per
 // chunk, every clip inside the file, the tables' hashes. HDF5 does this in a process that may die
-// (clip_store_child.h). Clips are then read with pread, without HDF5 and its lock. Throws
+// (store_file.h). Clips are then read with pread, without HDF5 and its lock. Throws
 // Exit::data with one message that names file, bucket and fault.
 std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify);
 

@@ -6,14 +6,12 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
-#include <filesystem>
 #include <vector>
 
 #include "core/error.h"
-#include "core/file.h"
 #include "data/clip_store.h"
-#include "data/clip_store_open.h"
 #include "data/hdf5.h"
+#include "data/store_file.h"
 
 namespace weft {
 namespace {
@@ -39,90 +37,14 @@ struct OpenBucket {
   }
 };
 
-h5::Handle new_group(hid_t where, const std::string& name) {
-  const h5::Handle how(H5Pcreate(H5P_GROUP_CREATE), H5Pclose);
-  H5Pset_obj_track_times(how, false);
-  return {H5Gcreate2(where, name.c_str(), H5P_DEFAULT, how, H5P_DEFAULT), H5Gclose};
-}
-
-// A rename is safe only once the file's bytes are on disk before its new name is.
-void sync(const std::filesystem::path& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  const bool ok = fd >= 0 && fsync(fd) == 0;
-  const std::string reason = std::strerror(errno);
-  if (fd >= 0) close(fd);
-  WEFT_CHECK(ok, Exit::data, "check the disk", "cannot flush {} to the disk: {}", path.string(),
-             reason);
-}
-
 }  // namespace
 
 struct ClipStoreWriter::State {
-  std::string path, temporary;
-  h5::Handle file, root;
+  explicit State(const std::string& path) : file(path, "clip store", true) {}
+
+  StoreWriter file;  // outlives all handles
+  h5::Handle clips;  // the group
   std::deque<OpenBucket> buckets;
-  bool committed = false;
-
-  // All failing HDF5 calls of the writer are reported here.
-  void check(bool ok, const std::string& what) const {
-    if (ok) return;
-    const std::string reason = h5::last_error();
-    throw Error(Exit::data,
-                fmt::format("cannot write clip store {}: {}: {}", temporary, what, reason),
-                h5::hint_for(reason, temporary, "is the disk full, or the directory not writable?"),
-                __FILE__, __LINE__);
-  }
-
-  void write_attribute(hid_t where, const char* name, std::int64_t value) {
-    const h5::Handle space(H5Screate(H5S_SCALAR), H5Sclose);
-    const h5::Handle a(H5Acreate2(where, name, H5T_STD_I64LE, space, H5P_DEFAULT, H5P_DEFAULT),
-                       H5Aclose);
-    check(a.valid() && H5Awrite(a, H5T_NATIVE_INT64, &value) >= 0, name);
-  }
-
-  void write_attribute(hid_t where, const char* name, const std::string& text) {
-    const h5::Handle space(H5Screate(H5S_SCALAR), H5Sclose);
-    const h5::Handle type = h5::string_type(text.size() + 1);
-    const h5::Handle a(H5Acreate2(where, name, type, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
-    check(a.valid() && H5Awrite(a, type, text.c_str()) >= 0, name);
-  }
-
-  void write_attribute(hid_t where, const char* name, const std::vector<float>& values) {
-    const hsize_t n = values.size();
-    const h5::Handle space(H5Screate_simple(1, &n, nullptr), H5Sclose);
-    const h5::Handle a(H5Acreate2(where, name, H5T_IEEE_F32LE, space, H5P_DEFAULT, H5P_DEFAULT),
-                       H5Aclose);
-    check(a.valid() && H5Awrite(a, H5T_NATIVE_FLOAT, values.data()) >= 0, name);
-  }
-
-  // `n` values; `memory` is how they lie in memory.
-  void write_table(const OpenBucket& b, const char* name, hid_t type, hid_t memory,
-                   const void* values, hsize_t n) {
-    const h5::Handle space(H5Screate_simple(1, &n, nullptr), H5Sclose);
-    const h5::Handle how(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-    H5Pset_obj_track_times(how, false);
-    const h5::Handle d(H5Dcreate2(b.group, name, type, space, H5P_DEFAULT, how, H5P_DEFAULT),
-                       H5Dclose);
-    check(d.valid() && H5Dwrite(d, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, values) >= 0, name);
-  }
-
-  void write_table(const OpenBucket& b, const char* name,
-                   const std::vector<std::uint64_t>& values) {
-    write_table(b, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, values.data(), values.size());
-  }
-
-  // `of` picks a text of each clip.
-  template <class F>
-  void write_texts(const OpenBucket& b, const std::string& name, F of) {
-    std::string all;
-    std::vector<std::uint64_t> ends;
-    for (const ClipInfo& info : b.stored.info) {
-      all += of(info);
-      ends.push_back(all.size());
-    }
-    write_table(b, name.c_str(), H5T_STD_U8LE, H5T_NATIVE_UINT8, all.data(), all.size());
-    write_table(b, (name + "_end").c_str(), ends);
-  }
 
   void write_tables(OpenBucket& b) {
     // Asking for offsets is quadratic in HDF5 1.10 (half a second for 10,000 clips): done once here
@@ -132,17 +54,22 @@ struct ClipStoreWriter::State {
       unsigned filters = 0;
       haddr_t address = 0;
       hsize_t size = 0;
-      check(H5Dget_chunk_info_by_coord(b.clips, at.data(), &filters, &address, &size) >= 0,
-            "offset");
+      file.check(H5Dget_chunk_info_by_coord(b.clips, at.data(), &filters, &address, &size) >= 0,
+                 "offset");
       b.stored.offset.push_back(address);
     }
     std::vector<float> fps;
-    for (const ClipInfo& info : b.stored.info) fps.push_back(info.fps);
-    write_table(b, "fps", H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, fps.data(), fps.size());
-    write_table(b, "xxh3", b.stored.xxh3);
-    write_table(b, "offset", b.stored.offset);
-    write_texts(b, "sources", [](const ClipInfo& info) { return info.source; });
-    write_texts(b, "captions", [](const ClipInfo& info) { return info.text; });
+    PackedTexts sources, captions;
+    for (const ClipInfo& info : b.stored.info) {
+      fps.push_back(info.fps);
+      sources.add(info.source);
+      captions.add(info.text);
+    }
+    file.table<float>(b.group, "fps", fps);
+    file.table<std::uint64_t>(b.group, "xxh3", b.stored.xxh3);
+    file.table<std::uint64_t>(b.group, "offset", b.stored.offset);
+    file.texts(b.group, "sources", sources);
+    file.texts(b.group, "captions", captions);
     b.bucket.clips = std::ssize(b.stored.info);
     b.bucket.longest_text = 0;
     // Clear the fields that this bucket does not store: a reader leaves them at their defaults when
@@ -159,11 +86,11 @@ struct ClipStoreWriter::State {
     for (std::size_t i = 1; i < rows.size(); ++i)
       b.bucket.longest_text =
           std::max(b.bucket.longest_text, static_cast<std::int64_t>(rows[i] - rows[i - 1]));
-    write_attribute(b.group, "tables_xxh3",
-                    static_cast<std::int64_t>(hash_of_tables(b.bucket, b.stored)));
+    file.attribute(b.group, "tables_xxh3",
+                   static_cast<std::int64_t>(hash_of_tables(b.bucket, b.stored)));
     if (b.bucket.text_channels == 0) return;
-    write_table(b, "text_offset", b.stored.text_offset);
-    write_table(b, "text_xxh3", b.stored.text_xxh3);
+    file.table<std::uint64_t>(b.group, "text_offset", b.stored.text_offset);
+    file.table<std::uint64_t>(b.group, "text_xxh3", b.stored.text_xxh3);
     copy_text(b);
   }
 
@@ -175,14 +102,8 @@ struct ClipStoreWriter::State {
     const hid_t type = b.bucket.text_dtype == DType::f32    ? H5T_IEEE_F32LE
                        : b.bucket.text_dtype == DType::bf16 ? H5T_STD_U16LE
                                                             : static_cast<hid_t>(half);
-    const h5::Handle space(H5Screate_simple(2, dims, nullptr), H5Sclose);
-    const h5::Handle how(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-    H5Pset_obj_track_times(how, false);
-    H5Pset_layout(how, H5D_CONTIGUOUS);
-    H5Pset_fill_time(how, H5D_FILL_TIME_NEVER);
-    const h5::Handle d(
-        H5Dcreate2(b.group, "text_features", type, space, H5P_DEFAULT, how, H5P_DEFAULT), H5Dclose);
-    check(d.valid(), "text_features");
+    const h5::Handle d =
+        file.new_dataset(b.group, "text_features", type, dims, StoreWriter::Fill::none);
     const hsize_t piece = std::max<hsize_t>(1, (hsize_t{4} << 20) / b.text_row());
     std::vector<std::byte> buffer(std::min(piece, rows) * b.text_row());
     for (hsize_t at = 0; at < rows; at += piece) {
@@ -192,11 +113,7 @@ struct ClipStoreWriter::State {
                      static_cast<ssize_t>(bytes),
                  Exit::data, "check the disk", "cannot read {} back: {}", b.spool_path,
                  std::strerror(errno));
-      const h5::Handle memory(H5Screate_simple(2, count, nullptr), H5Sclose);
-      const h5::Handle file_space(H5Dget_space(d), H5Sclose);
-      check(H5Sselect_hyperslab(file_space, H5S_SELECT_SET, from, nullptr, count, nullptr) >= 0 &&
-                H5Dwrite(d, type, memory, file_space, H5P_DEFAULT, buffer.data()) >= 0,
-            "text_features");
+      file.write_part(d, "text_features", type, from, count, buffer.data());
     }
   }
 
@@ -213,42 +130,20 @@ struct ClipStoreWriter::State {
   }
 };
 
-ClipStoreWriter::ClipStoreWriter(const std::string& path, const std::string& made_by)
-    : state_(std::make_unique<State>()) {
-  State& s = *state_;
+ClipStoreWriter::ClipStoreWriter(const std::string& path, const std::string& made_by) {
   const h5::QuietErrors quiet;
-  s.path = path;
-  s.temporary = path + ".tmp";
-  std::error_code failed;
-  if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty())
-    std::filesystem::create_directories(folder, failed);
-  WEFT_CHECK(!failed, Exit::data, "name a path in a folder that can be made", "cannot write {}: {}",
-             path, failed.message());
-  const h5::Handle access = h5::file_access();
-  // Clips begin at multiples of 1 MiB, which suits parallel file systems; only those of 4 MiB and
-  // more, so that at most a fifth of the file is padding.
-  H5Pset_alignment(access, hsize_t{4} << 20, hsize_t{1} << 20);
-  // The first HDF5 format with checksums over its structure; readable since HDF5 1.10 (2016).
-  H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
-  const h5::Handle top_group(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
-  H5Pset_obj_track_times(top_group, false);  // the same clips make the same file, byte by byte
-  unlink(s.temporary.c_str());               // what a killed job has left, or a link
-  s.file = {H5Fcreate(s.temporary.c_str(), H5F_ACC_TRUNC, top_group, access), H5Fclose};
-  s.check(s.file.valid(), "create");
-  s.root = new_group(s.file, "clips");
-  s.check(s.root.valid(), "create /clips");
-  const h5::Handle top(H5Gopen2(s.file, "/", H5P_DEFAULT), H5Gclose);
-  s.write_attribute(top, "schema_version", clip_store_version);
-  s.write_attribute(top, "format", "weft clips");
-  if (!made_by.empty()) s.write_attribute(top, "made_by", made_by);
+  state_ = std::make_unique<State>(path);
+  StoreWriter& file = state_->file;
+  state_->clips = file.new_group(file.file(), "clips");
+  const h5::Handle top = file.top();
+  file.attribute(top, "schema_version", clip_store_version);
+  file.attribute(top, "format", "weft clips");
+  if (!made_by.empty()) file.attribute(top, "made_by", made_by);
 }
 
 ClipStoreWriter::~ClipStoreWriter() {
-  if (state_->committed) return;
   const h5::QuietErrors quiet;
-  const std::string temporary = state_->temporary;
-  state_.reset();  // closes everything
-  unlink(temporary.c_str());
+  state_.reset();
 }
 
 int ClipStoreWriter::add_bucket(const Bucket& bucket) {
@@ -274,18 +169,17 @@ int ClipStoreWriter::add_bucket(const Bucket& bucket) {
   else
     b.dims = {0, size(bucket.channels), size(bucket.frames), size(bucket.height),
               size(bucket.width)};
-  b.group = new_group(s.root, bucket.name);
-  s.check(b.group.valid(), "create bucket " + bucket.name);
-  s.write_attribute(b.group, "pixel_frames", bucket.pixel_frames);
-  s.write_attribute(b.group, "pixel_height", bucket.pixel_height);
-  s.write_attribute(b.group, "pixel_width", bucket.pixel_width);
-  if (!pixels) s.write_attribute(b.group, "kind", bucket.moments ? "moments" : "latents");
+  b.group = s.file.new_group(s.clips, bucket.name);
+  s.file.attribute(b.group, "pixel_frames", bucket.pixel_frames);
+  s.file.attribute(b.group, "pixel_height", bucket.pixel_height);
+  s.file.attribute(b.group, "pixel_width", bucket.pixel_width);
+  if (!pixels) s.file.attribute(b.group, "kind", bucket.moments ? "moments" : "latents");
   if (!bucket.scale.empty()) {
-    s.write_attribute(b.group, "scale", bucket.scale);
-    s.write_attribute(b.group, "shift", bucket.shift);
+    s.file.attribute(b.group, "scale", bucket.scale);
+    s.file.attribute(b.group, "shift", bucket.shift);
   }
   if (bucket.text_channels > 0) {
-    b.spool_path = fmt::format("{}.text{}", s.temporary, s.buckets.size() - 1);
+    b.spool_path = fmt::format("{}.text{}", s.file.temporary(), s.buckets.size() - 1);
     unlink(b.spool_path.c_str());  // what a killed job has left, or a link
     b.spool = open(b.spool_path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     WEFT_CHECK(b.spool >= 0, Exit::data, "check the directory's permissions", "cannot make {}: {}",
@@ -308,7 +202,7 @@ int ClipStoreWriter::add_bucket(const Bucket& bucket) {
   b.clips = {H5Dcreate2(b.group, pixels ? "frames" : "latents", type, space, H5P_DEFAULT, how,
                         H5P_DEFAULT),
              H5Dclose};
-  s.check(b.clips.valid(), "create the clips of bucket " + bucket.name);
+  s.file.check(b.clips.valid(), "create the clips of bucket " + bucket.name);
   return static_cast<int>(s.buckets.size()) - 1;
 }
 
@@ -321,10 +215,10 @@ void ClipStoreWriter::append(int bucket, std::span<const std::byte> clip, const 
   WEFT_ASSERT(text.empty() || (b.bucket.text_channels > 0 && text.size() % b.text_row() == 0));
   std::vector<hsize_t> at(b.dims.size(), 0);
   at[0] = b.dims[0]++;
-  s.check(H5Dset_extent(b.clips, b.dims.data()) >= 0, "extend bucket " + b.bucket.name);
+  s.file.check(H5Dset_extent(b.clips, b.dims.data()) >= 0, "extend bucket " + b.bucket.name);
   // Straight to the file: no conversion, no chunk cache.
-  s.check(H5Dwrite_chunk(b.clips, H5P_DEFAULT, 0, at.data(), clip.size(), clip.data()) >= 0,
-          "write a clip of bucket " + b.bucket.name);
+  s.file.check(H5Dwrite_chunk(b.clips, H5P_DEFAULT, 0, at.data(), clip.size(), clip.data()) >= 0,
+               "write a clip of bucket " + b.bucket.name);
   b.stored.info.push_back(info);
   b.stored.xxh3.push_back(XXH3_64bits(clip.data(), clip.size()));
   if (b.bucket.text_channels > 0) s.spool_text(b, text);
@@ -332,21 +226,13 @@ void ClipStoreWriter::append(int bucket, std::span<const std::byte> clip, const 
 
 void ClipStoreWriter::commit() {
   State& s = *state_;
-  WEFT_ASSERT(!s.committed);
-  {
-    const h5::QuietErrors quiet;
-    for (OpenBucket& b : s.buckets) {
-      s.write_tables(b);
-      s.check(b.clips.close_now() && b.group.close_now(), "close bucket " + b.bucket.name);
-    }
-    s.check(s.root.close_now() && s.file.close_now(), "close");
+  const h5::QuietErrors quiet;
+  for (OpenBucket& b : s.buckets) {
+    s.write_tables(b);
+    s.file.check(b.clips.close_now() && b.group.close_now(), "close bucket " + b.bucket.name);
   }
-  sync(s.temporary);
-  rename_file(s.temporary, s.path, Exit::data);
-  s.committed = true;
-  // Sync the directory too: the rename itself must survive a power cut.
-  const auto directory = std::filesystem::absolute(s.path).parent_path();
-  sync(directory);
+  s.file.check(s.clips.close_now(), "close /clips");
+  s.file.commit();
 }
 
 }  // namespace weft

@@ -119,7 +119,7 @@ struct Prefetcher::State {
       most_clips = std::max(most_clips, what.clips.size());
       // Large enough for any bucket, so that a slot is not reallocated when buckets alternate.
       s.pages.grow(most_clips * largest_clip);
-      const Bucket& bucket = source.buckets()[static_cast<std::size_t>(what.bucket)];
+      const Bucket& bucket = source.buckets()[what.bucket];
       s.clip_bytes = source.clip_bytes(what);
       s.taken = 0;
       s.left = what.clips.size();
@@ -144,7 +144,7 @@ struct Prefetcher::State {
   // every run, restart and rank substitutes the same clip.
   void read_clip(Slot& s, std::size_t clip) {
     MicroBatch& what = s.batch.what;
-    const std::int64_t clips = source.buckets()[static_cast<std::size_t>(what.bucket)].clips;
+    const std::int64_t clips = source.buckets()[what.bucket].clips;
     for (std::int64_t tries = 0;; ++tries) {
       const std::int64_t index = what.clips[clip];
       try {
@@ -178,7 +178,7 @@ struct Prefetcher::State {
                                     e.what(), found, clips, max_damaged),
                         e.hint(), e.file(), e.line());
     }
-    log::warn("{}: the next whole clip of the bucket is taken for it", e.what());
+    log::warn("{}: the next intact clip of the bucket replaces it", e.what());
   }
 
   void read_clips() {
@@ -220,7 +220,7 @@ Prefetcher::Prefetcher(const ClipSource& source, std::function<Work(std::int64_t
              "a prefetch ring of {} slots", slots);
   WEFT_CHECK(readers >= 1, Exit::usage, "set data.readers to 1 or more, or 0 to let weft choose",
              "{} prefetch readers", readers);
-  state_->slots.resize(static_cast<std::size_t>(slots));
+  state_->slots.resize(slots);
   state_->plan();
   for (int i = 0; i < readers; ++i)
     state_->readers.emplace_back([s = state_.get()] { s->read_clips(); });

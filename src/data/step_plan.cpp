@@ -12,24 +12,8 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/philox.h"
 
 namespace weft {
-namespace {
-
-// Fisher-Yates. `list` keeps the shuffles of one epoch apart: the bucket's number, or -1 for the
-// list of micro-batches.
-template <class T>
-void shuffle(std::vector<T>& items, std::uint64_t seed, std::int64_t epoch, std::int64_t list) {
-  const Philox random(seed, Purpose::sample_order, static_cast<std::uint64_t>(epoch),
-                      static_cast<std::uint64_t>(list));
-  for (std::size_t i = items.size(); i > 1; --i) {
-    const std::uint32_t element = static_cast<std::uint32_t>(i);
-    std::swap(items[i - 1], items[random.below(element, element)]);
-  }
-}
-
-}  // namespace
 
 void ClipSource::read_sample(const MicroBatch& what, std::size_t i,
                              std::span<std::byte> out) const {
@@ -38,12 +22,12 @@ void ClipSource::read_sample(const MicroBatch& what, std::size_t i,
 
 void ClipSource::take_next(MicroBatch& what, std::size_t i) const {
   const std::int64_t index = what.clips[i];
-  what.clips[i] = (index + 1) % buckets()[static_cast<std::size_t>(what.bucket)].clips;
+  what.clips[i] = (index + 1) % buckets()[what.bucket].clips;
   what.samples[i] += what.clips[i] - index;
 }
 
 std::size_t ClipSource::clip_bytes(const MicroBatch& what) const {
-  const Bucket& b = buckets()[static_cast<std::size_t>(what.bucket)];
+  const Bucket& b = buckets()[what.bucket];
   return what.views.empty() ? b.clip_bytes() : b.clip_bytes(what.height, what.width);
 }
 
@@ -121,17 +105,17 @@ StepPlanner::StepPlanner(std::span<const Bucket> buckets, std::vector<std::int64
     if (b.clips > 0) per_epoch_ += std::max<std::int64_t>(1, b.clips / batch_sizes_[i]);
   }
   WEFT_CHECK(per_epoch_ > 0, Exit::data, "check data.path and what `weft ingest` put in it",
-             "there is no clip to train on in {} buckets", buckets_.size());
+             "no clip to train on in {} buckets", buckets_.size());
 }
 
 const std::vector<MicroBatch>& StepPlanner::epoch(std::int64_t e) const {
-  Epoch& cached = cached_[static_cast<std::size_t>(e % 2)];
+  Epoch& cached = cached_[e % 2];
   if (e == cached.number) return cached.batches;
   cached.batches.clear();
   SampleId first = 0;  // id of the bucket's first clip
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     const std::int64_t clips = buckets_[b].clips;
-    std::vector<std::int64_t> order(static_cast<std::size_t>(clips));
+    std::vector<std::int64_t> order(clips);
     std::iota(order.begin(), order.end(), 0);
     shuffle(order, seed_, e, static_cast<std::int64_t>(b));
     const std::int64_t size = std::min(batch_sizes_[b], clips);
@@ -157,7 +141,7 @@ std::vector<MicroBatch> StepPlanner::plan(std::int64_t step) const {
   for (std::int64_t i = step * micro_batches_; i < (step + 1) * micro_batches_; ++i) {
     const auto& batches = epoch(i / per_epoch_);
     WEFT_ASSERT(static_cast<std::int64_t>(batches.size()) == per_epoch_);
-    out.push_back(batches[static_cast<std::size_t>(i % per_epoch_)]);
+    out.push_back(batches[i % per_epoch_]);
   }
   return out;
 }
@@ -189,7 +173,7 @@ bool divide_anew(std::span<const double> cost, std::size_t busiest, std::vector<
     both.insert(both.end(), has[r].begin(), has[r].end());
   };
   for (std::ptrdiff_t k = 0; k < partners; ++k) {
-    const std::size_t r = order[static_cast<std::size_t>(k)];
+    const std::size_t r = order[k];
     if (r == busiest || has[busiest].size() + has[r].size() > most_divided) continue;
     joined(r);
     const double all = load[busiest] + load[r];
@@ -229,8 +213,7 @@ bool divide_anew(std::span<const double> cost, std::size_t busiest, std::vector<
 // (divide_anew).
 void trade(std::span<const double> cost, std::vector<double>& load, std::vector<int>& rank_of) {
   std::vector<std::vector<std::size_t>> has(load.size());
-  for (std::size_t i = 0; i < cost.size(); ++i)
-    has[static_cast<std::size_t>(rank_of[i])].push_back(i);
+  for (std::size_t i = 0; i < cost.size(); ++i) has[rank_of[i]].push_back(i);
   const double goal = std::accumulate(load.begin(), load.end(), 0.0) /
                       static_cast<double>(load.size()) * even_enough;
   // The search resumes where the last one ended: the ranks before have mostly been ruled out.
@@ -282,7 +265,7 @@ std::vector<int> share_out(std::span<const double> cost, int ranks) {
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return cost[a] > cost[b]; });
-  std::vector<double> load(static_cast<std::size_t>(ranks), 0);
+  std::vector<double> load(ranks, 0);
   std::vector<int> rank_of(cost.size());
   for (const std::size_t i : order) {
     const auto least = std::min_element(load.begin(), load.end());  // the first among equals

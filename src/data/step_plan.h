@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "config/deck.h"
+#include "core/philox.h"
 #include "data/clip_source.h"
 
 namespace weft {
@@ -39,6 +41,18 @@ struct MicroBatch {
 // Exit::usage for an entry that is not NAME=CLIPS, that occurs twice, or whose NAME matches no
 // bucket (with the nearest name that does).
 std::vector<std::int64_t> batch_sizes(const TrainDeck& deck, std::span<const Bucket> buckets);
+
+// Fisher-Yates by Philox(seed, sample_order, epoch, list). `list` keeps apart what is shuffled in
+// one epoch: a bucket's number, or -1 for the micro-batches.
+template <class T>
+void shuffle(std::vector<T>& items, std::uint64_t seed, std::int64_t epoch, std::int64_t list) {
+  const Philox random(seed, Purpose::sample_order, static_cast<std::uint64_t>(epoch),
+                      static_cast<std::uint64_t>(list));
+  for (std::size_t i = items.size(); i > 1; --i) {
+    const auto element = static_cast<std::uint32_t>(i);
+    std::swap(items[i - 1], items[random.below(element, element)]);
+  }
+}
 
 // A function of (seed, step).
 class StepPlan {

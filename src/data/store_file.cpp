@@ -1,28 +1,279 @@
+// The child is this very program by posix_spawn, not a fork: a fork copies the page tables of the
+// rank, and with some networks the pages that MPI has pinned; a spawned program shares nothing with
+// MPI or CUDA.
 #include "data/store_file.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/log.h"
 #include "data/clip_store.h"
-#include "data/clip_store_child.h"
+#include "data/hdf5.h"
+#include "data/images/image_store.h"
 
 namespace weft {
 namespace {
 
+constexpr const char* child_argument = "--read-clip-store";
+// CPU seconds allowed between two signs of life: a call that takes more never ends. Waiting for
+// slow storage uses none.
+constexpr rlim_t longest_call = 20;
 // What is hashed is read in pieces that are still in the cache then. Smaller pieces cost more in
 // system calls than they save; measured with `weft bench read`.
 constexpr std::size_t piece = 256 << 10;
 
+std::vector<std::string>& reader_command() {
+  static std::vector<std::string> command;
+  return command;
+}
+
+// Numbers are packed as they lie in memory, lists and texts behind their length: both ends are the
+// same program.
+class Packer {
+ public:
+  template <class T>
+  void operator()(const T& value) {
+    if constexpr (std::is_same_v<T, ClipInfo>) {
+      (*this)(value.fps), (*this)(value.source), (*this)(value.text);
+    } else if constexpr (std::is_trivially_copyable_v<T>) {
+      bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    } else {
+      (*this)(static_cast<std::uint64_t>(value.size()));
+      if constexpr (std::is_trivially_copyable_v<typename T::value_type>)
+        bytes_.append(reinterpret_cast<const char*>(value.data()),
+                      value.size() * sizeof(typename T::value_type));
+      else
+        for (const auto& item : value) (*this)(item);
+    }
+  }
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  std::string bytes_;
+};
+
+// Damaged input may have corrupted the child: no length is trusted that the bytes do not hold.
+class Unpacker {
+ public:
+  explicit Unpacker(std::string_view bytes) : bytes_(bytes) {}
+
+  template <class T>
+  void operator()(T& value) {
+    if constexpr (std::is_same_v<T, ClipInfo>) {
+      (*this)(value.fps), (*this)(value.source), (*this)(value.text);
+    } else if constexpr (std::is_trivially_copyable_v<T>) {
+      take(&value, sizeof value);
+    } else {
+      using Item = typename T::value_type;
+      std::uint64_t n = 0;
+      (*this)(n);
+      if (n > bytes_.size()) n = 0, whole_ = false;
+      if constexpr (std::is_trivially_copyable_v<Item>) {
+        if (n > bytes_.size() / sizeof(Item)) n = 0, whole_ = false;
+        value.resize(n);
+        take(value.data(), n * sizeof(Item));
+      } else {
+        value.clear();
+        for (std::uint64_t i = 0; i < n && whole_; ++i) (*this)(value.emplace_back());
+      }
+    }
+  }
+  bool whole() const { return whole_ && bytes_.empty(); }
+
+ private:
+  void take(void* to, std::size_t n) {
+    if (n > bytes_.size()) {
+      whole_ = false;
+      return;
+    }
+    if (n > 0) std::memcpy(to, bytes_.data(), n);
+    bytes_.remove_prefix(n);
+  }
+  std::string_view bytes_;
+  bool whole_ = true;
+};
+
+struct Answer {
+  std::string fault, hint;  // of an Error; without a fault the facts are there
+  StoreFacts facts;
+};
+
+template <class F, class A>
+void each_field(F& f, A& answer) {
+  auto& facts = answer.facts;
+  auto& images = facts.images;
+  f(answer.fault), f(answer.hint), f(facts.made_by), f(facts.warnings), f(facts.holds_images);
+  f(images.num_classes), f(images.height), f(images.width), f(images.xxh3);
+  f(images.labels_xxh3), f(images.sources), f(images.class_names), f(images.palette);
+  f(images.label_images), f(images.tables_xxh3), f(images.pixels_begin), f(images.labels_begin);
+  f(images.labels_bytes);
+  std::uint64_t buckets = facts.buckets.size();
+  f(buckets);
+  if constexpr (!std::is_const_v<A>) {
+    // `buckets` comes from the child: bounded before memory is allocated for it.
+    facts.buckets.resize(std::min<std::uint64_t>(buckets, 1u << 16));
+    facts.stored.resize(facts.buckets.size());
+  }
+  for (std::size_t i = 0; i < facts.buckets.size(); ++i) {
+    auto& stored = facts.stored[i];
+    each_hashed_field(f, facts.buckets[i], stored);
+    f(stored.offset), f(stored.text_begin);
+  }
+}
+
+// Grants more CPU time for the next HDF5 call.
+void sign_of_life() {
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  rlimit limit{};
+  getrlimit(RLIMIT_CPU, &limit);
+  const auto spent = static_cast<rlim_t>(used.ru_utime.tv_sec + used.ru_stime.tv_sec);
+  limit.rlim_cur = std::min(limit.rlim_max, spent + longest_call);
+  setrlimit(RLIMIT_CPU, &limit);
+}
+
+int serve(const std::string& path, std::uint64_t bytes) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody reads the answer once the rank has died
+  const rlimit no_core{0, 0};
+  setrlimit(RLIMIT_CORE, &no_core);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  // All tables together are smaller than the file; they are in memory a few times at most.
+  rlimit memory{};
+  getrlimit(RLIMIT_DATA, &memory);
+  memory.rlim_cur = std::min<rlim_t>(memory.rlim_max, 6 * bytes + (rlim_t{2} << 30));
+  setrlimit(RLIMIT_DATA, &memory);
+#endif
+  Answer answer;
+  try {
+    sign_of_life();
+    answer.facts = open_checked(path, bytes, sign_of_life);
+  } catch (const Error& e) {
+    answer = {e.what(), e.hint(), {}};
+  } catch (const std::bad_alloc&) {
+    answer = {fmt::format("clip store {} is damaged: its tables do not fit into memory", path),
+              "copy it again, or make it again with `weft ingest` or `weft encode`",
+              {}};
+  }
+  Packer packed;
+  each_field(packed, std::as_const(answer));
+  const std::string& out = packed.bytes();
+  for (std::size_t done = 0; done < out.size();) {
+    const ssize_t n = write(STDOUT_FILENO, out.data() + done, out.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return 1;
+    done += static_cast<std::size_t>(n);
+  }
+  return 0;
+}
+
+// Runs the command and reads its standard output until it ends. Returns the wait status and the
+// output.
+std::pair<int, std::string> run(const std::vector<std::string>& command) {
+  int ends[2];
+  WEFT_CHECK(pipe2(ends, O_CLOEXEC) == 0, Exit::data, "raise the limit of open files (ulimit -n)",
+             "cannot make a pipe: {}", std::strerror(errno));
+  std::vector<char*> arguments;
+  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  posix_spawn_file_actions_adddup2(&files, ends[1], STDOUT_FILENO);
+  // A stop signal goes to the whole process group. The rank handles it; the child must not die of
+  // it and ends by itself anyway.
+  posix_spawnattr_t how;
+  posix_spawnattr_init(&how);
+  sigset_t stops;
+  sigemptyset(&stops);
+  for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&stops, signal);
+  posix_spawnattr_setsigmask(&how, &stops);
+  posix_spawnattr_setflags(&how, POSIX_SPAWN_SETSIGMASK);
+  pid_t child = 0;
+  const int failed =
+      posix_spawn(&child, command[0].c_str(), &files, &how, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&files);
+  posix_spawnattr_destroy(&how);
+  // Close this side's write end, or the read below would never see the end.
+  close(ends[1]);
+  std::string said;
+  std::vector<char> buffer(64 << 10);
+  while (failed == 0) {
+    const ssize_t n = read(ends[0], buffer.data(), buffer.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    said.append(buffer.data(), static_cast<std::size_t>(n));
+  }
+  close(ends[0]);
+  WEFT_CHECK(failed == 0, Exit::data, "a clip store is opened in a process of its own",
+             "cannot start {}: {}", command[0], std::strerror(failed));
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return {status, std::move(said)};
+}
+
+// How the child ended, in words.
+std::string end_of(int status) {
+  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU)
+    return fmt::format("kept the HDF5 library busy without end");
+  if (WIFSIGNALED(status))
+    return fmt::format("crashed the HDF5 library (signal {})", WTERMSIG(status));
+  return fmt::format("ended the HDF5 library's process with exit code {}", WEXITSTATUS(status));
+}
+
 }  // namespace
+
+StoreFacts open_checked(const std::string& path, std::uint64_t bytes,
+                        const std::function<void()>& alive) {
+  const h5::QuietErrors quiet;
+  StoreReader reader(path, bytes, alive);
+  StoreFacts facts;
+  facts.holds_images = reader.has_format(image_store_format);
+  if (facts.holds_images)
+    read_image_facts(reader, facts);
+  else
+    read_clip_facts(reader, facts);
+  return facts;
+}
+
+void read_stores_with(std::vector<std::string> command) { reader_command() = std::move(command); }
+
+StoreFacts read_store(const std::string& path, std::uint64_t bytes) {
+  if (reader_command().empty()) return open_checked(path, bytes);
+  std::vector<std::string> command = reader_command();
+  command.push_back(path);
+  command.push_back(std::to_string(bytes));
+  const auto [status, said] = run(command);
+  Answer answer;
+  Unpacker unpacker(said);
+  if (status == 0) each_field(unpacker, answer);
+  WEFT_CHECK(status == 0 && unpacker.whole(), Exit::data,
+             "copy it again, or make it again with `weft ingest` or `weft encode`",
+             "clip store {} is damaged: reading its structure {}", path,
+             status == 0 ? "gave an answer that makes no sense" : end_of(status));
+  if (!answer.fault.empty()) throw Error(Exit::data, answer.fault, answer.hint, __FILE__, __LINE__);
+  return std::move(answer.facts);
+}
+
+std::optional<int> serve_as_store_reader(int argc, char** argv) {
+  if (argc == 4 && std::strcmp(argv[1], child_argument) == 0)
+    return serve(argv[2], std::strtoull(argv[3], nullptr, 10));
+  read_stores_with({"/proc/self/exe", child_argument});
+  return std::nullopt;
+}
 
 StoreFile::StoreFile(const std::string& path) : path_(path) {
   fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -30,7 +281,7 @@ StoreFile::StoreFile(const std::string& path) : path_(path) {
       fd_ >= 0, Exit::data,
       "check data.path, which begins where weft was started; `weft ingest` makes stores of clips "
       "and, with ingest.images, of labelled images, `weft encode` those of latents; synthetic:... "
-      "(docs/decks.md) stands for clips that are not there, as for a plan",
+      "(docs/decks.md) makes clips in memory, for example for weft plan",
       "cannot open clip store {}: {}", path, std::strerror(errno));
   try {
     struct stat status {};
@@ -38,7 +289,7 @@ StoreFile::StoreFile(const std::string& path) : path_(path) {
                "data.path must be a file that `weft ingest` made", "{} is not a file", path);
     bytes_ = static_cast<std::uint64_t>(status.st_size);
     WEFT_CHECK(is_hdf5(path), Exit::data, "data.path must be a file that `weft ingest` made",
-               "{} is not an HDF5 file, so it is no clip store", path);
+               "{} is not an HDF5 file and so not a clip store", path);
     facts_ = read_store(path, bytes_);
   } catch (...) {
     close(fd_);

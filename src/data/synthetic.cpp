@@ -5,72 +5,104 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "config/deck.h"
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/philox.h"
+#include "data/lists/table.h"
 
 namespace weft {
+
+std::string read_keys(std::string_view spec, std::string_view kind, const std::string& hint,
+                      std::span<const NumberKey> numbers, std::span<const TextKey> texts) {
+  const auto number = [&](std::string_view key, std::string_view text) {
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    WEFT_CHECK(error == std::errc() && end == text.data() + text.size(), Exit::usage, hint,
+               "{} = \"{}\" of {} is not a whole number", key, text, kind);
+    return value;
+  };
+  for (std::size_t at = 0; at <= spec.size();) {
+    const std::size_t end = std::min(spec.find(',', at), spec.size());
+    const std::string_view item = trimmed(spec.substr(at, end - at));
+    at = end + 1;
+    if (item.empty()) continue;
+    const auto equals = item.find('=');
+    WEFT_CHECK(equals != std::string_view::npos, Exit::usage, hint,
+               "\"{}\" in {}: is not key=value", item, kind);
+    const std::string_view name = trimmed(item.substr(0, equals));
+    const std::string_view value = trimmed(item.substr(equals + 1));
+    const auto text = std::ranges::find(texts, name, &TextKey::name);
+    if (text != texts.end()) {
+      *text->target = value;
+      continue;
+    }
+    const auto key = std::ranges::find(numbers, name, &NumberKey::name);
+    if (key == numbers.end()) {
+      std::vector<std::string> names;
+      for (const NumberKey& k : numbers) names.emplace_back(k.name);
+      for (const TextKey& k : texts) names.emplace_back(k.name);
+      const std::string near = nearest_name(std::string(name), names);
+      throw Error(Exit::usage, fmt::format("unknown key \"{}\" in {}:", name, kind),
+                  near.empty() ? hint : fmt::format("did you mean \"{}\"?", near), __FILE__,
+                  __LINE__);
+    }
+    const auto dots = key->range ? value.find("..") : std::string_view::npos;
+    NumberRange& r = *key->target;
+    r.low = number(name, value.substr(0, dots));
+    r.high = dots == std::string_view::npos ? r.low : number(name, value.substr(dots + 2));
+    WEFT_CHECK(r.low >= key->least && r.high <= key->most && r.low <= r.high, Exit::usage,
+               fmt::format("choose {} to {}", key->least, key->most),
+               "{} = {} of {} is out of range", name, value, kind);
+  }
+  std::string all;
+  for (const NumberKey& k : numbers)
+    all += fmt::format("{}={}..{}\n", k.name, k.target->low, k.target->high);
+  return all;
+}
+
 namespace {
 
 constexpr const char* hint =
     "write for example data.path=\"synthetic:clips=64,frames=5,height=32,width=32\"";
 
-const std::vector<std::string> keys = {"clips",  "frames", "height", "width", "channels",
-                                       "latent", "fps",    "seed",   "name"};
-
 struct Part {
-  std::int64_t clips = 64, frames = 5, height = 32, width = 32, channels = 0, latent = 0, fps = 0,
-               seed = 42;
+  std::int64_t clips = 0, frames = 0, height = 0, width = 0, channels = 0, latent = 0, fps = 0,
+               seed = 0;
   std::string name;
 };
 
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts(1);
-  for (const char c : text) {
-    if (c == separator)
-      parts.emplace_back();
-    else if (c != ' ' && c != '\n' && c != '\t')
-      parts.back() += c;
-  }
-  return parts;
-}
-
-void set(Part& part, const std::string& item) {
-  const auto equals = item.find('=');
-  WEFT_CHECK(equals != std::string::npos, Exit::usage, hint,
-             "\"{}\" in a synthetic source is not key=value", item);
-  const std::string key = item.substr(0, equals), text = item.substr(equals + 1);
-  const auto found = std::find(keys.begin(), keys.end(), key);
-  if (found == keys.end()) {
-    const std::string near = nearest_name(key, keys);
-    throw Error(Exit::usage, fmt::format("unknown key \"{}\" in a synthetic source", key),
-                near.empty() ? hint : fmt::format("did you mean \"{}\"?", near), __FILE__,
-                __LINE__);
-  }
-  if (key == "name") {
-    WEFT_CHECK(!text.empty() &&
-                   text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                          "0123456789-._") == std::string::npos,
-               Exit::usage, "letters, digits, dots, dashes and underscores make a bucket's name",
-               "name = \"{}\" in a synthetic source", text);
-    part.name = text;
-    return;
-  }
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  WEFT_CHECK(error == std::errc() && end == text.data() + text.size(), Exit::usage, hint,
-             "{} = \"{}\" in a synthetic source is not a whole number", key, text);
-  const std::size_t which = static_cast<std::size_t>(found - keys.begin());
-  std::int64_t* const target[] = {&part.clips,    &part.frames, &part.height, &part.width,
-                                  &part.channels, &part.latent, &part.fps,    &part.seed};
-  const std::int64_t lowest[] = {1, 1, 1, 1, 1, 0, 1, 0};
-  const std::int64_t highest[] = {1'000'000'000, 4096, 8192, 8192, 64, 1, 1000, INT64_MAX};
-  WEFT_CHECK(value >= lowest[which] && value <= highest[which], Exit::usage,
-             fmt::format("choose {} to {}", lowest[which], highest[which]),
-             "{} = {} in a synthetic source is out of range", key, value);
-  *target[which] = value;
+Part read_part(std::string_view text) {
+  NumberRange clips{64, 64}, frames{5, 5}, height{32, 32}, width{32, 32}, channels, latent, fps,
+      seed{42, 42};
+  const std::string none = " ";  // no text that is given has blanks at its ends
+  std::string name = none;
+  const std::array numbers = {NumberKey{"clips", &clips, 1, 1'000'000'000, false},
+                              NumberKey{"frames", &frames, 1, 4096, false},
+                              NumberKey{"height", &height, 1, 8192, false},
+                              NumberKey{"width", &width, 1, 8192, false},
+                              NumberKey{"channels", &channels, 1, 64, false},
+                              NumberKey{"latent", &latent, 0, 1, false},
+                              NumberKey{"fps", &fps, 1, 1000, false},
+                              NumberKey{"seed", &seed, 0, INT64_MAX, false}};
+  const std::array texts = {TextKey{"name", &name}};
+  read_keys(text, "synthetic", hint, numbers, texts);
+  WEFT_CHECK(name == none ||
+                 (!name.empty() && name.find_first_not_of("abcdefghijklmnopqrstuvwxyz"
+                                                          "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                                          "0123456789-._") == std::string::npos),
+             Exit::usage, "letters, digits, dots, dashes and underscores make a bucket's name",
+             "name = \"{}\" of synthetic", name);
+  Part part{clips.low, frames.low,   height.low,
+            width.low, channels.low, latent.low,
+            fps.low,   seed.low,     name == none ? "" : name};
+  if (part.channels == 0) part.channels = part.latent != 0 ? 4 : 3;
+  WEFT_CHECK(part.latent != 0 || part.channels == 3, Exit::usage,
+             "add latent=1 for clips of another number of channels",
+             "synthetic pixel clips with channels = {}: pixels have 3", part.channels);
+  return part;
 }
 
 // The random parameters of a sample. Positions and speeds are in units of the frame's shorter side.
@@ -112,7 +144,7 @@ void draw(const Scene& scene, const Bucket& b, std::int64_t t, std::vector<float
   const int channels = scene.channels;
   const float side = static_cast<float>(std::min(b.height, b.width));
   const float fh = static_cast<float>(b.height), fw = static_cast<float>(b.width);
-  std::vector<float> left(static_cast<std::size_t>(channels)), slope(left.size());
+  std::vector<float> left(channels), slope(left.size());
   for (std::int64_t y = 0; y < b.height; ++y) {
     const float fy = (static_cast<float>(y) + 0.5f) / fh;
     float* row = frame.data() + y * b.width * channels;
@@ -123,15 +155,14 @@ void draw(const Scene& scene, const Bucket& b, std::int64_t t, std::vector<float
     }
     for (std::int64_t x = 0; x < b.width; ++x)
       for (int c = 0; c < channels; ++c)
-        row[x * channels + c] = left[static_cast<std::size_t>(c)] +
-                                slope[static_cast<std::size_t>(c)] * (static_cast<float>(x) + 0.5f);
+        row[x * channels + c] = left[c] + slope[c] * (static_cast<float>(x) + 0.5f);
   }
   for (int shape = 0; shape < 2; ++shape) {  // 0 is the disc, 1 the square
     const float radius = scene.size(shape) * side;
     const float cy = scene.position(shape, 0, fh / side, t) * side;
     const float cx = scene.position(shape, 1, fw / side, t) * side;
-    std::vector<float> colour(static_cast<std::size_t>(channels));
-    for (int c = 0; c < channels; ++c) colour[static_cast<std::size_t>(c)] = scene.colour(shape, c);
+    std::vector<float> colour(channels);
+    for (int c = 0; c < channels; ++c) colour[c] = scene.colour(shape, c);
     const auto from = [&](float centre) {
       return std::max<std::int64_t>(0, static_cast<std::int64_t>(centre - radius - 1));
     };
@@ -145,8 +176,7 @@ void draw(const Scene& scene, const Bucket& b, std::int64_t t, std::vector<float
             shape == 0 ? std::sqrt(dy * dy + dx * dx) : std::max(std::abs(dy), std::abs(dx));
         const float cover = std::clamp(radius - distance + 0.5f, 0.0f, 1.0f);
         float* pixel = frame.data() + (y * b.width + x) * channels;
-        for (int c = 0; c < channels; ++c)
-          pixel[c] += cover * (colour[static_cast<std::size_t>(c)] - pixel[c]);
+        for (int c = 0; c < channels; ++c) pixel[c] += cover * (colour[c] - pixel[c]);
       }
     }
   }
@@ -163,16 +193,12 @@ class SyntheticSource : public ClipSource {
  public:
   explicit SyntheticSource(const std::string& spec) {
     std::int64_t first = 0;
-    const std::vector<std::string> texts = split(spec, ';');
-    for (const std::string& text : texts) {
-      if (text.empty() && texts.size() > 1) continue;  // after the last ";"
-      Part part;
-      for (const std::string& item : split(text, ','))
-        if (!item.empty()) set(part, item);
-      if (part.channels == 0) part.channels = part.latent != 0 ? 4 : 3;
-      WEFT_CHECK(part.latent != 0 || part.channels == 3, Exit::usage,
-                 "add latent=1 for clips of another number of channels",
-                 "synthetic pixel clips with channels = {}: pixels have 3", part.channels);
+    for (std::size_t at = 0; at <= spec.size();) {
+      const std::size_t end = std::min(spec.find(';', at), spec.size());
+      const std::string_view text = trimmed(std::string_view(spec).substr(at, end - at));
+      at = end + 1;
+      if (text.empty() && spec.find(';') != std::string::npos) continue;  // after the last ";"
+      Part part = read_part(text);
       Bucket b;
       b.frames = part.frames;
       b.height = part.height;
@@ -201,7 +227,7 @@ class SyntheticSource : public ClipSource {
   ClipInfo info(int bucket, std::int64_t index) const override {
     const std::int64_t sample = check(bucket, index);
     static constexpr std::array sizes = {"small", "large"};
-    const Part& part = parts_[static_cast<std::size_t>(bucket)];
+    const Part& part = parts_[bucket];
     const Scene s = scene(bucket, index);
     ClipInfo info;
     info.fps = static_cast<float>(part.fps);
@@ -221,11 +247,11 @@ class SyntheticSource : public ClipSource {
 
   void read(int bucket, std::int64_t index, std::span<std::byte> out) const override {
     check(bucket, index);
-    const Bucket& b = buckets_[static_cast<std::size_t>(bucket)];
+    const Bucket& b = buckets_[bucket];
     WEFT_ASSERT(out.size() == b.clip_bytes());
     const Scene s = scene(bucket, index);
     const std::int64_t pixels = b.height * b.width;
-    std::vector<float> frame(static_cast<std::size_t>(pixels * b.channels));
+    std::vector<float> frame(pixels * b.channels);
     for (std::int64_t t = 0; t < b.frames; ++t) {
       draw(s, b, t, frame);
       if (b.dtype == DType::u8) {
@@ -236,7 +262,7 @@ class SyntheticSource : public ClipSource {
         for (std::int64_t c = 0; c < b.channels; ++c) {
           std::byte* to = out.data() + (c * b.frames + t) * pixels * 4;
           for (std::int64_t i = 0; i < pixels; ++i) {
-            const float value = 2 * frame[static_cast<std::size_t>(i * b.channels + c)] - 1;
+            const float value = 2 * frame[i * b.channels + c] - 1;
             std::memcpy(to + i * 4, &value, 4);
           }
         }
@@ -248,8 +274,8 @@ class SyntheticSource : public ClipSource {
   // The sample's id: the running number over all buckets, so that no two clips are alike.
   std::int64_t check(int bucket, std::int64_t index) const {
     WEFT_ASSERT(bucket >= 0 && static_cast<std::size_t>(bucket) < buckets_.size());
-    WEFT_ASSERT(index >= 0 && index < buckets_[static_cast<std::size_t>(bucket)].clips);
-    return first_[static_cast<std::size_t>(bucket)] + index;
+    WEFT_ASSERT(index >= 0 && index < buckets_[bucket].clips);
+    return first_[bucket] + index;
   }
   Scene scene(int bucket, std::int64_t index) const {
     const auto b = static_cast<std::size_t>(bucket);

@@ -1,14 +1,39 @@
-// Clips made in memory: a bright disc and a square drifting over a soft gradient. For tests,
-// benchmarks and a first run without footage.
+// Data made in memory: clips ("synthetic:"), and how the keys of "shapes:" and "text:" are read.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "data/clip_source.h"
 
 namespace weft {
+
+struct NumberRange {
+  std::int64_t low = 0, high = 0;
+};
+struct NumberKey {
+  const char* name;
+  NumberRange* target;
+  std::int64_t least, most;
+  bool range;  // LOW..HIGH is allowed as well as one number
+};
+struct TextKey {
+  const char* name;
+  std::string* target;
+};
+
+// Sets the targets of the keys in `spec`; blanks around an item and line ends do not count, and
+// text holds no comma. `kind` is "shapes" or "text", for messages; `hint` is an example. Returns
+// the values of `numbers`, however `spec` is written. Throws Exit::usage for an unknown key, naming
+// the nearest, and for a value out of range.
+std::string read_keys(std::string_view spec, std::string_view kind, const std::string& hint,
+                      std::span<const NumberKey> numbers, std::span<const TextKey> texts = {});
+
+// Clips made in memory: a bright disc and a square drifting over a soft gradient. For tests,
+// benchmarks and a first run without footage.
 
 // `spec` is what follows "synthetic:": one bucket a `;`-separated part, each `key=value,...`
 // (spaces and line ends do not count):

@@ -7,11 +7,8 @@
 
 #include "config/deck.h"
 #include "core/error.h"
+#include "core/host.h"
 #include "core/log.h"
-#include "core/version.h"
-#include "doctor/facts.h"
-#include "doctor/judge.h"
-#include "doctor/measure.h"
 #include "parallel/rank_device.h"
 #include "tensor/device.h"
 
@@ -268,12 +265,12 @@ int doctor(const DoctorRequest& request, MPI_Comm world) {
 
 Command doctor_command() {
   const auto r = std::make_shared<DoctorRequest>();
-  Command c{"doctor", "examine machine, ranks and devices; say what is wrong and what to do",
+  Command c{"doctor", "check machine, ranks and devices; report problems and what to do",
             [r](const Deck&, MPI_Comm world) { return doctor(*r, world); }};
   // The command reads the deck itself, as it is optional here.
   c.option("deck", r->deck, "input deck (TOML); its data path is read");
   c.option("overrides", r->overrides, "section.key=value");
-  c.option("--json", r->json, "file for everything that was found");
+  c.option("--json", r->json, "JSON file for all findings");
   return c;
 }
 

@@ -1,6 +1,7 @@
-#include "doctor/facts.h"
-
+#include <fmt/format.h>
 #include <gnu/libc-version.h>
+#include <hdf5.h>
+#include <mpi.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
@@ -9,17 +10,24 @@
 
 #include <algorithm>
 #include <array>
+#include <dnnl.hpp>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 
 #include "core/error.h"
 #include "core/host.h"
 #include "core/json.h"
-#include "core/version.h"
-#include "doctor/library_versions.h"
+#include "doctor/doctor.h"
 #include "ops/dispatch.h"
+#include "parallel/mpi.h"
 #include "tensor/device.h"
+
+extern "C" {
+#include <libavformat/avformat.h>
+#include <libavutil/avutil.h>
+}
 
 extern char** environ;
 
@@ -195,25 +203,91 @@ RankFacts rank_facts(MPI_Comm world) {
 }
 
 std::vector<RankFacts> gather_facts(const RankFacts& mine, MPI_Comm world) {
-  int rank = 0, size = 1;
+  int rank = 0;
   MPI_Comm_rank(world, &rank);
-  MPI_Comm_size(world, &size);
   // Names and environment values may hold any bytes, and dump() would throw on invalid UTF-8.
   const std::string text =
       nlohmann::json(mine).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  const int bytes = static_cast<int>(text.size());
-  std::vector<int> sizes(static_cast<std::size_t>(size)), offsets(sizes.size() + 1, 0);
-  MPI_Gather(&bytes, 1, MPI_INT, sizes.data(), 1, MPI_INT, 0, world);
-  for (std::size_t i = 0; i < sizes.size(); ++i) offsets[i + 1] = offsets[i] + sizes[i];
-  std::string all(static_cast<std::size_t>(offsets.back()), ' ');
-  MPI_Gatherv(text.data(), bytes, MPI_CHAR, all.data(), sizes.data(), offsets.data(), MPI_CHAR, 0,
-              world);
   std::vector<RankFacts> facts;
-  for (std::size_t i = 0; rank == 0 && i < sizes.size(); ++i)
-    facts.push_back(parse_json(all.substr(static_cast<std::size_t>(offsets[i]),
-                                          static_cast<std::size_t>(sizes[i])))
-                        .get<RankFacts>());
+  for (const std::string& of_rank : texts_of_ranks(text, world))
+    if (rank == 0) facts.push_back(parse_json(of_rank).get<RankFacts>());
   return facts;
+}
+
+// Versions of the libraries.
+namespace {
+
+// mpi.h of the MPIs that people use; others do not say.
+std::string mpi_of_header() {
+#if defined(OPEN_MPI)
+  return fmt::format("Open MPI v{}.{}.{}", OMPI_MAJOR_VERSION, OMPI_MINOR_VERSION,
+                     OMPI_RELEASE_VERSION);
+#elif defined(I_MPI_VERSION)
+  return fmt::format("Intel MPI {}", I_MPI_VERSION);
+#elif defined(MVAPICH2_VERSION)
+  return fmt::format("MVAPICH2 {}", MVAPICH2_VERSION);
+#elif defined(MPICH_VERSION)
+  return fmt::format("MPICH {}", MPICH_VERSION);
+#else
+  return "";
+#endif
+}
+
+std::string mpi_of_process() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  const std::string all = text;
+  return all.substr(0, all.find_first_of(",\n"));
+}
+
+std::string dotted(unsigned version) {  // as FFmpeg packs it
+  return fmt::format("{}.{}.{}", version >> 16, version >> 8 & 255, version & 255);
+}
+
+}  // namespace
+
+LibraryVersion mpi_version() { return {"MPI", mpi_of_process(), mpi_of_header()}; }
+
+std::vector<LibraryVersion> library_versions() {
+  unsigned major = 0, minor = 0, release = 0;
+  H5get_libversion(&major, &minor, &release);
+  const dnnl_version_t* dnnl = dnnl_version();
+  std::vector<LibraryVersion> all = {
+      mpi_version(),
+      {"HDF5", fmt::format("{}.{}.{}", major, minor, release),
+       fmt::format("{}.{}.{}", H5_VERS_MAJOR, H5_VERS_MINOR, H5_VERS_RELEASE)},
+      {"oneDNN", fmt::format("{}.{}.{}", dnnl->major, dnnl->minor, dnnl->patch),
+       fmt::format("{}.{}.{}", DNNL_VERSION_MAJOR, DNNL_VERSION_MINOR, DNNL_VERSION_PATCH)},
+      {"FFmpeg", av_version_info(), ""},
+      {"libavformat", dotted(avformat_version()), dotted(LIBAVFORMAT_VERSION_INT)}};
+  std::map<std::string, std::string> built;
+  if (&add_cuda_headers != nullptr) add_cuda_headers(built);
+  const std::map<std::string, std::string> found = cuda_library_versions();
+  for (const auto& [name, version] : found) all.push_back({name, version, built[name]});
+  for (const auto& [name, version] : built)
+    if (!version.empty() && found.count(name) == 0) all.push_back({name, "", version});
+  return all;
+}
+
+std::string version_text() {
+  std::string text = version_line() + "\n";
+  const auto line = [&](const auto&... columns) {
+    text += fmt::format("  {:<13} {:<24} {}", columns...);
+    text.erase(text.find_last_not_of(' ') + 1);
+    text += '\n';
+  };
+  line("library", "found", "compiled against");
+  for (const LibraryVersion& l : library_versions())
+    line(l.name, l.found.empty() ? "not found" : l.found, l.built);
+  text += fmt::format("  CPU: {}\n", describe_cpu());
+  std::string why;
+  const std::vector<GpuFacts> gpus = inventory_gpus(why);
+  for (std::size_t i = 0; i < gpus.size(); ++i)
+    text += fmt::format("  GPU {}: {}, {:.1f} GiB, driver {}\n", i, gpus[i].name,
+                        gpus[i].memory_gib, gpus[i].driver);
+  if (gpus.empty()) text += fmt::format("  no GPU: {}\n", why);
+  return text;
 }
 
 }  // namespace weft

@@ -1,25 +1,35 @@
-#include "jobs/export_weights.h"
-
+// `weft export`.
 #include <map>
+#include <string>
 
-#include "checkpoint/state.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
 #include "data/clip_store.h"
+#include "jobs/jobs.h"
 #include "models/dbnet/dbnet.h"
 #include "models/segmentation/segmentation.h"
 #include "models/stdit3/options.h"
 #include "models/stdit3/stdit3.h"
 #include "models/video_vae/options.h"
 #include "models/video_vae/video_vae.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
+
+struct ExportRequest {
+  std::string run;     // a run directory (its newest usable checkpoint) or one checkpoint directory
+  std::string output;  // NAME.safetensors
+  bool ema = false;    // export the moving average (EMA) of the weights
+  std::string dtype = "f32";
+  double shard_size = 0;  // GB (10^9 bytes) of a shard; 0: one file
+  std::string latents;    // of a VAE: a store that `weft encode` made with it; "": none
+};
 
 Checkpoint open_checkpoint(const std::string& run) {
   if (is_there(fs::path(run) / "manifest.json", Exit::checkpoint)) return Checkpoint::open(run);
@@ -50,7 +60,7 @@ std::map<std::string, std::vector<float>> constants(const ExportRequest& request
     scale = bucket.scale, shift = bucket.shift;
   } else if (!scale.empty() && vae.weights.empty() && vae.scale == VaeDeck().scale) {
     log::warn(
-        "scale and shift are those of the released VAE, and this one was trained anew: --latents "
+        "scale and shift are those of the released VAE, but this VAE was trained: --latents "
         "STORE takes what `weft encode` measured with vae.scale = []");
   }
   // Without measured latents there are none.
@@ -58,8 +68,9 @@ std::map<std::string, std::vector<float>> constants(const ExportRequest& request
   return {{"scale", scale}, {"shift", shift}};
 }
 
-}  // namespace
-
+// A VAE's file also has the buffers "scale" and "shift", but not the discriminator that it was
+// trained against. The buffers come from `latents`, if given, where encode has measured them,
+// otherwise from the run's deck; if that has none, they are left out.
 int export_weights(const ExportRequest& request) {
   const std::string ending = ".safetensors";
   WEFT_CHECK(request.shard_size == 0 || request.output.ends_with(ending), Exit::usage,
@@ -105,6 +116,8 @@ int export_weights(const ExportRequest& request) {
   return 0;
 }
 
+}  // namespace
+
 Command export_command() {
   const auto r = std::make_shared<ExportRequest>();
   Command c{"export", "write a run's weights as safetensors under the released names",
@@ -112,7 +125,7 @@ Command export_command() {
   c.first_rank_only = true;
   c.option("run", r->run, "run or checkpoint directory").required = true;
   c.option("output", r->output, "safetensors file to write").required = true;
-  c.option("--ema", r->ema, "the averaged weights");
+  c.option("--ema", r->ema, "export the moving average (EMA) of the weights");
   c.option("--dtype", r->dtype, "number format (f32)").choices = {"f32", "bf16", "f16"};
   c.option("--shard-size", r->shard_size,
            "GB of a file; more make shards with an index (else one file)")

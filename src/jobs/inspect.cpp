@@ -1,5 +1,4 @@
-#include "jobs/inspect.h"
-
+// `weft inspect`.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,16 +8,15 @@
 #include <set>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/files.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/safetensors_header.h"
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
-#include "core/printable.h"
 #include "data/clip_store.h"
 #include "data/text_images/text_images.h"
+#include "jobs/jobs.h"
 #include "media/writers.h"
 
 namespace weft {
@@ -136,12 +134,12 @@ void inspect_run(const fs::path& dir) {
     }
   }
   if (newest) fmt::print("\n{}", newest->describe());
-  WEFT_CHECK(broken.empty(), Exit::checkpoint, "weft train goes on from the newest sound one", "{}",
-             broken);
+  WEFT_CHECK(broken.empty(), Exit::checkpoint, "weft train resumes from the newest intact one",
+             "{}", broken);
   const bool dangles = latest && std::none_of(steps.begin(), steps.end(), [&](std::int64_t s) {
                          return checkpoint::step_name(s) == *latest;
                        });
-  WEFT_CHECK(!dangles, Exit::checkpoint, "weft train goes on from the newest sound one",
+  WEFT_CHECK(!dangles, Exit::checkpoint, "weft train resumes from the newest intact one",
              "{} names {}, which is no checkpoint here", (dir / "latest").string(), *latest);
 }
 
@@ -166,8 +164,10 @@ void inspect_text_images(const std::string& path, const MediaDeck& limits,
   fmt::print("  {} is {} with its regions\n", printable(picture), printable(images->name(0)));
 }
 
-}  // namespace
-
+// Prints to stdout. PATH is a clip store, a safetensors file, a run directory, a checkpoint in it
+// (step_N) or its link `latest`, or pictures with text (data/text_images/text_images.h), the first
+// of which is written to the PNG `picture` unless that is empty. Every hash there is gets checked.
+// Returns 0; throws Exit::data for a broken file and Exit::checkpoint for a broken checkpoint.
 int inspect(const std::string& path, const MediaDeck& limits, const std::string& picture) {
   // A run may hold pictures too.
   std::error_code ec;
@@ -177,7 +177,7 @@ int inspect(const std::string& path, const MediaDeck& limits, const std::string&
     return 0;
   }
   WEFT_CHECK(picture.empty(), Exit::usage, "leave --picture out",
-             "{} is no list of pictures with text, of which --picture shows one", path);
+             "--picture needs a list of pictures with text; {} is not one", path);
   const fs::path p = path;
   const bool there = is_there(p, Exit::data);
   const fs::file_status status = fs::status(p, ec);
@@ -207,7 +207,7 @@ int inspect(const std::string& path, const MediaDeck& limits, const std::string&
       p.filename() == "latest" || checkpoint::step_of(p.filename().string()).has_value();
   const Exit kind = names_checkpoint ? Exit::checkpoint : Exit::data;
   WEFT_CHECK(there || !fs::is_symlink(p, ec), kind,
-             "weft inspect on the directory of a run lists what is there",
+             "weft inspect RUN lists the checkpoints of a run",
              "{} is a link to {}, which does not exist", path, fs::read_symlink(p, ec).string());
   WEFT_CHECK(there, kind, "check the path", "{} does not exist", path);
   WEFT_CHECK(fs::is_regular_file(status), Exit::data, "give a file or a run directory",
@@ -231,6 +231,8 @@ int inspect(const std::string& path, const MediaDeck& limits, const std::string&
   }
   return 0;
 }
+
+}  // namespace
 
 Command inspect_command() {
   const auto file = std::make_shared<std::string>();

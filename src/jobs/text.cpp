@@ -1,4 +1,5 @@
-#include "jobs/text.h"
+// `weft text`.
+#include <mpi.h>
 
 #include <fstream>
 #include <optional>
@@ -7,6 +8,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
+#include "jobs/jobs.h"
 #include "models/t5/options.h"
 #include "models/t5/t5.h"
 #include "models/t5/text_encoder.h"
@@ -17,6 +19,15 @@
 
 namespace weft {
 namespace {
+
+struct TextRequest {
+  std::string file;     // UTF-8, a caption a line
+  std::string cleaned;  // file to write the cleaned captions to, a line each; empty: not wanted
+  std::string
+      tokens;  // file to write the token ids to, a line each with spaces between; empty: not wanted
+  std::string features;  // file for data.text_features: one tensor a caption, named by its line,
+                         // from 0; empty: not wanted
+};
 
 std::vector<std::string> read_lines(const std::string& path, const MediaDeck& limits) {
   std::istringstream file(read_whole(path,
@@ -43,8 +54,9 @@ void write_lines(const std::string& path, const std::vector<std::string>& lines)
              "cannot write {}", path);
 }
 
-}  // namespace
-
+// Collective if features are requested: all ranks then share the encoder. Exit::usage if nothing is
+// requested; Exit::data for a file that cannot be read, a line that is not UTF-8, and for the
+// errors of encode_texts.
 int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
   WEFT_CHECK(!request.cleaned.empty() || !request.tokens.empty() || !request.features.empty(),
              Exit::usage, "ask for --cleaned, --tokens or --features, each with a file",
@@ -76,12 +88,14 @@ int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
   return 0;
 }
 
+}  // namespace
+
 Command text_command() {
   const auto r = std::make_shared<TextRequest>();
   Command c{"text", "clean, tokenize and encode the captions of a text file, one a line",
             [r](const Deck& deck, MPI_Comm world) { return text(deck, *r, world); }};
   c.deck_file("deck", "input deck (TOML), with the [t5] table");
-  c.option("file", r->file, "text file, a caption a line").required = true;
+  c.option("file", r->file, "text file, one caption per line").required = true;
   c.overrides();
   c.option("--cleaned", r->cleaned, "text file for cleaned captions");
   c.option("--tokens", r->tokens, "text file for token ids");

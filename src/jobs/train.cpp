@@ -1,9 +1,11 @@
-#include "jobs/train.h"
+// `weft train`.
+#include <mpi.h>
 
 #include "core/error.h"
 #include "core/log.h"
-#include "core/progress/progress.h"
+#include "core/progress.h"
 #include "core/trace.h"
+#include "jobs/jobs.h"
 #include "models/registry.h"
 #include "train/metrics/run_facts.h"
 #include "train/metrics/run_trace.h"
@@ -82,8 +84,6 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) 
   return 0;
 }
 
-}  // namespace
-
 int train(const Deck& deck, MPI_Comm world) {
   watch_stop_signals();
   // Always on, since it costs next to nothing: RUN/dump_trace can then show what just happened.
@@ -102,8 +102,10 @@ int train(const Deck& deck, MPI_Comm world) {
   }
 }
 
+}  // namespace
+
 Command train_command() {
-  Command c{"train", "train; goes on from RUN/latest if there is one", train};
+  Command c{"train", "train, resuming from RUN/latest if it exists", train};
   c.heeds_stops = true;
   c.takes_deck();
   c.key_option<bool>("--trace", "run.trace", "write RUN/trace.json, for Perfetto");

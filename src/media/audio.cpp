@@ -100,7 +100,7 @@ struct AudioReader::State {
     av_opt_set_int(made, "filter_size", 128, 0);
     av_opt_set_double(made, "cutoff", 0.9476, 0);
     if (channels == 1 && in_channels > 1) {
-      const std::vector<double> mean(static_cast<std::size_t>(in_channels), 1.0 / in_channels);
+      const std::vector<double> mean(in_channels, 1.0 / in_channels);
       check(swr_set_matrix(made, mean.data(), in_channels), "convert");
     }
     check(swr_init(made), "convert");

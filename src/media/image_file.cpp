@@ -17,8 +17,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
-#include "media/bytes/file_kind.h"
-#include "media/bytes/orientation.h"
+#include "media/file_kind.h"
 #include "media/video_reader.h"
 
 namespace weft {
@@ -274,7 +273,7 @@ ImageFile decode_jpeg(std::span<const std::byte> bytes, const std::string& name,
   WEFT_CHECK(components == 1 || components == 3 || components == 4, Exit::data, general_hint,
              "image {} is a JPEG of {} components, which is not read", name, components);
   const std::int64_t pixels = image.height * image.width;
-  image.values.resize(static_cast<std::size_t>(pixels * std::max(components, 3)));
+  image.values.resize(pixels * std::max(components, 3));
   if (!jpeg.read_rows(image.values.data())) fail(name, jpeg.fault());
   if (components == 4) cmyk_to_rgb(image.values);
   return image;
@@ -362,7 +361,7 @@ ImageFile read_image_file(const std::string& path, const MediaDeck& limits) {
 ImageFile decode_labels(std::span<const std::byte> bytes, const std::string& name,
                         const MediaDeck& limits) {
   WEFT_CHECK(is_png(bytes), Exit::data, "labels are PNGs of 8-bit grey, or with a palette",
-             "labels {} are no PNG", name);
+             "label map {} is not a PNG", name);
   return decode_png(bytes, name, limits, false);
 }
 

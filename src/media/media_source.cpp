@@ -32,8 +32,8 @@ bool is_word(std::string_view s) {
 // Returns the name in [a][b]name=options[c], if all labels are plain words.
 std::string_view name_of(std::string_view filter, const std::string& graph) {
   const auto broken = [&](bool good) {
-    WEFT_CHECK(good, Exit::data, "write labels as [name], before and behind a filter",
-               "lavfi:{}: \"{}\" is no filter", graph, filter);
+    WEFT_CHECK(good, Exit::data, "write labels as [name], before and after a filter",
+               "lavfi:{}: \"{}\" is not a filter", graph, filter);
   };
   const auto labels = [&](std::string_view text) {
     while (!text.empty()) {

@@ -1,4 +1,4 @@
-// Which media to read, and how far the one who named it is trusted (docs/security.md).
+// A media file to read, and whether the source of its name is trusted (docs/security.md).
 #pragma once
 
 #include <cstdint>
@@ -39,5 +39,16 @@ struct MediaAccess {
 // with the refused filter. FFmpeg itself is not called: some filters open files as soon as they are
 // parsed.
 void check_source_graph(const std::string& graph);
+
+// Downloads files from an address on the network.
+
+// "http://...", "https://..." or "ftp://...".
+bool is_address(const std::string& name);
+
+// Copies the file at `address` into the new file `path`, through FFmpeg's protocols, of which a
+// redirection may only lead to http and https; gives up after half a minute without a byte, or when
+// access.limits are reached. The file must be media that VideoReader opens. Throws Exit::data with
+// the reason, Exit::stopped when a stop was requested; leaves nothing behind then.
+void download(const std::string& address, const std::string& path, const MediaAccess& access);
 
 }  // namespace weft

@@ -1,23 +1,100 @@
 #include "media/open_media.h"
-#include "media/image_file.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <filesystem>
+#include <mutex>
 #include <optional>
 #include <span>
+
+extern "C" {
+#include <libavdevice/avdevice.h>
+#include <libavutil/avstring.h>
+#include <libavutil/error.h>
+#include <libavutil/log.h>
+}
 
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/host.h"
-#include "media/bytes/file_kind.h"
+#include "media/file_kind.h"
+#include "media/image_file.h"
 #include "media/media_source.h"
+#include "media/video_reader.h"
 
-extern "C" {
-#include <libavutil/avstring.h>
+namespace weft {
+namespace ff {
+namespace {
+
+std::mutex mutex;
+std::string last_line;  // locked: decoders log from their own threads
+
+void keep(void* object, int level, const char* format, va_list arguments) {
+  if (level > AV_LOG_ERROR) return;
+  char line[512];
+  int prefix = 1;
+  av_log_format_line2(object, level, format, arguments, line, sizeof line, &prefix);
+  std::string text = line;
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
+  // "[mov,mp4 @ 0x55..] moov atom not found": drop the address, which is of no use to users.
+  const auto at = text.find(" @ 0x"), end = text.find("] ");
+  if (at != std::string::npos && end != std::string::npos && at < end) text.erase(at, end - at);
+  std::lock_guard lock(mutex);
+  if (!text.empty()) last_line = text;
 }
 
-namespace weft::ff {
+}  // namespace
+
+void quiet() {
+  static const bool once = [] {
+    av_log_set_callback(keep);
+    avdevice_register_all();  // for lavfi sources
+    return true;
+  }();
+  (void)once;
+}
+
+const std::int32_t* display_matrix(const AVStream& stream, const AVFrame* frame) {
+  const AVFrameSideData* own =
+      frame == nullptr ? nullptr : av_frame_get_side_data(frame, AV_FRAME_DATA_DISPLAYMATRIX);
+  if (own != nullptr) return reinterpret_cast<const std::int32_t*>(own->data);
+#if LIBAVCODEC_VERSION_INT >= AV_VERSION_INT(60, 30, 100)  // FFmpeg 6.1
+  const AVCodecParameters& p = *stream.codecpar;
+  const AVPacketSideData* side =
+      av_packet_side_data_get(p.coded_side_data, p.nb_coded_side_data, AV_PKT_DATA_DISPLAYMATRIX);
+  const std::uint8_t* data = side == nullptr ? nullptr : side->data;
+#else
+  const std::uint8_t* data = av_stream_get_side_data(&stream, AV_PKT_DATA_DISPLAYMATRIX, nullptr);
+#endif
+  return reinterpret_cast<const std::int32_t*>(data);
+}
+
+std::int64_t duration_of(const AVFrame& frame) {
+#if LIBAVUTIL_VERSION_MAJOR >= 58  // FFmpeg 6
+  return frame.duration;
+#else
+  return frame.pkt_duration;
+#endif
+}
+
+std::string reason(int code) {
+  char words[AV_ERROR_MAX_STRING_SIZE] = {};
+  av_strerror(code, words, sizeof words);
+  std::lock_guard lock(mutex);
+  std::string out = words;
+  if (!last_line.empty()) out += " (" + last_line + ")";
+  last_line.clear();
+  return out;
+}
+
+}  // namespace ff
+
+namespace ff {
+
 namespace {
 
 // Demuxers of footage and pictures. Excluded are those that name other files (hls, dash, concat,
@@ -306,7 +383,7 @@ bool OpenMedia::is_over() {
 
 void OpenMedia::check_budget() {
   if (!is_over()) return;
-  WEFT_CHECK(!stopped_, Exit::stopped, "run the same command to go on",
+  WEFT_CHECK(!stopped_, Exit::stopped, "run the same command to resume",
              "stopped on request while {} was read", source_.name());
   throw Error(Exit::data,
               fmt::format("{} {} takes longer to read than media.timeout = {} s", kind_,
@@ -324,4 +401,108 @@ void OpenMedia::fail(const std::string& what, int code) {
               general_hint, __FILE__, __LINE__);
 }
 
-}  // namespace weft::ff
+}  // namespace ff
+
+namespace {
+
+// Closes the connection on every exit path.
+struct Stream {
+  AVIOContext* io = nullptr;
+  ~Stream() { avio_closep(&io); }
+};
+
+// When to give up. FFmpeg polls this while it waits.
+struct Budget {
+  const MediaAccess& access;
+  double begin = now_seconds();
+  bool late = false, stopped = false;
+
+  bool is_over() {
+    const double limit = access.limits.timeout;
+    late = late || (limit > 0 && now_seconds() - begin > limit);
+    stopped = stopped || (access.stop && access.stop());
+    return late || stopped;
+  }
+};
+
+void fetch(const std::string& address, const std::string& part, const MediaAccess& access) {
+  Budget budget{access};
+  const auto check = [&](int code) {
+    if (budget.is_over()) {
+      WEFT_CHECK(!budget.stopped, Exit::stopped, "run the same command to resume",
+                 "stopped on request while {} was fetched", address);
+      throw Error(Exit::data,
+                  fmt::format("{} takes longer to fetch than media.timeout = {} s", address,
+                              access.limits.timeout),
+                  "download it before, and name the file", __FILE__, __LINE__);
+    }
+    WEFT_CHECK(code >= 0, Exit::data,
+               "can this node reach the address? Compute nodes often cannot: download it before, "
+               "and name the file",
+               "cannot fetch {}: {}", address, ff::reason(code));
+  };
+  Stream from;
+  AVDictionary* options = nullptr;
+  av_dict_set(&options, "rw_timeout", "30000000", 0);  // microseconds without a byte
+  av_dict_set(&options, "protocol_whitelist", "http,https,ftp,tcp,tls", 0);
+  const AVIOInterruptCB interrupt = {
+      [](void* b) { return static_cast<Budget*>(b)->is_over() ? 1 : 0; }, &budget};
+  const int opened = avio_open2(&from.io, address.c_str(), AVIO_FLAG_READ, &interrupt, &options);
+  av_dict_free(&options);
+  check(opened);
+  const auto most = static_cast<std::uint64_t>(access.limits.max_download_mib * (1 << 20));
+  const std::int64_t promised = avio_size(from.io);
+  const auto check_size = [&](std::uint64_t bytes) {
+    WEFT_CHECK(bytes <= most, Exit::data, "name something smaller, or raise media.max_download_mib",
+               "{} is larger than media.max_download_mib = {}", address,
+               access.limits.max_download_mib);
+  };
+  check_size(static_cast<std::uint64_t>(std::max<std::int64_t>(promised, 0)));
+  File to = File::create(part, Exit::data);
+  std::array<unsigned char, 1 << 16> block;
+  std::uint64_t written = 0;
+  for (int n = 0; (n = avio_read(from.io, block.data(), block.size())) != AVERROR_EOF;) {
+    check(n);
+    const auto bytes = static_cast<std::size_t>(n);
+    check_size(written + bytes);
+    to.write(std::as_bytes(std::span(block).first(bytes)), written);
+    written += bytes;
+  }
+  WEFT_CHECK(written > 0 && (promised <= 0 || written == static_cast<std::uint64_t>(promised)),
+             Exit::data, "start the job again", "cannot fetch {}: {} of {} bytes came", address,
+             written, promised);
+  to.close();
+}
+
+}  // namespace
+
+bool is_address(const std::string& name) {
+  return name.starts_with("http://") || name.starts_with("https://") || name.starts_with("ftp://");
+}
+
+void download(const std::string& address, const std::string& path, const MediaAccess& access) {
+  ff::quiet();
+  WEFT_CHECK(access.limits.max_download_mib > 0, Exit::data,
+             "download it before, and name the file; or set media.max_download_mib",
+             "{} is not fetched: media.max_download_mib = 0", address);
+  const std::filesystem::path part = path + ".part";
+  std::error_code none;
+  std::filesystem::remove(part, none);
+  try {
+    fetch(address, part, access);
+    try {
+      // Open it once under its temporary name: only files that are read as media get their final
+      // name.
+      VideoReader({part, MediaTrust::untrusted}, {.access = access});
+    } catch (const Error& e) {
+      throw Error(e.code(), fmt::format("what {} holds is not read: {}", address, e.what()),
+                  e.hint(), __FILE__, __LINE__);
+    }
+    rename_file(part, path, Exit::data);
+  } catch (...) {
+    std::filesystem::remove(part, none);
+    throw;
+  }
+}
+
+}  // namespace weft

@@ -1,4 +1,4 @@
-// Decodes a video frame by frame, in memory that does not depend on its length.
+// Decodes a video frame by frame, in memory that does not depend on its length; or picks one frame.
 #pragma once
 
 #include <cstdint>
@@ -67,5 +67,20 @@ struct Footage {
 // media/resize.h does (0 = as they are). Throws as VideoReader does, and when there is no frame.
 Footage read_frames(const MediaSource& source, std::int64_t max_frames = 0, std::int64_t height = 0,
                     std::int64_t width = 0, VideoReaderOptions options = {});
+
+// One frame of a video: the one that OpenCV's VideoCapture gives, which is what Open-Sora's scores
+// of text are made from.
+struct PickedFrame {
+  std::int64_t height = 0, width = 0;
+  std::vector<std::uint8_t> rgb;  // [height, width, 3]
+  // Why the frame is a stand-in: the first one, or a black one of the container's size, or of
+  // 256x256 where that is unknown. Empty: it is the frame that was asked for.
+  std::string fault;
+};
+
+// Frame `index`, from 0, the last one if there are fewer. Seeks, counts, converts and rotates as
+// OpenCV 4.10 does (docs/models/dbnet.md, Frames); the decoder takes one thread. Throws only
+// Exit::stopped: whatever is wrong with the video, limits of [media] included, is its fault.
+PickedFrame frame_at(const MediaSource& source, std::int64_t index, const MediaAccess& access);
 
 }  // namespace weft

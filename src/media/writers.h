@@ -1,4 +1,4 @@
-// Results as files to look at: MP4 clips, PNG images, contact sheets.
+// Writes results: MP4 clips, PNG images, contact sheets.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 #include <vector>
+
+#include "media/media_source.h"
 
 namespace weft {
 
@@ -17,7 +19,7 @@ struct ClipView {
 
 struct Mp4Options {
   double fps = 24;  // 0 < fps <= 1000
-  // One of the segments of a clip, frames [a,b) as an MP4 of its own, for media/join_mp4.h: the
+  // One of the segments of a clip, frames [a,b) as an MP4 of its own, for join_mp4(): the
   // same frames give the same bytes, whichever library or time writes them into the file's
   // metadata otherwise, and the file has its name only once it is whole (PATH.tmp until then).
   bool segment = false;
@@ -69,5 +71,22 @@ struct Rgb {
 // 8-bit indices [height, width] into a palette of at most 256 colours. Throws Exit::data.
 void write_palette_png(const std::string& path, std::int64_t height, std::int64_t width,
                        std::span<const std::uint8_t> indices, std::span<const Rgb> palette);
+
+// What is heard: a file's sound, at its own rate and in mono or stereo as it is there, or samples.
+struct Mp4Sound {
+  std::string file = {};
+  std::span<const float> samples = {};  // mono, where no file is named; empty: a silent clip
+  std::int64_t rate = 16000;            // of samples
+};
+
+// Joins segments written by Mp4Writer (Mp4Options::segment) into `output`: their pictures are
+// copied packet by packet, in the order given, and the sound is encoded as AAC (FFmpeg's own
+// encoder; rates that AAC lacks become 48 kHz). The sound is cut to the length of the pictures; a
+// shorter one ends before them. The same segments and sound give the same bytes. Memory does not
+// depend on the length. The file has its name only once it is whole (OUTPUT.tmp until then).
+// Returns the frames of the clip. Throws Exit::data: a segment that is missing, damaged or encoded
+// differently from the first (size, settings), at another rate, or a sound that cannot be read.
+std::int64_t join_mp4(const std::vector<std::string>& segments, const Mp4Sound& sound, double fps,
+                      const std::string& output, const MediaAccess& access = {});
 
 }  // namespace weft

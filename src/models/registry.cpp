@@ -1,14 +1,19 @@
 #include "models/registry.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "models/dbnet/options.h"
 #include "models/dbnet/task.h"
 #include "models/sadtalker/options.h"
 #include "models/segmentation/options.h"
 #include "models/segmentation/task.h"
+#include "models/stdit3/stdit3.h"
 #include "models/stdit3/task.h"
 #include "models/t5/options.h"
+#include "models/t5/text_encoder.h"
 #include "models/video_vae/task.h"
+#include "models/video_vae/video_vae.h"
 
 namespace weft {
 namespace {
@@ -18,10 +23,20 @@ std::unique_ptr<TrainingTask> make(const Deck& deck) {
   return std::make_unique<Task>(deck);
 }
 
+std::unique_ptr<Denoiser> make_stdit3(const Deck& deck) {
+  return std::make_unique<Stdit3>(stdit3_config(deck));
+}
+std::unique_ptr<VideoCodec> make_video_vae(const Deck& deck) {
+  return std::make_unique<VideoVae>(deck.get<VaeDeck>());
+}
+std::unique_ptr<TextEncoder> make_t5(const Deck& deck) {
+  return std::make_unique<T5TextEncoder>(deck);
+}
+
 std::vector<Model>& table() {
   static std::vector<Model> models = {
-      {"stdit3", stdit3_tables, make<Stdit3Task>},
-      {"vae", video_vae_tables, make<VaeTask>},
+      {"stdit3", stdit3_tables, make<Stdit3Task>, make_stdit3, make_video_vae, make_t5},
+      {"vae", video_vae_tables, make<VaeTask>, nullptr, make_video_vae, make_t5},
       {"segmentation", segmentation_tables, make<SegmentationTask>},
       {"dbnet", dbnet_tables, make<DbnetTask>},
       {"sadtalker", sadtalker_tables},
@@ -30,15 +45,27 @@ std::vector<Model>& table() {
   return models;
 }
 
+const Model* model_named(const std::string& name) {
+  for (const Model& m : table())
+    if (m.name == name) return &m;
+  return nullptr;
+}
+
+// The model that model.name asks for, or the first one, where it lacks what `has` wants.
+const Model& model_with(const Deck& deck, bool (*has)(const Model&)) {
+  const Model* named = model_named(deck.model.name);
+  return named != nullptr && has(*named) ? *named
+                                         : *std::find_if(table().begin(), table().end(), has);
+}
+
 }  // namespace
 
 const std::vector<Model>& models() { return table(); }
 void add_model(Model model) { table().push_back(std::move(model)); }
 
 const Model* find_model(const std::string& name) {
-  for (const Model& m : models())
-    if (m.name == name && m.make_task) return &m;
-  return nullptr;
+  const Model* m = model_named(name);
+  return m != nullptr && m->make_task ? m : nullptr;
 }
 
 std::unique_ptr<TrainingTask> make_task(const Deck& deck) {
@@ -46,6 +73,22 @@ std::unique_ptr<TrainingTask> make_task(const Deck& deck) {
   throw Error(
       Exit::usage, fmt::format("weft train has no task for model.name = \"{}\"", deck.model.name),
       "set model.name to \"stdit3\", \"vae\", \"segmentation\" or \"dbnet\"", __FILE__, __LINE__);
+}
+
+std::unique_ptr<Denoiser> make_denoiser(const Deck& deck) {
+  return model_with(deck, [](const Model& m) { return m.make_denoiser != nullptr; })
+      .make_denoiser(deck);
+}
+
+std::unique_ptr<VideoCodec> make_codec(const Deck& deck) {
+  return model_with(deck, [](const Model& m) { return m.make_codec != nullptr; }).make_codec(deck);
+}
+
+std::unique_ptr<TextEncoder> make_text_encoder(const Deck& deck) {
+  const Model& m = model_with(deck, [](const Model& model) {
+    return model.make_denoiser != nullptr || model.make_codec != nullptr;
+  });
+  return m.make_text_encoder != nullptr ? m.make_text_encoder(deck) : nullptr;
 }
 
 }  // namespace weft

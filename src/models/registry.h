@@ -1,5 +1,5 @@
-// The table of models: what a model brings to the deck, to training and to planning. A new model is
-// a folder beside the others and a line in registry.cpp.
+// The table of models: what a model brings to the deck, and its parts by role. A new model is a
+// folder beside the others and a line in registry.cpp.
 #pragma once
 
 #include <memory>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/deck_table.h"
+#include "models/interfaces.h"
 #include "train/task.h"
 
 namespace weft {
@@ -15,6 +16,10 @@ struct Model {
   std::string name;  // model.name; empty: no deck names it
   std::vector<DeckTable> (*tables)() = nullptr;
   TaskFactory make_task = nullptr;  // null: it does not train by itself
+  // Its other roles (models/interfaces.h); null: the model lacks that part.
+  std::unique_ptr<Denoiser> (*make_denoiser)(const Deck& deck) = nullptr;
+  std::unique_ptr<VideoCodec> (*make_codec)(const Deck& deck) = nullptr;
+  std::unique_ptr<TextEncoder> (*make_text_encoder)(const Deck& deck) = nullptr;
 };
 
 // The models of registry.cpp and those added.
@@ -25,5 +30,11 @@ void add_model(Model model);
 const Model* find_model(const std::string& name);
 // The task that model.name asks for. `deck` outlives it.
 std::unique_ptr<TrainingTask> make_task(const Deck& deck);
+// The parts of the model that model.name asks for. Jobs of clips ignore a model.name that has no
+// such part, as of a detector: they get the part of the first model that has it. The text encoder
+// is null where model.name makes or codes clips without one.
+std::unique_ptr<Denoiser> make_denoiser(const Deck& deck);
+std::unique_ptr<VideoCodec> make_codec(const Deck& deck);
+std::unique_ptr<TextEncoder> make_text_encoder(const Deck& deck);
 
 }  // namespace weft

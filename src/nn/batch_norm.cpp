@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "nn/detail.h"
+#include "nn/nn.h"
 #include "ops/pointwise.h"
 
 namespace weft::nn {
@@ -48,8 +48,11 @@ Tensor room(const std::vector<Sum>& sums, std::int64_t more) {
   return Tensor::empty({count}, DType::f64);
 }
 
+// A dry run notes it whatever the group, so that one without ranks tells what there would be to
+// exchange.
 void exchange(const Tensor& sums, BatchNormGroup& group) {
-  if (group.size == 1 || ops::planning()) return;
+  if (ops::planning()) return detail::note_exchange("all_reduce", {sums});
+  if (group.size == 1) return;
   WEFT_ASSERT(group.ranks != nullptr && group.ranks->size() == group.size);
   group.blocked_seconds += group.ranks->wait(group.ranks->all_reduce_sum(detail::lent(sums)));
 }

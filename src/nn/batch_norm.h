@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "nn/nn.h"
-#include "ops/batch_norm.h"
+#include "ops/norm.h"
 #include "parallel/communicator.h"
 
 namespace weft::nn {
@@ -24,7 +24,7 @@ using ops::Activation;
 
 // How the layers of a model take their statistics: running ones; those of this rank's positions
 // (ordinary batch norm); or those of all ranks' positions (the synchronised form,
-// ops/batch_norm.h).
+// ops/norm.h).
 struct BatchNormGroup {
   bool use_running = false;       // evaluation, and training with fixed statistics
   Communicator* ranks = nullptr;  // null: a rank alone, or a group used only for planning

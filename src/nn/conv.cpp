@@ -1,18 +1,18 @@
 #include "nn/conv.h"
 
+#include <algorithm>
 #include <cmath>
 
-#include <algorithm>
-
 #include "core/error.h"
-#include "nn/detail.h"
+#include "nn/nn.h"
 #include "ops/attention.h"
 #include "ops/conv.h"
 #include "ops/layout.h"
+#include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/pointwise.h"
-#include "ops/pool.h"
 #include "ops/random.h"
+#include "ops/resize.h"
 
 namespace weft::nn {
 
@@ -53,7 +53,7 @@ Var conv(Context c, const Var& x, const ConvWeights& w, ops::Conv geometry, cons
     const Tensor dy = std::move(out->grad);
     if (w.weight->trainable) {
       Tensor none;
-      // The weight may have been used without the bias (nn/dual.cpp); the product below has one
+      // The weight may have been used without the bias (nn/conv.cpp); the product below has one
       // flag for both, so both are made ready to be added to.
       if (w.bias && w.bias->grad_written != w.weight->grad_written)
         w.weight->grad_to_add(), w.bias->grad_to_add();
@@ -317,3 +317,349 @@ nn::NormWeights add_norm(ParameterTable& table, const std::string& name, std::in
 }
 
 }  // namespace weft
+
+namespace weft::nn {
+namespace {
+
+const ops::Conv conv3 = ops::Conv::same(3);
+
+// A level among the others: its cells' first row of Z, its first input channel in the weights.
+struct Level {
+  std::int64_t size, channels, first_row, first_channel;
+  std::int64_t rows() const { return 9 * size * size; }
+};
+
+struct Plan {
+  std::vector<Level> levels;
+  std::int64_t rows = 0;  // of Z, a multiple of 8: what tensor cores want
+  DType dtype;
+  Shape x;
+  std::int64_t out, pixels;
+};
+
+Plan plan_of(const Var& x, const std::vector<Var>& levels, const Parameter& weight) {
+  const Shape& s = x->value.shape();
+  WEFT_ASSERT(s.rank() == 5 && s[1] == 1 && weight.shape.rank() == 4);
+  Plan p{{}, 0, x->value.dtype(), s, weight.shape[0], s[2] * s[3]};
+  std::int64_t channel = s[4];
+  for (const Var& v : levels) {
+    const Shape& l = v->value.shape();
+    WEFT_ASSERT(l.rank() == 5 && l[0] == s[0] && l[1] == 1 && l[2] == l[3]);
+    p.levels.push_back({l[2], l[4], p.rows, channel});
+    p.rows += p.levels.back().rows();
+    channel += l[4];
+  }
+  WEFT_ASSERT(weight.shape == (Shape{p.out, channel, 3, 3}));
+  p.rows = (p.rows + 7) / 8 * 8;
+  return p;
+}
+
+// A [H W, rows].
+Tensor interpolation(const Plan& p) {
+  Tensor a = Tensor::empty({p.x[2], p.x[3], p.rows}, p.dtype);
+  ops::fill_zero(a);
+  for (const Level& l : p.levels) ops::resize_taps(l.size, l.first_row, a);
+  return a.view({p.pixels, p.rows});
+}
+
+// The weights of x's channels.
+Tensor weights_of_x(const Plan& p, const Tensor& weight) {
+  Tensor own = Tensor::empty({p.out, p.x[4], 3, 3}, p.dtype);
+  ops::take_input_channels(weight, 0, own);
+  return own;
+}
+
+// The weights of a level's channels [9 out, channels], taps first.
+Tensor weights_of(const Plan& p, const Level& l, const Tensor& weight) {
+  Tensor taps = Tensor::empty({9, p.out, l.channels}, p.dtype);
+  ops::take_input_channels(weight, l.first_channel, taps);
+  return taps.view({9 * p.out, l.channels});
+}
+
+// A level's values or gradient as rows of cells.
+Tensor cells(const Plan& p, const Level& l, const Tensor& t) {
+  return t.view({p.x[0] * l.size * l.size, l.channels});
+}
+
+// A level's rows of one sample's Z, of z [N, rows, out]; and those of its product [N s s, 9 out].
+Tensor rows_of(const Plan& p, const Level& l, const Tensor& z, std::int64_t n) {
+  const Tensor sample = z.slice(n, n + 1).view({p.rows, p.out});
+  return sample.slice(l.first_row, l.first_row + l.rows());
+}
+Tensor rows_of_product(const Plan& p, const Level& l, const Tensor& product, std::int64_t n) {
+  const std::int64_t count = l.size * l.size;
+  return product.slice(n * count, (n + 1) * count).view({l.rows(), p.out});
+}
+
+// Sample n of y [N,1,H,W,out] as rows of pixels.
+Tensor pixels_of(const Plan& p, const Tensor& y, std::int64_t n) {
+  return y.slice(n, n + 1).view({p.pixels, p.out});
+}
+
+// y += A Z.
+void add_levels(const Plan& p, const std::vector<Var>& levels, const Tensor& weight,
+                const Tensor& y) {
+  Tensor z = Tensor::empty({p.x[0], p.rows, p.out}, p.dtype);
+  ops::fill_zero(z);  // rows that only round their number up
+  for (std::size_t i = 0; i < levels.size(); ++i) {
+    const Level& l = p.levels[i];
+    Tensor product = Tensor::empty({p.x[0] * l.size * l.size, 9 * p.out}, p.dtype);
+    ops::linear_forward(cells(p, l, levels[i]->value), weights_of(p, l, weight), Tensor(), Tensor(),
+                        product);
+    for (std::int64_t n = 0; n < p.x[0]; ++n) {
+      Tensor to = rows_of(p, l, z, n);
+      ops::convert(rows_of_product(p, l, product, n), to);
+    }
+  }
+  const Tensor a = interpolation(p);
+  for (std::int64_t n = 0; n < p.x[0]; ++n) {
+    Tensor to = pixels_of(p, y, n);
+    ops::linear_backward_input(a, z.slice(n, n + 1).view({p.rows, p.out}), to, true);
+  }
+}
+
+// The gradient of the level's cells' products [N s s, 9 out], from that of Z.
+Tensor product_gradient(const Plan& p, const Level& l, const Tensor& dz) {
+  Tensor product = Tensor::empty({p.x[0] * l.size * l.size, 9 * p.out}, p.dtype);
+  for (std::int64_t n = 0; n < p.x[0]; ++n) {
+    Tensor to = rows_of_product(p, l, product, n);
+    ops::convert(rows_of(p, l, dz, n), to);
+  }
+  return product;
+}
+
+// Gradients of the levels and of their weights.
+void levels_backward(const Plan& p, const std::vector<Var>& levels, const Tensor& weight,
+                     Parameter& learned, const Tensor& dy) {
+  const Tensor dz = Tensor::empty({p.x[0], p.rows, p.out}, DType::f32);
+  {
+    const Tensor a = interpolation(p);
+    Tensor none;
+    for (std::int64_t n = 0; n < p.x[0]; ++n) {
+      Tensor to = dz.slice(n, n + 1).view({p.rows, p.out});
+      ops::linear_backward_weight(a, pixels_of(p, dy, n), to, none, false);
+    }
+  }
+  for (std::size_t i = 0; i < levels.size(); ++i) {
+    const Level& l = p.levels[i];
+    const Tensor d = product_gradient(p, l, dz);
+    if (learned.trainable) {
+      Tensor dw = Tensor::empty({9 * p.out, l.channels}, DType::f32), none;
+      ops::linear_backward_weight(d, cells(p, l, levels[i]->value), dw, none, false);
+      ops::give_input_channels(dw.view({9, p.out, l.channels}), l.first_channel, learned.grad,
+                               learned.grad_written);
+    }
+    if (levels[i]->needs_grad) {
+      const auto [grad, accumulate] = grad_target(levels[i]);
+      Tensor to = cells(p, l, grad);
+      ops::linear_backward_input(d, weights_of(p, l, weight), to, accumulate);
+    }
+  }
+}
+
+}  // namespace
+
+Var pyramid_conv(Context c, const Var& x, const std::vector<Var>& levels, const ConvWeights& w) {
+  WEFT_ASSERT(w.bias == nullptr);
+  detail::use(c, {w.weight});
+  const Plan p = plan_of(x, levels, *w.weight);
+  const auto weight = [p, w]() -> const Tensor& {
+    return p.dtype == DType::bf16 ? w.weight->working : w.weight->value;
+  };
+  Tensor y = Tensor::empty({p.x[0], 1, p.x[2], p.x[3], p.out}, p.dtype);
+  ops::conv_forward(x->value, weights_of_x(p, weight()), Tensor(), Tensor(), conv3, y);
+  if (!levels.empty()) add_levels(p, levels, weight(), y);
+  const Var out = make_var(y);
+  if (!c.tape.recording()) return out;
+  c.tape.record([p, x, levels, w, weight, out, &table = c.parameters] {
+    const Tensor dy = std::move(out->grad);
+    if (!levels.empty()) levels_backward(p, levels, weight(), *w.weight, dy);
+    if (w.weight->trainable) {
+      Tensor dw = Tensor::empty({p.out, p.x[4], 3, 3}, DType::f32), none;
+      ops::conv_backward_weight(x->value, dy, conv3, dw, none, false);
+      ops::give_input_channels(dw, 0, w.weight->grad, w.weight->grad_written);
+      w.weight->grad_written = true;
+    }
+    if (x->needs_grad) {
+      const auto [dx, accumulate] = grad_target(x);
+      ops::conv_backward_input(dy, weights_of_x(p, weight()), conv3, dx, accumulate);
+    }
+    detail::note_done(table, {w.weight});
+  });
+  return out;
+}
+
+std::int64_t deform_scratch = 64 << 20;
+
+namespace {
+
+// Of the weights [out,C,3,3], the type of the activations.
+struct Sizes {
+  std::int64_t out, C, frames, pixels;  // pixels of a frame of the result
+  DType dtype;
+
+  std::int64_t row() const { return ops::deform_taps * C; }
+  // Pixels of the result whose columns are made at a time. Few channels count as 64: the lists of
+  // ops/conv.h do not shrink with them.
+  std::int64_t band() const {
+    const std::int64_t bytes = ops::deform_taps * std::max<std::int64_t>(C, 64) *
+                               static_cast<std::int64_t>(size_of(dtype));
+    return std::max<std::int64_t>(1, deform_scratch / bytes);
+  }
+};
+
+// The weights as rows [out, 9 C], as columns are.
+Tensor rows_of(const Sizes& s, const ConvWeights& w) {
+  const Tensor& weight = s.dtype == DType::bf16 ? w.weight->working : w.weight->value;
+  Tensor rows = Tensor::empty({s.out, 1, 3, 3, s.C}, s.dtype);
+  ops::to_channels_last(weight.view({s.out, s.C, 1, 3, 3}), rows);
+  return rows.view({s.out, s.row()});
+}
+
+// dw f32 [out, 9 C] to the weight's gradient.
+void give_weight(const Sizes& s, const Tensor& dw, Parameter& weight) {
+  Tensor turned = Tensor::empty(weight.shape, DType::f32);
+  Tensor to = turned.view({s.out, s.C, 1, 3, 3});
+  ops::to_channels_first(dw.view({s.out, 1, 3, 3, s.C}), to);
+  ops::scaled_add(turned, 1.0f, Tensor(), weight.grad, weight.grad_written);
+  weight.grad_written = true;
+}
+
+// t [N,T,...] as [N T,1,...].
+Tensor by_frames(const Tensor& t) {
+  const Shape& s = t.shape();
+  return t.view({s[0] * s[1], 1, s[2], s[3], s[4]});
+}
+
+}  // namespace
+
+Var deform_conv(Context c, const Var& x, const Var& offsets, const ConvWeights& w,
+                ops::Conv geometry) {
+  WEFT_ASSERT(w.bias == nullptr);
+  detail::use(c, {w.weight});
+  const Shape to = geometry.output(x->value.shape(), w.weight->shape[0]);
+  const Sizes s{to[4], x->value.dim(4), to[0] * to[1], to[2] * to[3], x->value.dtype()};
+  WEFT_ASSERT(w.weight->shape == (Shape{s.out, s.C, 3, 3}));
+  WEFT_ASSERT(offsets->value.shape() == (Shape{to[0], to[1], to[2], to[3], ops::deform_channels}));
+  WEFT_ASSERT(offsets->value.dtype() == s.dtype);
+  Tensor y = Tensor::empty(to, s.dtype);
+  {
+    const Tensor weight = rows_of(s, w), rows = y.view({s.frames * s.pixels, s.out});
+    for (std::int64_t p = 0; p < rows.dim(0); p += s.band()) {
+      Tensor part = rows.slice(p, std::min(p + s.band(), rows.dim(0)));
+      Tensor columns = Tensor::empty({part.dim(0), ops::deform_taps, s.C}, s.dtype);
+      ops::deform_columns(x->value, offsets->value, geometry, p, columns);
+      ops::linear_forward(columns.view({part.dim(0), s.row()}), weight, Tensor(), Tensor(), part);
+    }
+  }
+  const Var result = make_var(y);
+  if (!c.tape.recording()) return result;
+  c.tape.record([s, x, offsets, w, geometry, result, &table = c.parameters] {
+    const Tensor dy = Tensor(std::move(result->grad)).view({s.frames * s.pixels, s.out});
+    const Tensor weight = rows_of(s, w);
+    const bool learn = w.weight->trainable, of_columns = x->needs_grad || offsets->needs_grad;
+    Tensor dw = learn ? Tensor::empty({s.out, s.row()}, DType::f32) : Tensor(), none;
+    Tensor doffsets =
+        offsets->needs_grad ? Tensor::empty(offsets->value.shape(), s.dtype) : Tensor();
+    Tensor dx;
+    bool add_dx = false;
+    if (x->needs_grad) {
+      const GradTarget target = grad_target(x);
+      dx = by_frames(target.grad), add_dx = target.accumulate;
+    }
+    const Tensor in = by_frames(x->value), at = by_frames(offsets->value);
+    const std::int64_t frame_bytes =
+        in.numel() / s.frames * static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t group = std::clamp<std::int64_t>(
+        deform_scratch / std::max<std::int64_t>(frame_bytes, 1), 1, s.frames);
+    bool written = false;  // dw
+    for (std::int64_t f = 0; f < s.frames; f += group) {
+      const std::int64_t end = std::min(f + group, s.frames);
+      const Tensor own = in.slice(f, end), own_at = at.slice(f, end);
+      Tensor own_doffsets = doffsets.defined() ? by_frames(doffsets).slice(f, end) : Tensor();
+      Tensor sums;
+      if (dx.defined()) {
+        sums = Tensor::empty(own.shape(), DType::f32);
+        ops::fill_zero(sums);
+      }
+      const Tensor rows = dy.slice(f * s.pixels, end * s.pixels);
+      for (std::int64_t p = 0; p < rows.dim(0); p += s.band()) {
+        const Tensor part = rows.slice(p, std::min(p + s.band(), rows.dim(0)));
+        Tensor columns = Tensor::empty({part.dim(0), ops::deform_taps, s.C}, s.dtype);
+        Tensor as_rows = columns.view({part.dim(0), s.row()});
+        if (learn) {
+          ops::deform_columns(own, own_at, geometry, p, columns);
+          ops::linear_backward_weight(part, as_rows, dw, none, written);
+          written = true;
+        }
+        if (of_columns) ops::linear_backward_input(part, weight, as_rows, false);
+        if (doffsets.defined())
+          ops::deform_backward_offsets(own, own_at, columns, geometry, p, own_doffsets);
+        if (dx.defined()) ops::deform_backward_input(own_at, columns, geometry, p, sums);
+      }
+      if (dx.defined()) {
+        Tensor own_dx = dx.slice(f, end);
+        ops::scaled_add(sums, 1.0f, Tensor(), own_dx, add_dx);
+      }
+    }
+    if (learn) give_weight(s, dw, *w.weight);
+    if (doffsets.defined()) give_grad(offsets, std::move(doffsets));
+    detail::note_done(table, {w.weight});
+  });
+  return result;
+}
+
+// The tangent is recorded first, so that the backward starts with the value's convolution, which
+// writes the gradients of weight and bias together; the tangent's then adds to the weight's.
+Dual conv(Context c, const Dual& x, const ConvWeights& w, ops::Conv geometry) {
+  const Var tangent = conv(c, x.tangent, {w.weight, nullptr}, geometry);
+  return {conv(c, x.value, w, geometry), tangent};
+}
+
+Dual batch_norm(Context c, const Dual& x, const NormWeights& w, float eps) {
+  detail::use(c, {w.weight, w.bias});
+  const Tensor& in = x.value->value;
+  const int channels = static_cast<int>(in.dim(-1));
+  WEFT_ASSERT(in.dim(0) == 1);
+  Tensor y = Tensor::empty(in.shape(), in.dtype()), yt = Tensor::empty(in.shape(), in.dtype());
+  Tensor stats = Tensor::empty({1, channels, 2}, DType::f32), none;
+  const Tensor &gamma = w.weight->value, &beta = w.bias->value;
+  ops::group_norm_forward(in, gamma, beta, channels, eps, false, y, stats);
+  // The Jacobian of a channel's norm is symmetric: the backward's kernel also maps tangents.
+  ops::group_norm_backward(in, gamma, beta, stats, channels, false, x.tangent->value, yt, false,
+                           none, none);
+  const Dual out{make_var(y), make_var(yt)};
+  if (!c.tape.recording()) return out;
+  c.tape.record([x, w, channels, stats, out, &table = c.parameters] {
+    const Tensor &from = x.value->value, &scale = w.weight->value, &shift = w.bias->value;
+    const Tensor dy = std::move(out.value->grad), dyt = std::move(out.tangent->grad);
+    Tensor of_weight, of_bias, unused;
+    if (w.weight->trainable) of_weight = w.weight->grad_to_add(), of_bias = w.bias->grad_to_add();
+    const auto [dx, accumulate] = grad_target(x.value);
+    ops::group_norm_backward(from, scale, shift, stats, channels, false, dy, dx, accumulate,
+                             of_weight, of_bias);
+    ops::batch_norm_tangent_backward(from, scale, stats, x.tangent->value, dyt, dx, true,
+                                     of_weight);
+    const auto [dxt, accumulate_tangent] = grad_target(x.tangent);
+    ops::group_norm_backward(from, scale, shift, stats, channels, false, dyt, dxt,
+                             accumulate_tangent, unused, unused);
+    detail::note_done(table, {w.weight, w.bias});
+  });
+  return out;
+}
+
+Dual leaky_relu(Context c, const Dual& x, float slope) {
+  const Var value = leaky_relu(c, x.value, slope);
+  Tensor yt = x.tangent->value;
+  ops::leaky_relu_backward(value->value, slope, yt, yt);
+  const Var tangent = make_var(yt);
+  if (c.tape.recording())
+    c.tape.record([from = x.tangent, value, tangent, slope] {
+      Tensor d = std::move(tangent->grad);
+      ops::leaky_relu_backward(value->value, slope, d, d);
+      give_grad(from, std::move(d));
+    });
+  return {value, tangent};
+}
+
+}  // namespace weft::nn

@@ -81,3 +81,56 @@ nn::NormWeights add_norm(ParameterTable& table, const std::string& name, std::in
                          bool trainable = true);
 
 }  // namespace weft
+
+namespace weft::nn {
+
+// The 3x3 convolution that joins a pyramid of pooled grids to the activations that they were pooled
+// from (the head of PSPNet and UPerNet), without the joined activations.
+
+// conv 3x3 (padding 1, no bias) of x [N,1,H,W,C] and all levels [N,1,s,s,Ci], each resized to H x W
+// (bilinear, align_corners=False), joined over channels in this order; w.weight [out, C + sum Ci,
+// 3, 3]. Returns [N,1,H,W,out] of x's type.
+//
+// Neither the resized levels nor the concatenation exists: a resized grid is a sum over its cells,
+// so its convolution is A Z, where Z holds, for each cell and each of the 9 taps, the tap's weights
+// times the cell's channels, and A, a function of the sizes alone, what cells weigh in shifted
+// pixels (ops/conv.h). With 4 levels of 512 channels and x of 2048, half of the products
+// and of the memory. In bf16, A and Z are rounded to it.
+Var pyramid_conv(Context c, const Var& x, const std::vector<Var>& levels, const ConvWeights& w);
+
+// Deformable convolution (DCNv2) on the tape.
+
+// x [N,T,H,W,C] and offsets [N,T,h,w,27] of its type (ops/conv.h: 18 offsets, then 9 logits
+// of masks), w.weight [out,C,3,3] without bias -> [N,T,h,w,out]. The geometry's kernel is 3x3 with
+// one group; it is also that of the convolution that makes the offsets. Gradients go to x, offsets
+// and the weight; the same inputs give the same bits.
+//
+// Columns [pixels, 9 C] are made for a band of pixels at a time and multiplied by the weights:
+// beside the result this takes deform_scratch bytes of the arena. The backward takes that once for
+// columns or their gradient and once for x's gradient in f32, which is made for as many frames at a
+// time as fit in there, but at least one; on a GPU also the lists of ops/conv.h, less than
+// half of it.
+Var deform_conv(Context c, const Var& x, const Var& offsets, const ConvWeights& w,
+                ops::Conv geometry);
+
+// 64 MiB. Tests set less, to have several bands.
+extern std::int64_t deform_scratch;
+
+// Values with their tangents (forward-mode differentiation): the derivative of a discriminator's
+// layers along a direction at its input. Both are on the tape, so that this derivative can itself
+// be differentiated (gradient penalties).
+
+struct Dual {
+  Var value, tangent;  // of one shape and type
+};
+
+// Without a residual.
+Dual conv(Context c, const Dual& x, const ConvWeights& w, ops::Conv geometry);
+
+// A norm for each channel over all positions of one sample, by their own statistics.
+Dual batch_norm(Context c, const Dual& x, const NormWeights& w, float eps);
+
+// Overwrites both tensors of x: nothing else may need their values.
+Dual leaky_relu(Context c, const Dual& x, float slope);
+
+}  // namespace weft::nn

@@ -1,12 +1,13 @@
 #include "nn/exchange.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
 #include "core/log.h"
-#include "nn/detail.h"
+#include "nn/nn.h"
 #include "ops/layout.h"
 
 namespace weft::nn {
@@ -81,8 +82,14 @@ Tensor exchanged(Tensor x, SequenceGroup& group, Cut to, std::int64_t whole) {
   x.release();  // before the next allocation, which can reuse its memory
   // 2. Sends and receives; a dry run only allocates.
   Tensor received = Tensor::empty({shape.numel()}, dtype);
-  if (!planning()) {
-    const auto give = counts_of(out_pieces), get = counts_of(in_pieces);
+  const auto give = counts_of(out_pieces), get = counts_of(in_pieces);
+  if (planning()) {
+    // All but this rank's own piece.
+    const auto own = give.begin() + group.rank;
+    const std::int64_t begin = std::accumulate(give.begin(), own, std::int64_t{0});
+    detail::note_exchange("all_to_all",
+                          {send.slice(0, begin), send.slice(begin + *own, send.numel())});
+  } else {
     group.blocked_seconds +=
         group.ranks->wait(group.ranks->all_to_all(lent(send), give, lent(received), get));
   }
@@ -102,7 +109,7 @@ Tensor exchanged(Tensor x, SequenceGroup& group, Cut to, std::int64_t whole) {
 }  // namespace
 
 Var exchange(Context c, const Var& x, SequenceGroup& group, Cut to, std::int64_t whole) {
-  WEFT_ASSERT(x->value.shape().rank() == 4 && (group.ranks != nullptr || planning()));
+  WEFT_ASSERT(x->value.shape().rank() == 4 && group.ranks != nullptr);
   const std::int64_t back = x->value.dim(to == Cut::frames ? 1 : 2);
   const Var out = make_var(exchanged(std::exchange(x->value, Tensor()), group, to, whole));
   if (c.tape.recording())
@@ -114,7 +121,7 @@ Var exchange(Context c, const Var& x, SequenceGroup& group, Cut to, std::int64_t
 
 Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S) {
   const Shape own = x->value.shape();
-  WEFT_ASSERT(own.rank() == 4 && (group.ranks != nullptr || planning()));
+  WEFT_ASSERT(own.rank() == 4 && group.ranks != nullptr);
   const Shape shape{own[0], own[1], S, own[3]};
   const auto pieces = pieces_of(shape, Cut::tokens, group.size);
   // Slots of equal size, so that each is its rank's part of the whole (core/parts.h).
@@ -123,18 +130,20 @@ Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S)
   slot = (slot + part_unit - 1) / part_unit * part_unit;
   Tensor slots = Tensor::empty({group.size * slot}, x->value.dtype());
   const auto slot_of = [&](int r) {
-    const Piece& p = pieces[static_cast<std::size_t>(r)];
+    const Piece& p = pieces[r];
     return slots.slice(r * slot, r * slot + p.shape.numel()).view(p.shape);
   };
   Tensor mine = slot_of(group.rank);
   ops::copy_tokens(x->value, {own[1], own[2]}, mine);
-  if (!planning()) group.blocked_seconds += group.ranks->wait(group.ranks->all_gather(lent(slots)));
+  if (planning())
+    detail::note_exchange("all_gather", {slots.slice(slot, group.size * slot)});
+  else
+    group.blocked_seconds += group.ranks->wait(group.ranks->all_gather(lent(slots)));
   Tensor all = Tensor::empty(shape, x->value.dtype());
-  for (int r = 0; r < group.size; ++r)
-    ops::copy_tokens(slot_of(r), reversed(pieces[static_cast<std::size_t>(r)].block), all);
+  for (int r = 0; r < group.size; ++r) ops::copy_tokens(slot_of(r), reversed(pieces[r].block), all);
   const Var out = make_var(all);
   if (c.tape.recording())
-    c.tape.record([x, out, own, block = pieces[static_cast<std::size_t>(group.rank)].block] {
+    c.tape.record([x, out, own, block = pieces[group.rank].block] {
       Tensor dx = Tensor::empty(own, out->grad.dtype());
       ops::copy_tokens(out->grad, block, dx);
       out->grad.release();

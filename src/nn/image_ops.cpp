@@ -3,15 +3,12 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "nn/detail.h"
-#include "ops/fusion.h"
+#include "nn/nn.h"
 #include "ops/layout.h"
 #include "ops/loss.h"
 #include "ops/matmul.h"
 #include "ops/pointwise.h"
-#include "ops/pool.h"
 #include "ops/resize.h"
-#include "ops/text_loss.h"
 
 namespace weft::nn {
 

@@ -13,7 +13,7 @@ namespace weft::nn {
 // [N,T,ceil(H/2),ceil(W/2),C].
 Var max_pool_3x3(Context c, const Var& x);
 
-// Means over size x size rectangles (ops/pool.h): [N,T,size,size,C].
+// Means over size x size rectangles (ops/resize.h): [N,T,size,size,C].
 Var adaptive_average_pool(Context c, const Var& x, int size);
 
 // Means of 2x2 squares, H and W even: [N,T,H/2,W/2,C].
@@ -68,7 +68,7 @@ Var scale_channels(Context c, const Var& x, const Tensor& keep);
 Tensor nll(Context c, const Var& logits, const Tensor& labels, float weight);
 
 // Loss of probability and threshold, logits [N,1,H,W,1], for flags and thresholds u8 [N,H,W]
-// (ops/text_loss.h). Returns stats f64 [ops::text_stats]. The backward needs no start: it sends
+// (ops/loss.h). Returns stats f64 [ops::text_stats]. The backward needs no start: it sends
 // weight * the gradient of stats[ops::text_total] to both.
 Tensor text_loss(Context c, const Var& probability, const Var& threshold, const Tensor& flags,
                  const Tensor& thresholds, float weight);

@@ -1,14 +1,82 @@
-// Differentiable operations: each checks shapes, calls ops and records its backward on the tape.
-// Letters: B batch, T frames, S tokens a frame, N = T*S, C channels, H heads, D head dimension, L
-// text length.
+// Reverse-mode differentiation over a list of closures (class Tape), and the differentiable
+// operations that every model uses (namespace nn). A forward function calls nn:: operations;
+// each records how to send its output's gradient to its inputs. backward() runs the records in
+// reverse and drops each one, so that activations return to the arena as it goes.
 #pragma once
 
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "nn/parameters.h"
-#include "nn/tape.h"
 #include "ops/attention.h"
+#include "ops/matmul.h"
+#include "tensor/tensor.h"
 
+namespace weft {
+
+// A value of the forward pass and, during the backward pass, its gradient (of the value's type and
+// shape).
+struct Node {
+  Tensor value;
+  Tensor grad;
+  bool needs_grad = true;
+};
+using Var = std::shared_ptr<Node>;
+
+inline Var make_var(Tensor value, bool needs_grad = true) {
+  return std::make_shared<Node>(Node{std::move(value), Tensor(), needs_grad});
+}
+
+class Tape {
+ public:
+  enum class Mode {
+    record,   // forward of a training step
+    replay,   // the second forward of a recomputed part: recorded, but its parameter uses were
+              // counted before
+    discard,  // the first forward of a recomputed part: not recorded, parameter uses are counted
+    infer,    // no backward will follow
+  };
+  explicit Tape(Mode mode = Mode::record) : mode_(mode) {}
+
+  bool recording() const { return mode_ == Mode::record || mode_ == Mode::replay; }
+  bool counts_uses() const { return mode_ == Mode::record || mode_ == Mode::discard; }
+
+  void record(std::function<void()> step) { steps_.push_back(std::move(step)); }
+  // Runs every record in reverse. The caller has set the gradient of the result.
+  void backward();
+
+ private:
+  Mode mode_;
+  std::vector<std::function<void()>> steps_;
+};
+
+// The tensor for the gradient of `v`: allocated if this is its first contribution, in which case
+// `accumulate` is false.
+struct GradTarget {
+  Tensor& grad;
+  bool accumulate;
+};
+GradTarget grad_target(const Var& v);
+// The same for operations that only ever add: zeroed at the first contribution.
+Tensor& zeroed_grad(const Var& v);
+// Adds `g` to the gradient of `v`; the first contribution takes the tensor over without a copy, so
+// the caller must not use `g` afterwards.
+void give_grad(const Var& v, Tensor g);
+
+// Runs `part` without recording and keeps only its inputs (which `part` has captured); the backward
+// pass runs it again. For whole blocks: memory of one block instead of all, for one more forward.
+Var recompute(Tape& tape, std::function<Var(Tape&)> part);
+// The same for a part with several results, each of which is used.
+std::vector<Var> recompute(Tape& tape, std::function<std::vector<Var>(Tape&)> part);
+
+}  // namespace weft
+
+// Differentiable operations: each checks shapes, calls ops and records its backward on the tape.
+// Letters: B batch, T frames, S tokens a frame, N = T*S, C channels, H heads, D head dimension, L
+// text length.
 namespace weft::nn {
 
 struct Linear {
@@ -65,3 +133,51 @@ Var cross_attention(Context c, const Var& x, const Var& y, const CrossAttention&
 Var view(Context c, const Var& x, const Shape& shape);
 
 }  // namespace weft::nn
+
+// For the operations of nn alone: weights by type, and the bookkeeping of parameter uses.
+namespace weft::nn::detail {
+
+// The copy of a weight that matches the activations' type.
+inline const Tensor& weight_for(const Linear& l, DType dtype) {
+  return dtype == DType::bf16 ? l.weight->working : l.weight->value;
+}
+
+// Likewise of a bias, whose bf16 copy is current on every rank only if it is bf16_only.
+inline const Tensor& bias_for(const Linear& l, DType dtype) {
+  return dtype == DType::bf16 && l.bias->bf16_only ? l.bias->working : l.bias->value;
+}
+
+// Must be called before a forward reads the parameters: waits for new values still in transit.
+inline void use(const Context& c, std::initializer_list<Parameter*> used) {
+  for (Parameter* p : used) {
+    if (p == nullptr) continue;
+    c.parameters.await(*p);
+    if (c.tape.counts_uses()) c.parameters.note_use(*p);
+  }
+}
+
+inline void note_done(ParameterTable& table, std::initializer_list<Parameter*> used) {
+  for (Parameter* p : used)
+    if (p != nullptr) table.note_done(*p);
+}
+
+// A tensor for a communicator, without ownership: a communicator may release its tensors late and
+// in its own thread, but blocks of the arena must be freed here, in the order that was planned.
+inline Tensor lent(const Tensor& t) {
+  return Tensor::borrow(t.raw(), t.shape(), t.dtype(), t.device());
+}
+
+// Tells a dry run of an exchange that it leaves out: the collective, and what this rank would send.
+inline void note_exchange(const char* collective, std::initializer_list<Tensor> sent) {
+  if (ops::detail::op_watch != nullptr)
+    ops::detail::op_watch->met(collective, std::span(sent.begin(), sent.size()));
+}
+
+// dw, dbias of one linear layer.
+inline void add_weight_grad(const Linear& l, const Tensor& dy, const Tensor& x) {
+  if (!l.weight->trainable) return;
+  ops::linear_backward_weight(dy, x, l.weight->grad, l.bias->grad, l.weight->grad_written);
+  l.weight->grad_written = l.bias->grad_written = true;
+}
+
+}  // namespace weft::nn::detail

@@ -152,7 +152,7 @@ std::size_t ParameterTable::inference_bytes(bool bf16_model) const {
 void ParameterTable::initialise(std::uint64_t seed) {
   for (const auto& p : parameters_) {
     const Philox random(seed, Purpose::init, 0, stream_of(p->name));
-    std::vector<float> values(static_cast<std::size_t>(p->shape.numel()));
+    std::vector<float> values(p->shape.numel());
 #pragma omp parallel for schedule(static)
     for (std::size_t i = 0; i < values.size(); ++i) {
       const auto e = static_cast<std::uint32_t>(i);
@@ -230,7 +230,7 @@ void ParameterTable::drop_bf16_only_values() {
 
 void ParameterTable::on_its_way(int bucket) {
   WEFT_ASSERT(arrive_ != nullptr);
-  buckets_[static_cast<std::size_t>(bucket)].on_its_way = true;
+  buckets_[bucket].on_its_way = true;
 }
 
 bool ParameterTable::any_on_its_way() const {
@@ -240,7 +240,7 @@ bool ParameterTable::any_on_its_way() const {
 
 void ParameterTable::await(const Parameter& p) {
   if (!p.trainable || p.bucket < 0) return;  // not laid out in buckets: a model that is only run
-  Bucket& b = buckets_[static_cast<std::size_t>(p.bucket)];
+  Bucket& b = buckets_[p.bucket];
   if (!b.on_its_way) return;
   b.on_its_way = false;
   arrive_(p.bucket);
@@ -249,14 +249,14 @@ void ParameterTable::await(const Parameter& p) {
 void ParameterTable::note_use(Parameter& p) {
   if (!counting_ || !p.trainable) return;
   ++p.pending;
-  ++buckets_[static_cast<std::size_t>(p.bucket)].pending;
+  ++buckets_[p.bucket].pending;
 }
 
 void ParameterTable::note_done(Parameter& p) {
   if (!counting_ || !p.trainable) return;
   WEFT_ASSERT(p.pending > 0);
   --p.pending;
-  auto& bucket = buckets_[static_cast<std::size_t>(p.bucket)];
+  auto& bucket = buckets_[p.bucket];
   if (--bucket.pending == 0) {
     // Parameters of the bucket that were not used in this step still hold the last step's gradient:
     // zero it.
@@ -270,8 +270,7 @@ void ParameterTable::note_done(Parameter& p) {
 void ParameterTable::announce() {
   // In order of buckets, so that collectives match on all ranks in whatever order each rank's
   // backward finished them.
-  while (next_bucket_ < static_cast<int>(buckets_.size()) &&
-         buckets_[static_cast<std::size_t>(next_bucket_)].ready)
+  while (next_bucket_ < static_cast<int>(buckets_.size()) && buckets_[next_bucket_].ready)
     on_ready_(next_bucket_++);
 }
 
@@ -295,6 +294,58 @@ void ParameterTable::finish_step() {
     if (p->trainable && !p->grad_written) p->grad_to_add();
   for (auto& b : buckets_) b.ready = true;
   announce();
+}
+
+OptimizerState::OptimizerState(ParameterTable& table, bool sharded, int rank, int ranks,
+                               bool squares)
+    : table_(table), sharded_(sharded) {
+  offsets_.push_back(0);
+  std::int64_t low = 0;  // elements of bf16_only buckets
+  for (const ParameterTable::Bucket& b : table.buckets()) {
+    parts_.push_back(sharded ? part_of(b.begin, b.end, rank, ranks) : Part{b.begin, b.end});
+    offsets_.push_back(offsets_.back() + parts_.back().size());
+    if (b.bf16_only) low = offsets_.back();
+  }
+  const Shape shape{offsets_.back()};
+  exp_avg_ = Tensor::persistent(shape, DType::f32);
+  if (squares) exp_avg_sq_ = Tensor::persistent(shape, DType::f32);
+  ema_ = Tensor::persistent(shape, DType::f32);
+  for (int b = 0; b < static_cast<int>(parts_.size()); ++b) {
+    Tensor to = ema(b);
+    ops::convert(master(b), to);
+  }
+  if (!sharded || !table.working().defined() || low == 0) return;
+  // The EMA still equals the masters and is already cut into this rank's parts: copy it.
+  Tensor moved = Tensor::persistent({low}, DType::f32);
+  ops::convert(ema_.slice(0, low), moved);
+  master_ = moved;
+  table.drop_bf16_only_values();
+}
+
+Tensor OptimizerState::own(const Tensor& array, int bucket) const {
+  const auto b = static_cast<std::size_t>(bucket);
+  return array.slice(offsets_[b], offsets_[b + 1]);
+}
+
+Tensor OptimizerState::master(int bucket) const {
+  const Part& p = part(bucket);
+  if (master_.defined() && table_.buckets()[bucket].bf16_only) return own(master_, bucket);
+  const std::int64_t first = table_.values_begin();
+  return table_.values().slice(p.begin - first, p.end - first);
+}
+
+Tensor OptimizerState::gradient(int bucket) const {
+  return table_.grads().slice(part(bucket).begin, part(bucket).end);
+}
+
+Tensor OptimizerState::working(int bucket) const {
+  if (!table_.working().defined()) return {};
+  return table_.working().slice(part(bucket).begin, part(bucket).end);
+}
+
+std::size_t OptimizerState::bytes() const {
+  return exp_avg_.bytes() + (has_squares() ? exp_avg_sq_.bytes() : 0) + ema_.bytes() +
+         (master_.defined() ? master_.bytes() : 0);
 }
 
 }  // namespace weft

@@ -1,8 +1,8 @@
-// How an operation finds its side. WEFT_OP in a header declares the operation once for every side
-// and makes the callable that picks one; ops/cpu/*.cpp defines it inside WEFT_CPU_BEGIN/END
-// (compiled once per instruction set), kernels/*.cu in namespace weft::ops::cuda. The CUDA side is
-// a weak symbol: a program that is not linked with the kernels has null there, and never a tensor
-// on a GPU.
+// Selects the CPU or CUDA implementation of an operation. WEFT_OP in a header declares it once for
+// all sides and makes the callable that picks one; ops/cpu/*.cpp defines it inside
+// WEFT_CPU_BEGIN/END (compiled once per instruction set), kernels/*.cu in namespace
+// weft::ops::cuda. The CUDA side is a weak symbol: a program that is not linked with the kernels
+// has null there, and never a tensor on a GPU.
 //
 //   WEFT_OP(silu_forward, void(const Tensor& x, Tensor& y));
 #pragma once
@@ -14,7 +14,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "tensor/arena.h"
 #include "tensor/tensor.h"
 
 namespace weft::ops {

@@ -2,13 +2,12 @@
 #include "parallel/communicator.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
-#include <cstring>
 #include <string_view>
 #include <vector>
 
 #include "core/error.h"
+#include "parallel/mpi.h"
 #include "tensor/device.h"
 
 namespace weft {
@@ -24,15 +23,8 @@ bool everywhere(MPI_Comm world, bool here) {
 // NCCL requires a separate GPU for every rank. GPUs are compared by UUID, which is the same in
 // every process, whatever index the GPU has there.
 bool own_gpus(MPI_Comm world) {
-  using Name = std::array<char, 64>;
-  Name mine{};
-  const std::string uuid = visible_gpus().uuids.at(static_cast<std::size_t>(this_device().index));
-  std::memcpy(mine.data(), uuid.data(), std::min(uuid.size(), mine.size() - 1));
-  int size = 1;
-  MPI_Comm_size(world, &size);
-  std::vector<Name> all(static_cast<std::size_t>(size));
-  MPI_Allgather(mine.data(), static_cast<int>(mine.size()), MPI_CHAR, all.data(),
-                static_cast<int>(mine.size()), MPI_CHAR, world);
+  std::vector<std::string> all =
+      texts_of_ranks(visible_gpus().uuids.at(this_device().index), world);
   std::sort(all.begin(), all.end());
   return std::adjacent_find(all.begin(), all.end()) == all.end();
 }

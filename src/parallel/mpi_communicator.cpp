@@ -18,7 +18,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
-#include "core/faults/fault_injection.h"
+#include "core/faults.h"
 #include "core/trace.h"
 #include "parallel/communicator.h"
 #include "parallel/mpi_collectives.h"

@@ -3,54 +3,32 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
+#include <sstream>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
 #include "core/log.h"
-#include "tensor/device_inventory.h"
+#include "parallel/mpi.h"
+#include "tensor/device.h"
 
 namespace weft {
 namespace {
 
-struct Entry {
-  char uuid[40];  // "GPU-" and 36 characters
-  int node;
-};
-
 // What every rank of the host sees, in order of rank.
 std::vector<HostRank> gather_ranks(const HostRank& mine, MPI_Comm host) {
-  int ranks = 1;
-  MPI_Comm_size(host, &ranks);
-  std::vector<Entry> entries;
-  for (const SeenGpu& gpu : mine.gpus) {
-    Entry e{};
-    gpu.uuid.copy(e.uuid, sizeof e.uuid);
-    e.node = gpu.node;
-    entries.push_back(e);
+  // A rank's node, then UUID and node of each GPU.
+  std::string text = fmt::format("{}\n", mine.node);
+  for (const SeenGpu& gpu : mine.gpus) text += fmt::format("{} {}\n", gpu.uuid, gpu.node);
+  std::vector<HostRank> ranks;
+  for (const std::string& of_rank : texts_of_ranks(text, host)) {
+    std::istringstream in(of_rank);
+    HostRank& rank = ranks.emplace_back();
+    in >> rank.node;
+    for (SeenGpu gpu; in >> gpu.uuid >> gpu.node;) rank.gpus.push_back(gpu);
   }
-  const int own[2] = {static_cast<int>(entries.size() * sizeof(Entry)), mine.node};
-  std::vector<int> all(2 * static_cast<std::size_t>(ranks));
-  MPI_Allgather(own, 2, MPI_INT, all.data(), 2, MPI_INT, host);
-  std::vector<int> sizes, offsets{0};
-  for (std::size_t r = 0; r < all.size(); r += 2) {
-    sizes.push_back(all[r]);
-    offsets.push_back(offsets.back() + all[r]);
-  }
-  std::vector<Entry> of_all(static_cast<std::size_t>(offsets.back()) / sizeof(Entry));
-  MPI_Allgatherv(entries.data(), own[0], MPI_BYTE, of_all.data(), sizes.data(), offsets.data(),
-                 MPI_BYTE, host);
-  std::vector<HostRank> result(sizes.size());
-  auto at = of_all.begin();
-  for (std::size_t r = 0; r < result.size(); ++r) {
-    result[r].node = all[2 * r + 1];
-    for (std::size_t i = 0; i < static_cast<std::size_t>(sizes[r]) / sizeof(Entry); ++i, ++at)
-      result[r].gpus.push_back(
-          {std::string(at->uuid, strnlen(at->uuid, sizeof at->uuid)), at->node});
-  }
-  return result;
+  return ranks;
 }
 
 // The NUMA node of the core that this thread runs on: its own, where the launcher binds ranks.

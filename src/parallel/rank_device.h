@@ -1,4 +1,4 @@
-// Assigns devices: one rank, one GPU.
+// Assigns one GPU to each rank.
 #pragma once
 
 #include <mpi.h>

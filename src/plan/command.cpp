@@ -1,12 +1,12 @@
-#include "plan/command.h"
-
+// The command `weft plan`, and the report of a training.
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/host.h"
 #include "core/log.h"
-#include "core/version.h"
+#include "plan/plan.h"
 
 namespace weft {
 namespace {
@@ -207,23 +207,24 @@ nlohmann::ordered_json to_json(const Plan& p, const Deck& deck) {
   return j;
 }
 
-}  // namespace
+struct PlanCommand {
+  PlanRequest request;
+  std::string json;           // file for everything that was found
+  std::string job = "train";  // or encode, generate, animate
+};
 
-int plan(const Deck& deck, const PlanCommand& given, MPI_Comm world) {
-  int rank = 0;
+// Collective. Prints the tables on the first rank; 0, or throws Exit::usage for what does not fit.
+int plan(const Deck& deck, PlanCommand command, MPI_Comm world) {
+  int rank = 0, ranks = 1;
   MPI_Comm_rank(world, &rank);
-  PlanCommand command = given;
-  const bool described = given.request.gpus > 0 || given.request.memory_gb > 0;
-  std::string& fabric = command.request.fabric;
-  if (fabric.empty()) fabric = given.job == "train" && !described ? "local" : default_fabric;
-  if (command.job != "train") {
-    int ranks = 1;
-    MPI_Comm_size(world, &ranks);
-    return rank == 0 ? plan_job(deck, command.request, command.job, command.json, ranks) : 0;
-  }
+  MPI_Comm_size(world, &ranks);
+  PlanRequest& request = command.request;
+  const bool train = command.job == "train", described = request.gpus > 0 || request.memory_gb > 0;
+  if (request.fabric.empty()) request.fabric = train && !described ? "local" : default_fabric;
   // Rank 0 alone plans a described machine; measuring takes all ranks.
-  if (rank != 0 && fabric != "local") return 0;
-  const Plan p = make_plan(deck, command.request, world);
+  if (rank != 0 && (!train || request.fabric != "local")) return 0;
+  if (!train) return plan_job(deck, request, command.job, command.json, ranks);
+  const Plan p = make_plan(deck, request, world);
   if (rank != 0) return 0;
 
   fmt::print("{}\n{}: {} parameters, {} trained\n", version_line(), p.model, p.parameters,
@@ -244,10 +245,12 @@ int plan(const Deck& deck, const PlanCommand& given, MPI_Comm world) {
   return 0;
 }
 
+}  // namespace
+
 Command plan_command() {
   const auto r = std::make_shared<PlanCommand>();
   PlanRequest& planned = r->request;
-  Command c{"plan", "memory, time and communication of the deck on a described machine",
+  Command c{"plan", "predict memory, time and communication of the deck on a described machine",
             [r](const Deck& deck, MPI_Comm world) { return plan(deck, *r, world); }};
   c.takes_deck();
   c.option("--job", r->job, "train, encode, generate or animate").choices = {"train", "encode",

@@ -1,121 +1,60 @@
 #include "plan/plan.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/host.h"
-#include "data/step_plan.h"
+#include "core/log.h"
 #include "models/registry.h"
 #include "parallel/rank_device.h"
-#include "plan/measure.h"
+#include "tensor/tensor.h"
+#include "train/data_parallel.h"
 
 namespace weft {
+
+void AbsentRanks::refuse() {
+  throw Error(Exit::internal, "a dry run communicates",
+              "this is a bug in weft, please report it with the log", __FILE__, __LINE__);
+}
+
 namespace {
 
-constexpr std::int64_t sampled_steps = 20;  // of the step plan, for placements
-// A clip's frames on the GPU are staged twice: one micro-batch computes while the next one is
-// copied.
-constexpr std::size_t staging_buffers = 2;
-
-// Time of steps of `micro_batches` micro-batches on `ranks` ranks: every step waits for its slowest
-// rank.
-struct Placed {
-  StepTime slowest;              // means over the steps
-  double seconds = 0, busy = 0;  // of the slowest rank; of all ranks, divided by their number
-  double work = 0;               // as busy, without exchanges within micro-batches
-  double share = 0;  // of a micro-batch's full cost that it takes on average (TrainingTask::share)
-};
-// The costliest of the ranks' first micro-batches, of their second, and so on.
-std::vector<MicroBatchCost> slowest_of_each(
-    const std::vector<std::vector<MicroBatchCost>>& of_group) {
-  std::vector<MicroBatchCost> slowest = of_group.front();
-  for (const auto& mine : of_group)
-    for (std::size_t k = 0; k < mine.size(); ++k)
-      if (mine[k].seconds() > slowest[k].seconds()) slowest[k] = mine[k];
-  return slowest;
-}
-
-// `source`: the buckets as the data has them.
-Placed place(const Deck& deck, TrainingTask& task, std::span<const Bucket> source,
-             const StepPlan& planner, const std::vector<BucketPlan>& buckets,
-             const std::vector<BucketSchedule>& schedule, const CommModel& comm,
-             double optimizer_bandwidth) {
-  const int groups = comm.ranks / static_cast<int>(deck.parallel.sp);
-  const int together = task.lockstep_ranks(comm.ranks);
-  const bool lockstep = together > 1;
-  const double inner_seconds = inner_exchange_seconds(task, {together, comm.machine});
-  Placed placed;
-  for (std::int64_t s = 0; s < sampled_steps; ++s) {
-    std::vector<MicroBatchCost> work;
-    std::vector<double> costs;
-    const std::vector<MicroBatch> micro_batches = planner.plan(s);
-    for (const MicroBatch& m : micro_batches) {
-      const auto b = static_cast<std::size_t>(m.bucket);
-      const double share = task.share(source[b], m, s);
-      placed.share += share / static_cast<double>(micro_batches.size()) / sampled_steps;
-      work.push_back(buckets[b].cost.part(share));
-      work.back().exchange += inner_seconds;
-      costs.push_back(work.back().seconds());
-      placed.work += (costs.back() - inner_seconds) / groups;
-    }
-    const std::vector<int> owner = owners(costs, groups, lockstep);
-    std::vector<std::vector<MicroBatchCost>> of_group(static_cast<std::size_t>(groups));
-    for (std::size_t i = 0; i < work.size(); ++i)
-      of_group[static_cast<std::size_t>(owner[i])].push_back(work[i]);
-    StepTime worst;
-    for (const auto& mine : of_group) {
-      const StepTime t =
-          step_time(mine, schedule, comm, deck.parallel, task.bf16(), optimizer_bandwidth);
-      if (t.seconds() > worst.seconds()) worst = t;
-      placed.busy += t.compute / groups;
-    }
-    if (lockstep)
-      // Micro-batch by micro-batch all wait for the slowest; those of another group, in the end.
-      worst = step_time(slowest_of_each(of_group), schedule, comm, deck.parallel, task.bf16(),
-                        optimizer_bandwidth);
-    placed.seconds += worst.seconds();
-    const auto add = [](double& to, double from) { to += from / sampled_steps; };
-    add(placed.slowest.compute, worst.compute);
-    add(placed.slowest.exposed_reduce, worst.exposed_reduce);
-    add(placed.slowest.optimizer, worst.optimizer);
-    add(placed.slowest.exposed_gather, worst.exposed_gather);
-    add(placed.slowest.reduce, worst.reduce);
-    add(placed.slowest.gather, worst.gather);
-  }
-  placed.seconds /= sampled_steps;
-  placed.busy /= sampled_steps;
-  placed.work /= sampled_steps;
-  return placed;
-}
-
-// Clips a bucket with which every micro-batch costs about as much as the dearest single clip, and
-// no more of the model is recomputed than that clip needs.
-void suggest_equal_costs(TrainingTask& task, std::span<const Bucket> buckets, std::size_t capacity,
-                         DeviceKind device, std::vector<BucketPlan>& plans) {
-  const auto one = [&](std::size_t i) {
-    return plans[i].cost.seconds() / static_cast<double>(plans[i].batch);
-  };
-  double target = 0;
-  for (std::size_t i = 0; i < plans.size(); ++i)
-    if (plans[i].batch > 0) target = std::max(target, one(i));
-  for (std::size_t i = 0; i < plans.size(); ++i) {
-    if (plans[i].batch == 0) continue;
-    std::int64_t clips =
-        std::clamp<std::int64_t>(std::llround(target / one(i)), 1, buckets[i].clips);
-    // Never more than fits with the recomputation that a single clip needs.
-    const double recompute =
-        plan_memory(task, buckets.subspan(i, 1), std::vector<std::int64_t>{1}, capacity, device)[0]
-            .recompute;
-    while (clips > 1 &&
-           plan_step_memory(task, buckets[i], clips, recompute, device).bytes > capacity)
-      // Steps of a sixteenth, because every attempt is a dry run of a whole step.
-      clips -= std::max<std::int64_t>(1, clips / 16);
-    plans[i].equal_cost_batch = clips;
-  }
+const Model& model_of(const Deck& deck) {
+  const Model* model = find_model(deck.model.name);
+  WEFT_CHECK(model != nullptr, Exit::usage,
+             "set model.name to \"stdit3\", \"vae\", \"segmentation\" or \"dbnet\"",
+             "weft plan knows no training of model.name = \"{}\"", deck.model.name);
+  return *model;
 }
 
 }  // namespace
+
+PlannedTraining::PlannedTraining(const Deck& deck, bool here)
+    : source(open_clip_source(deck.data, deck.media)),
+      batch_sizes(weft::batch_sizes(deck.train, source->buckets())),
+      seed(static_cast<std::uint64_t>(deck.run.seed)),
+      sharing(static_cast<int>(deck.parallel.sp) - 1, static_cast<int>(deck.parallel.sp)),
+      task(model_of(deck).make_task(deck)) {
+  task->share_clips(deck.parallel.sp > 1 ? &sharing : nullptr);
+  // A micro-batch is timed on one rank alone: the cost of sharing its tokens is not.
+  WEFT_CHECK(!here || deck.parallel.sp == 1, Exit::usage,
+             "describe the machine (--fabric), or plan without parallel.sp",
+             "--fabric local with parallel.sp = {}", deck.parallel.sp);
+  if (here)
+    task->open(buckets());
+  else
+    task->check(buckets());
+  // Only the layout matters here: pages that are never touched cost nothing.
+  task->params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
+                          task->bf16(), true);
+}
+
+Rates rates_of(const PlanRequest& request) {
+  return request.rates.empty() ? h200_targets() : read_rates(request.rates);
+}
 
 MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks,
                         bool squares) {
@@ -144,204 +83,499 @@ MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, in
   return m;
 }
 
-Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
-  Plan plan;
-  const bool local = request.fabric == "local";
-  int world_ranks = 1;
-  MPI_Comm_size(world, &world_ranks);
-  plan.ranks = request.gpus == 0 ? world_ranks : request.gpus;
-  if (local)
-    WEFT_CHECK(world_ranks == plan.ranks, Exit::usage,
-               fmt::format("start it on them: mpirun -n {} weft plan ...", plan.ranks),
-               "--fabric local measures the ranks it runs on: {} here, --gpus {}", world_ranks,
-               plan.ranks);
-  else
-    plan.machine = described_machine(request.fabric, request.memory_gb);
-  WEFT_CHECK(local || request.memory_gb > 0, Exit::usage, "say --memory 141 for an H200",
-             "a described machine needs --memory GB");
-  const auto sp = static_cast<int>(deck.parallel.sp);
-  WEFT_CHECK(plan.ranks >= 1 && plan.ranks % sp == 0, Exit::usage,
-             "choose parallel.sp so that it divides the ranks",
-             "parallel.sp = {} does not divide {} ranks", sp, plan.ranks);
-  RankDevice place_here;
-  if (local) {
-    place_here = choose_device(deck.device.kind, deck.device.share, world);
-    set_threads(static_cast<int>(deck.run.threads), place_here.host_ranks);
-    plan.machine.device = this_device().kind;
-  }
-  const DeviceKind device = plan.machine.device;
+namespace {
 
-  // 1. What there is: buckets, parameters, state.
-  const auto source = open_clip_source(deck.data, deck.media);
-  const std::vector<Bucket>& buckets = source->buckets();
-  const std::vector<std::int64_t> sizes = batch_sizes(deck.train, buckets);
-  const Model* model = find_model(deck.model.name);
-  WEFT_CHECK(model != nullptr, Exit::usage,
-             "set model.name to \"stdit3\", \"vae\", \"segmentation\" or \"dbnet\"",
-             "weft plan knows no training of model.name = \"{}\"", deck.model.name);
-  const std::unique_ptr<TrainingTask> made = model->make_task(deck);
-  TrainingTask& task = *made;
-  task.check_plan(buckets, local);
-  plan.model = task.describe();
-  plan.unit = task.unit();
-  // Only the layout matters here: pages that are never touched cost nothing.
-  task.params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
-                         task.bf16(), true);
-  plan.parameters = task.params().total_elements();
-  plan.trained = task.params().trainable_elements();
-  plan.schedule = task.schedule(buckets);
-  plan.memory = state_bytes(task.params(), task.bf16(), deck.parallel.zero == 1, plan.ranks,
-                            task.optimizers().front().optimizer != "sgd");
-  plan.memory.fixed += task.other_weights();
-  std::size_t clip_bytes = 0;
-  for (std::size_t i = 0; i < buckets.size(); ++i)
-    clip_bytes =
-        std::max(clip_bytes, buckets[i].clip_bytes() *
-                                 static_cast<std::size_t>(samples_in_batch(buckets[i], sizes[i])));
-  if (device == DeviceKind::cuda) plan.memory.staging = staging_buffers * clip_bytes;
+// 1. Memory.
 
-  // 2. What is left of the memory, and each bucket's recomputation in it.
-  if (local && request.memory_gb <= 0) {
-    plan.capacity = arena_capacity(deck.memory, place_here.host_ranks);
-  } else {
-    const double taken = static_cast<double>(plan.memory.state() + plan.memory.staging);
-    const double left = request.memory_gb * 1e9 - taken;
-    WEFT_CHECK(left > 0, Exit::usage,
-               deck.parallel.zero == 0
-                   ? "set parallel.zero = 1: the optimizer's state is then shared out"
-                   : "use more ranks, or a smaller model",
-               "weights, gradients and optimizer need {:.1f} GiB on each of {} ranks, which have "
-               "{:.1f} GiB",
-               gib(taken), plan.ranks, gib(request.memory_gb * 1e9));
-    // As the trainer does it: a sixteenth for libraries, and of the plan an eighth for what
-    // operations need inside.
-    const double arena = left - left / 16;
-    plan.capacity = deck.memory.arena_gib > 0 ? bytes_of_gib(deck.memory.arena_gib)
-                                              : static_cast<std::size_t>(arena);
-    WEFT_CHECK(static_cast<double>(plan.capacity) <= left, Exit::usage,
-               fmt::format("set memory.arena_gib to {:.1f} or less", gib(arena)),
-               "memory.arena_gib = {:.1f} and {:.1f} GiB of state are more than {:.1f} GiB",
-               deck.memory.arena_gib, gib(taken), gib(request.memory_gb * 1e9));
-  }
-  std::vector<StepMemory> memory = plan_memory(task, buckets, sizes, plan.capacity, device);
-  if (task.lockstep_ranks(plan.ranks) > 1) {
-    WEFT_CHECK(deck.train.micro_batches % plan.ranks == 0, Exit::usage,
-               fmt::format("set train.micro_batches to a multiple of {}", plan.ranks),
-               "{} micro-batches a step do not share out evenly over {} ranks that share the "
-               "statistics of batch norm",
-               deck.train.micro_batches, plan.ranks);
-    recompute_alike(task, buckets, sizes, memory, device);
-  }
-  PlannedWork work{buckets, {}, {}};
-  for (std::size_t i = 0; i < buckets.size(); ++i) {
-    work.clips.push_back(samples_in_batch(buckets[i], sizes[i]));
-    work.recompute.push_back(memory[i].recompute);
-    plan.memory.activations = std::max(plan.memory.activations, memory[i].bytes);
-  }
-  if (device == DeviceKind::cuda)
-    plan.memory.reserve = static_cast<std::size_t>(
-        std::min(static_cast<double>(plan.capacity - plan.memory.activations),
-                 static_cast<double>(plan.memory.activations) / 8 + (64 << 20)));
+// The rest of a rank's memory, for the arena.
+std::size_t arena_bytes(const Deck& deck, const PlanRequest& request, const MemoryKinds& memory,
+                        int ranks) {
+  const double taken = static_cast<double>(memory.state() + memory.staging);
+  const double left = request.memory_gb * 1e9 - taken;
+  WEFT_CHECK(left > 0, Exit::usage,
+             deck.parallel.zero == 0
+                 ? "set parallel.zero = 1 (ZeRO-1), which shards the optimizer state"
+                 : "use more ranks, or a smaller model",
+             "weights, gradients and optimizer need {:.1f} GiB on each of {} ranks, which have "
+             "{:.1f} GiB",
+             gib(taken), ranks, gib(request.memory_gb * 1e9));
+  // As the trainer does it: a sixteenth stays free for libraries.
+  const double arena = left - left / 16;
+  const std::size_t capacity = deck.memory.arena_gib > 0 ? bytes_of_gib(deck.memory.arena_gib)
+                                                         : static_cast<std::size_t>(arena);
+  WEFT_CHECK(static_cast<double>(capacity) <= left, Exit::usage,
+             fmt::format("set memory.arena_gib to {:.1f} or less", gib(arena)),
+             "memory.arena_gib = {:.1f} and {:.1f} GiB of state are more than {:.1f} GiB",
+             deck.memory.arena_gib, gib(taken), gib(request.memory_gb * 1e9));
+  return capacity;
+}
 
-  // 3. What a micro-batch of each bucket takes.
-  std::vector<MicroBatchCost> costs;
-  double optimizer_bandwidth = 0;
-  if (local) {
-    LocalMeasurement m = measure_local(deck, task.measure(work, world), world);
-    plan.machine = m.machine;
-    costs = m.costs;
-    optimizer_bandwidth = m.optimizer_bandwidth;
-    plan.rates_origin = m.rates.origin;
-  } else {
-    const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
-    optimizer_bandwidth = rates.bandwidth;
-    plan.rates_origin = rates.origin;
-    costs = task.costs(work, rates, plan.machine.link_bandwidth);
+// A clip's frames on the GPU are staged twice: one micro-batch computes while the next one is
+// copied.
+std::size_t staging_bytes(const PlannedTraining& training) {
+  std::size_t most = 0;
+  for (std::size_t i = 0; i < training.buckets().size(); ++i) {
+    const Bucket& b = training.buckets()[i];
+    most = std::max(most, b.clip_bytes() * static_cast<std::size_t>(
+                                               samples_in_batch(b, training.batch_sizes[i])));
   }
-  plan.machine.memory_bytes = request.memory_gb * 1e9;
-  double micro_batches = 0;
-  for (std::size_t i = 0; i < buckets.size(); ++i) {
-    BucketPlan b;
-    b.name = buckets[i].name;
-    b.batch = work.clips[i];
-    b.tokens = task.units(buckets[i], b.batch);
-    b.memory = memory[i];
-    b.cost = costs[i];
-    b.share = b.batch == 0 ? 0 : static_cast<double>(buckets[i].clips / b.batch);
-    micro_batches += b.share;
-    plan.buckets.push_back(b);
-  }
-  double tokens = 0, flops = 0, bytes = 0;  // of the mean micro-batch
-  for (std::size_t i = 0; i < buckets.size(); ++i) {
-    BucketPlan& b = plan.buckets[i];
-    b.share /= micro_batches;
-    tokens += b.share * static_cast<double>(b.tokens);
-    flops += b.share * b.cost.flops * sp;
-    bytes += b.share * static_cast<double>(b.batch) *
-             (static_cast<double>(buckets[i].clip_bytes()) + task.bytes_beside_clip());
-  }
-  // Images have one batch size, and steps of equal costs anyway (data.size_policy).
-  if (buckets.front().label_rate == 0)
-    suggest_equal_costs(task, buckets, plan.capacity, device, plan.buckets);
+  return 2 * most;
+}
 
-  // 4. Steps: the deck's micro-batches on all ranks, then as many a rank on fewer, for the
-  // efficiency.
-  const auto planner = [&](std::int64_t count) {
-    return source->plan_steps(sizes, count, static_cast<std::uint64_t>(deck.run.seed));
+// [bucket] What is recomputed, and the activations' peak.
+std::vector<StepMemory> recomputation(const Deck& deck, PlannedTraining& training, int ranks,
+                                      std::size_t capacity, DeviceKind device) {
+  TrainingTask& task = *training.task;
+  std::vector<StepMemory> memory =
+      plan_memory(task, training.buckets(), training.batch_sizes, capacity, device);
+  if (task.lockstep_ranks(ranks) == 1) return memory;
+  WEFT_CHECK(deck.train.micro_batches % ranks == 0, Exit::usage,
+             fmt::format("set train.micro_batches to a multiple of {}", ranks),
+             "{} micro-batches a step do not share out evenly over {} ranks that share the "
+             "statistics of batch norm",
+             deck.train.micro_batches, ranks);
+  recompute_alike(task, training.buckets(), training.batch_sizes, memory, device);
+  return memory;
+}
+
+// 2. Costs of micro-batches, timed on this host's ranks: all at once, as they would in a step.
+
+constexpr int measured_runs = 5;  // after one to warm up
+constexpr double long_run = 60;   // seconds: whatever takes longer is timed once
+
+double mean_over_ranks(double value, MPI_Comm world) {
+  double sum = 0;
+  int ranks = 1;
+  MPI_Comm_size(world, &ranks);
+  MPI_Allreduce(&value, &sum, 1, MPI_DOUBLE, MPI_SUM, world);
+  return sum / ranks;
+}
+
+// The time, once the device is idle.
+double now_done() {
+  if (on_cuda()) device_runtime().synchronize();
+  return now_seconds();
+}
+
+struct ForwardBackward {
+  double forward = 0, backward = 0;  // seconds
+};
+
+// One micro-batch as the trainer runs it, from the clips' bytes to gradients: medians of several
+// runs, means over the ranks. `steps`: of the deck's run.
+ForwardBackward time_micro_batch(TrainingTask& task, const Bucket& bucket, std::int64_t clips,
+                                 std::int64_t steps, MPI_Comm world) {
+  LoadedBatch batch;
+  for (std::int64_t i = 0; i < clips; ++i) {
+    batch.what.clips.push_back(i);
+    batch.what.samples.push_back(i);
+  }
+  batch.info.resize(clips);
+  // Of the last steps, in which every part of the loss works, the one that shortens its clips
+  // least: the plan counts whole clips.
+  double share = 0;
+  for (std::int64_t s = steps - 1; s >= std::max<std::int64_t>(0, steps - 32); --s) {
+    const double there = task.share(bucket, batch.what, s);
+    if (there <= share) continue;
+    share = there;
+    batch.step = s;
+  }
+  const Tensor bytes =
+      Tensor::persistent({clips * static_cast<std::int64_t>(bucket.clip_bytes())}, DType::u8);
+  const auto arena =
+      Arena::reserve(plan_step_memory(task, bucket, clips, 0).bytes + (std::size_t{256} << 20));
+  const ArenaScope scope(*arena);
+  std::vector<double> forward, backward;
+  for (int run = 0; run <= measured_runs; ++run) {
+    MPI_Barrier(world);  // all ranks at once: they compete for caches and memory
+    task.params().begin_step([](int) {});
+    ForwardBackward took;
+    double before = now_done();
+    const TrainingWork work = task.prepare(bucket, batch, bytes, 0, 1.0f);
+    for (std::size_t i = 0; i < work.parts.size(); ++i) {
+      const CountingScope counting(task.params(), i + 1 == work.parts.size());
+      Tape tape;
+      work.parts[i](tape);
+      const double half = now_done();
+      tape.backward();
+      const double end = now_done();
+      took.forward += half - before;
+      took.backward += end - half;
+      before = end;
+    }
+    task.params().finish_step();
+    if (run == 0) continue;
+    forward.push_back(took.forward / share);
+    backward.push_back(took.backward / share);
+    double longest = took.forward + took.backward;
+    MPI_Allreduce(MPI_IN_PLACE, &longest, 1, MPI_DOUBLE, MPI_MAX, world);
+    if (longest > long_run) break;
+  }
+  return {mean_over_ranks(upper_median(forward), world),
+          mean_over_ranks(upper_median(backward), world)};
+}
+
+// [bucket] Of micro-batches of many clips some are run, and a dry run says what all would take.
+std::vector<MicroBatchCost> measured_costs(const PlannedTraining& training,
+                                           std::span<const std::int64_t> clips,
+                                           std::span<const StepMemory> memory, std::int64_t steps,
+                                           MPI_Comm world) {
+  TrainingTask& task = *training.task;
+  const double enough = on_cuda() ? 2e13 : 1e11;  // operations
+  const Rates nominal = h200_targets();           // of which only ratios count here
+  const auto dry = [&](const Bucket& b, std::int64_t n, double recompute) {
+    return dry_run_cost(task, b, n, recompute, this_device().kind, nominal, 1);
   };
-  CommModel comm{plan.ranks, plan.machine};
-  const Placed full = place(deck, task, buckets, *planner(deck.train.micro_batches), plan.buckets,
-                            plan.schedule, comm, optimizer_bandwidth);
+  std::vector<MicroBatchCost> costs;
+  for (std::size_t i = 0; i < clips.size(); ++i) {
+    const Bucket& b = training.buckets()[i];
+    MicroBatchCost& cost = costs.emplace_back(dry(b, clips[i], memory[i].recompute));
+    if (clips[i] == 0) continue;
+    const double one = std::max(1.0, dry(b, 1, 0).flops);
+    const std::int64_t some =
+        std::min(clips[i], static_cast<std::int64_t>(std::ceil(enough / one)));
+    const MicroBatchCost part = dry(b, some, 0);
+    const ForwardBackward t = time_micro_batch(task, b, some, steps, world);
+    const double whole = cost.forward + cost.backward;
+    const double scale = whole / (part.forward + part.backward), again = cost.again / whole;
+    cost.forward = scale * t.forward;
+    cost.backward = scale * t.backward;
+    cost.again = again * (cost.forward + cost.backward);
+    // The times have the exchanges of ranks that share statistics.
+    cost.exchange = cost.all_reduces = 0;
+  }
+  return costs;
+}
+
+// Of the update of all parameters, in units of optimizer_bytes_an_element.
+double optimizer_bandwidth(const TrainDeck& how, ParameterTable& params, MPI_Comm world) {
+  OptimizerState state(params, false, 0, 1);
+  Tensor squares = Tensor::persistent({1}, DType::f64);
+  std::vector<double> seconds;
+  for (int run = 0; run <= measured_runs; ++run) {
+    MPI_Barrier(world);
+    const double start = now_done();
+    for (int b = 0; b < static_cast<int>(params.buckets().size()); ++b)
+      optimizer_step(how, run, squares, state, b);
+    if (run > 0) seconds.push_back(now_done() - start);
+  }
+  return optimizer_bytes_an_element * static_cast<double>(params.grads().numel()) /
+         mean_over_ranks(upper_median(seconds), world);
+}
+
+// Bandwidths of collectives between the ranks.
+void measure_collectives(const Deck& deck, Machine& machine, MPI_Comm world) {
+  const auto comm = make_communicator(world);
+  const int ranks = comm->size();
+  if (ranks == 1) return;
+  const auto elements =
+      static_cast<std::int64_t>(std::clamp(deck.parallel.bucket_mib, 1.0, 64.0) * (1 << 20) / 4);
+  Tensor t = Tensor::persistent({elements}, DType::f32);
+  Tensor few = Tensor::persistent({part_unit * ranks}, DType::f32);
+  const CommDtype comm_dtype = deck.parallel.wire == "bf16" ? CommDtype::bf16 : CommDtype::f32;
+  std::array<std::vector<double>, 3> seconds;
+  for (int run = 0; run <= 2 * measured_runs; ++run) {
+    const auto timed = [&](std::size_t which, Communicator::Ticket ticket, double start) {
+      comm->wait(ticket);
+      const double end = now_done();
+      // Run 0 only warms up.
+      if (run > 0) seconds[which].push_back(end - start);
+    };
+    MPI_Barrier(world);
+    double start = now_done();
+    timed(0, comm->reduce_scatter_sum(t, comm_dtype), start);
+    MPI_Barrier(world);
+    start = now_done();
+    timed(1, comm->all_gather(t), start);
+    MPI_Barrier(world);
+    start = now_done();
+    timed(2, comm->all_gather(few), start);
+  }
+  std::array<double, 3> mean{};
+  for (std::size_t i = 0; i < 3; ++i) mean[i] = mean_over_ranks(upper_median(seconds[i]), world);
+  const double sent = 4.0 * static_cast<double>(elements) * (ranks - 1) / ranks;
+  // The smallest all-gather carries almost nothing: its time is the latency of ranks - 1 hops.
+  machine.link_latency = mean[2] / (ranks - 1);
+  const double reduce = std::max(mean[0] - mean[2], 1e-9),
+               gather = std::max(mean[1] - mean[2], 1e-9);
+  // A bf16 wire carries half the bytes of the reduction; the gather here moves f32.
+  machine.link_bandwidth = (comm_dtype == CommDtype::bf16 ? 0.5 : 1.0) * sent / reduce;
+  machine.gather_factor = sent / gather / machine.link_bandwidth;
+}
+
+// 3. Steps.
+
+constexpr std::int64_t sampled_steps = 20;  // of the step plan, for placements
+
+// Time of steps of `micro_batches` micro-batches on `ranks` ranks: every step waits for its slowest
+// rank.
+struct Placed {
+  StepTime slowest;              // means over the steps
+  double seconds = 0, busy = 0;  // of the slowest rank; of all ranks, divided by their number
+  double work = 0;               // as busy, without all-reduces within micro-batches
+  double share = 0;  // of a micro-batch's full cost that it takes on average (TrainingTask::share)
+};
+
+// The costliest of the ranks' first micro-batches, of their second, and so on.
+std::vector<MicroBatchCost> slowest_of_each(
+    const std::vector<std::vector<MicroBatchCost>>& of_group) {
+  std::vector<MicroBatchCost> slowest = of_group.front();
+  for (const auto& mine : of_group)
+    for (std::size_t k = 0; k < mine.size(); ++k)
+      if (mine[k].seconds() > slowest[k].seconds()) slowest[k] = mine[k];
+  return slowest;
+}
+
+// Steps of `micro_batches` on the ranks of `comm`.
+Placed place(const Deck& deck, const PlannedTraining& training, const Plan& plan,
+             std::int64_t micro_batches, const CommModel& comm) {
+  TrainingTask& task = *training.task;
+  const auto planner = training.steps(micro_batches);
+  const int groups = comm.ranks / static_cast<int>(deck.parallel.sp);
+  const CommModel together{task.lockstep_ranks(comm.ranks), comm.machine};
+  const bool lockstep = together.ranks > 1;
+  const auto time_of = [&](std::span<const MicroBatchCost> work) {
+    return step_time(work, plan.schedule, comm, deck.parallel, task.bf16(),
+                     plan.optimizer_bandwidth);
+  };
+  Placed placed;
+  for (std::int64_t s = 0; s < sampled_steps; ++s) {
+    // Shared out by the trainer's rule.
+    std::vector<MicroBatchCost> work;
+    std::vector<double> costs;
+    for (const MicroBatch& m : planner->plan(s)) {
+      const auto b = static_cast<std::size_t>(m.bucket);
+      const double share = task.share(training.buckets()[b], m, s);
+      placed.share += share / static_cast<double>(micro_batches) / sampled_steps;
+      MicroBatchCost& cost = work.emplace_back(plan.buckets[b].cost.part(share));
+      placed.work += cost.seconds() / groups;
+      cost.exchange += all_reduce_seconds(cost, together);
+      costs.push_back(cost.seconds());
+    }
+    const std::vector<int> owner = owners(costs, groups, lockstep);
+    std::vector<std::vector<MicroBatchCost>> of_group(groups);
+    for (std::size_t i = 0; i < work.size(); ++i) of_group[owner[i]].push_back(work[i]);
+
+    StepTime worst;
+    for (const auto& mine : of_group) {
+      const StepTime t = time_of(mine);
+      if (t.seconds() > worst.seconds()) worst = t;
+      placed.busy += t.compute / groups;
+    }
+    // Micro-batch by micro-batch all wait for the slowest; those of another group, in the end.
+    if (lockstep) worst = time_of(slowest_of_each(of_group));
+    placed.seconds += worst.seconds();
+    const auto add = [](double& to, double from) { to += from / sampled_steps; };
+    add(placed.slowest.compute, worst.compute);
+    add(placed.slowest.exposed_reduce, worst.exposed_reduce);
+    add(placed.slowest.optimizer, worst.optimizer);
+    add(placed.slowest.exposed_gather, worst.exposed_gather);
+    add(placed.slowest.reduce, worst.reduce);
+    add(placed.slowest.gather, worst.gather);
+  }
+  placed.seconds /= sampled_steps;
+  placed.busy /= sampled_steps;
+  placed.work /= sampled_steps;
+  return placed;
+}
+
+// The deck's step on all ranks; then as many micro-batches a rank on fewer, for the efficiency.
+void plan_steps(const Deck& deck, const PlannedTraining& training, Plan& plan) {
+  const auto sp = static_cast<int>(deck.parallel.sp);
+  const auto micro_batches = static_cast<double>(deck.train.micro_batches);
+  const Placed full =
+      place(deck, training, plan, deck.train.micro_batches, {plan.ranks, plan.machine});
   plan.step = full.slowest;
   plan.seconds = full.seconds;
   plan.imbalance = full.slowest.compute > 0 ? 1 - full.busy / full.slowest.compute : 0;
-  plan.tokens_a_step = full.share * tokens * static_cast<double>(deck.train.micro_batches);
-  plan.flops_a_step = full.share * flops * static_cast<double>(deck.train.micro_batches);
+  double stored = 0;  // bytes of the mean micro-batch
+  for (std::size_t i = 0; i < plan.buckets.size(); ++i) {
+    const BucketPlan& b = plan.buckets[i];
+    const Bucket& source = training.buckets()[i];
+    plan.tokens_a_step += full.share * micro_batches * b.share * static_cast<double>(b.tokens);
+    plan.flops_a_step += full.share * micro_batches * b.share * b.cost.flops * sp;
+    stored +=
+        b.share * static_cast<double>(b.batch) *
+        (static_cast<double>(source.clip_bytes()) + training.task->facts(source).bytes_beside);
+  }
+  plan.data_bandwidth = stored * micro_batches / plan.seconds;
+
   // Weak scaling: each group keeps its micro-batches, and throughput is work a second and rank.
-  const double a_group = static_cast<double>(deck.train.micro_batches) * sp / plan.ranks;
+  const double a_group = micro_batches * sp / plan.ranks;
   double alone = 0;
   for (int ranks = sp; ranks <= plan.ranks;
        ranks = ranks == plan.ranks ? ranks + 1 : std::min(2 * ranks, plan.ranks)) {
-    CommModel fewer{ranks, plan.machine};
     const auto count = std::max<std::int64_t>(1, std::llround(a_group * ranks / sp));
-    const Placed p = place(deck, task, buckets, *planner(count), plan.buckets, plan.schedule, fewer,
-                           optimizer_bandwidth);
+    const Placed p = place(deck, training, plan, count, {ranks, plan.machine});
     const double throughput = p.work / p.seconds;
     if (ranks == sp) alone = throughput;
     plan.efficiency.emplace_back(ranks, throughput / alone);
   }
+}
 
-  // 5. Communication, data, checkpoints.
+// Clips a bucket with which every micro-batch costs about as much as the dearest single clip, and
+// no more of the model is recomputed than that clip needs.
+void suggest_equal_costs(TrainingTask& task, std::span<const Bucket> buckets, std::size_t capacity,
+                         DeviceKind device, std::vector<BucketPlan>& plans) {
+  const auto one = [&](std::size_t i) {
+    return plans[i].cost.seconds() / static_cast<double>(plans[i].batch);
+  };
+  double target = 0;
+  for (std::size_t i = 0; i < plans.size(); ++i)
+    if (plans[i].batch > 0) target = std::max(target, one(i));
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    if (plans[i].batch == 0) continue;
+    std::int64_t clips =
+        std::clamp<std::int64_t>(std::llround(target / one(i)), 1, buckets[i].clips);
+    // Never more than fits with the recomputation that a single clip needs.
+    const double recompute =
+        plan_memory(task, buckets.subspan(i, 1), std::vector<std::int64_t>{1}, capacity, device)[0]
+            .recompute;
+    while (clips > 1 &&
+           plan_step_memory(task, buckets[i], clips, recompute, device).bytes > capacity)
+      // Steps of a sixteenth, because every attempt is a dry run of a whole step.
+      clips -= std::max<std::int64_t>(1, clips / 16);
+    plans[i].equal_cost_batch = clips;
+  }
+}
+
+// 4. Communication and checkpoints.
+
+void plan_communication(const Deck& deck, bool bf16, Plan& plan) {
   const double wire = deck.parallel.wire == "bf16" ? 2 : 4;
   for (const bool hierarchical : {false, true}) {
-    comm.hierarchical = hierarchical;
+    const CommModel comm{plan.ranks, plan.machine, hierarchical};
     double seconds = 0, sent = 0;
     for (const BucketSchedule& b : plan.schedule) {
       const auto elements = static_cast<double>(b.elements);
       const double there = wire * elements;
-      const double back = deck.parallel.zero == 0      ? there
-                          : task.bf16() && b.bf16_only ? 2 * elements
-                                                       : 4 * elements;
+      const double back = deck.parallel.zero == 0 ? there
+                          : bf16 && b.bf16_only   ? 2 * elements
+                                                  : 4 * elements;
       seconds += comm.reduce_scatter(there) + comm.all_gather(back);
       sent += comm.bytes_sent(there) + comm.bytes_sent(back);
     }
     (hierarchical ? plan.hierarchical_seconds : plan.flat_seconds) = seconds;
     plan.bytes_sent = sent;
   }
-  plan.data_bandwidth = bytes * static_cast<double>(deck.train.micro_batches) / plan.seconds;
+}
+
+void plan_checkpoints(double mtbf_hours, bool squares, Plan& plan) {
   // f32 masters, two moments (of SGD one) and the EMA of all that is trained, padded as in the
   // buckets, and what is fixed.
   double elements = 0;
   for (const BucketSchedule& b : plan.schedule) elements += static_cast<double>(b.elements);
-  const double kept = task.optimizers().front().optimizer == "sgd" ? 12 : 16;
   plan.checkpoint_bytes =
-      kept * elements + 4.0 * static_cast<double>(plan.parameters - plan.trained);
+      (squares ? 16 : 12) * elements + 4.0 * static_cast<double>(plan.parameters - plan.trained);
   plan.checkpoint_stall = plan.checkpoint_bytes / plan.ranks / plan.machine.host_copy_bandwidth;
   plan.checkpoint_write = plan.checkpoint_bytes / plan.machine.storage_bandwidth;
   // Young and Daly: sqrt(2 x stall x mean time between failures), which of all ranks is 1 / ranks
   // of a device's.
-  plan.checkpoint_interval =
-      std::sqrt(2 * plan.checkpoint_stall * request.mtbf_hours * 3600 / plan.ranks);
+  plan.checkpoint_interval = std::sqrt(2 * plan.checkpoint_stall * mtbf_hours * 3600 / plan.ranks);
+}
+
+}  // namespace
+
+Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
+  // The machine, described or this one.
+  Plan plan;
+  const bool local = request.fabric == "local";
+  int world_ranks = 1;
+  MPI_Comm_size(world, &world_ranks);
+  plan.ranks = request.gpus == 0 ? world_ranks : request.gpus;
+  WEFT_CHECK(!local || world_ranks == plan.ranks, Exit::usage,
+             fmt::format("start it on them: mpirun -n {} weft plan ...", plan.ranks),
+             "--fabric local measures the ranks it runs on: {} here, --gpus {}", world_ranks,
+             plan.ranks);
+  if (!local) plan.machine = described_machine(request.fabric, request.memory_gb);
+  WEFT_CHECK(local || request.memory_gb > 0, Exit::usage, "say --memory 141 for an H200",
+             "a described machine needs --memory GB");
+  WEFT_CHECK(plan.ranks >= 1 && plan.ranks % deck.parallel.sp == 0, Exit::usage,
+             "choose parallel.sp so that it divides the ranks",
+             "parallel.sp = {} does not divide {} ranks", deck.parallel.sp, plan.ranks);
+  RankDevice place_here;
+  if (local) {
+    place_here = choose_device(deck.device.kind, deck.device.share, world);
+    set_threads(static_cast<int>(deck.run.threads), place_here.host_ranks);
+    plan.machine.name = "local";
+    plan.machine.ranks_a_node = plan.ranks;
+    plan.machine.device = this_device().kind;
+  }
+  const DeviceKind device = plan.machine.device;
+
+  // The model and its state.
+  PlannedTraining training(deck, local);
+  TrainingTask& task = *training.task;
+  if (local) task.join_ranks(world);
+  const std::vector<Bucket>& buckets = training.buckets();
+  const bool squares = task.optimizers().front().optimizer != "sgd";
+  plan.model = task.describe();
+  plan.unit = task.facts(buckets.front()).unit;
+  plan.parameters = task.params().total_elements();
+  plan.trained = task.params().trainable_elements();
+  plan.memory =
+      state_bytes(task.params(), task.bf16(), deck.parallel.zero == 1, plan.ranks, squares);
+  std::size_t others = 0;
+  for (const Bucket& b : buckets) others = std::max(others, task.facts(b).other_weights);
+  plan.memory.fixed += others;
+  if (device == DeviceKind::cuda) plan.memory.staging = staging_bytes(training);
+
+  // What is left of the memory, and each bucket's recomputation in it.
+  plan.capacity = local && request.memory_gb <= 0
+                      ? arena_capacity(deck.memory, place_here.host_ranks)
+                      : arena_bytes(deck, request, plan.memory, plan.ranks);
+  const std::vector<StepMemory> memory =
+      recomputation(deck, training, plan.ranks, plan.capacity, device);
+  for (const StepMemory& m : memory)
+    plan.memory.activations = std::max(plan.memory.activations, m.bytes);
+  // As the trainer does it: an eighth of the plan for what operations need inside.
+  if (device == DeviceKind::cuda)
+    plan.memory.reserve = std::min(plan.capacity - plan.memory.activations,
+                                   plan.memory.activations / 8 + (std::size_t{64} << 20));
+
+  // What a micro-batch of each bucket takes: by dry runs, or measured.
+  std::vector<std::int64_t> clips;
+  for (std::size_t i = 0; i < buckets.size(); ++i)
+    clips.push_back(samples_in_batch(buckets[i], training.batch_sizes[i]));
+  std::vector<MicroBatchCost> costs;
+  const Rates rates = rates_of(request);
+  if (local) {
+    task.params().initialise(1);
+    costs = measured_costs(training, clips, memory, deck.train.steps, world);
+    plan.optimizer_bandwidth = optimizer_bandwidth(task.optimizers().front(), task.params(), world);
+    measure_collectives(deck, plan.machine, world);
+    plan.machine.memory_bandwidth = plan.optimizer_bandwidth;
+    plan.rates_origin =
+        fmt::format("measured on {} of this host: micro-batches of each bucket, medians of {} runs",
+                    counted(plan.ranks, "rank"), measured_runs);
+  } else {
+    for (std::size_t i = 0; i < buckets.size(); ++i)
+      costs.push_back(dry_run_cost(task, buckets[i], clips[i], memory[i].recompute, device, rates,
+                                   plan.machine.link_bandwidth));
+    plan.optimizer_bandwidth = rates.bandwidth;
+    plan.rates_origin = rates.origin;
+  }
+  plan.schedule = dry_run_schedule(task, buckets, device, rates);
+  plan.machine.memory_bytes = request.memory_gb * 1e9;
+  double micro_batches = 0;  // of an epoch
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    BucketPlan& b = plan.buckets.emplace_back();
+    b.name = buckets[i].name;
+    b.batch = clips[i];
+    b.tokens = clips[i] * task.facts(buckets[i]).units;
+    b.memory = memory[i];
+    b.cost = costs[i];
+    b.share = b.batch == 0 ? 0 : static_cast<double>(buckets[i].clips / b.batch);
+    micro_batches += b.share;
+  }
+  for (BucketPlan& b : plan.buckets) b.share /= micro_batches;
+  // Images have one batch size, and steps of equal costs anyway (data.size_policy).
+  if (buckets.front().label_rate == 0)
+    suggest_equal_costs(task, buckets, plan.capacity, device, plan.buckets);
+
+  plan_steps(deck, training, plan);
+  plan_communication(deck, task.bf16(), plan);
+  plan_checkpoints(request.mtbf_hours, squares, plan);
   return plan;
 }
 

@@ -1,15 +1,19 @@
-// What a deck would take on a described machine: memory by kind, the time of a step and where it
-// goes, communication, data, checkpoints. Made from shapes and formulas; the model is not run.
+// Predicts what a deck needs on a described machine: memory by kind, the time of a step and where
+// it goes, communication, data, checkpoints. One predictor for every model and job: a dry run of
+// its own code counts memory, operations and bytes (train/step_cost.h), the machine's rates turn
+// them into seconds, and closed formulas add what ranks wait for (plan/step_model.h).
 #pragma once
 
 #include <mpi.h>
 
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "config/deck.h"
-#include "plan/machine.h"
+#include "config/command.h"
+#include "data/step_plan.h"
 #include "plan/step_model.h"
 #include "train/memory_plan.h"
 
@@ -24,6 +28,52 @@ struct PlanRequest {
   std::string fabric;
   std::string rates;          // a file of measured rates; empty: targets
   double mtbf_hours = 50000;  // of one device: mean hours between failures
+};
+
+// A place among ranks that are not here, for dry runs, which ask for rank and size alone
+// (TrainingTask::share_clips, Denoiser::set_sequence_group).
+class AbsentRanks : public Communicator {
+ public:
+  AbsentRanks(int rank, int size) : rank_(rank), size_(size) {}
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  Ticket all_reduce_sum(Tensor, CommDtype) override { refuse(); }
+  Ticket reduce_scatter_sum(Tensor, CommDtype) override { refuse(); }
+  Ticket all_gather(Tensor) override { refuse(); }
+  Ticket all_to_all(Tensor, std::span<const std::int64_t>, Tensor,
+                    std::span<const std::int64_t>) override {
+    refuse();
+  }
+  double wait(Ticket) override { refuse(); }
+  double busy_seconds() const override { return 0; }
+  void progress(std::int64_t, const char*) override {}
+  void set_timeout(double) override {}
+  void check() override {}
+  std::string describe() const override { return "none"; }
+
+ private:
+  [[noreturn]] static void refuse();
+  int rank_, size_;
+};
+
+// A deck's training, laid out for dry runs: parameters have shapes and buckets, but no values.
+struct PlannedTraining {
+  // `here`: on this host's ranks, so that it can also be run; opens what training reads.
+  // Exit::usage where the deck's model cannot be trained so.
+  PlannedTraining(const Deck& deck, bool here);
+
+  const std::vector<Bucket>& buckets() const { return source->buckets(); }
+  // The step plan for that many micro-batches a step.
+  std::shared_ptr<const StepPlan> steps(std::int64_t micro_batches) const {
+    return source->plan_steps(batch_sizes, micro_batches, seed);
+  }
+
+  std::shared_ptr<const ClipSource> source;
+  std::vector<std::int64_t> batch_sizes;  // [bucket], as the deck has them
+  std::uint64_t seed;
+  // The last of the ranks that share clips: it has the largest share.
+  AbsentRanks sharing;
+  std::unique_ptr<TrainingTask> task;
 };
 
 // Bytes on one rank.
@@ -69,8 +119,9 @@ struct Plan {
   double imbalance = 0;  // share of a step that the mean rank waits for the slowest
   double tokens_a_step = 0, flops_a_step = 0;  // over all ranks
   std::vector<std::pair<int, double>>
-      efficiency;         // ranks, throughput a rank against one rank alone
-  double bytes_sent = 0;  // a rank and step
+      efficiency;                  // ranks, throughput a rank against one rank alone
+  double optimizer_bandwidth = 0;  // B/s, in units of optimizer_bytes_an_element
+  double bytes_sent = 0;           // a rank and step
   double flat_seconds = 0, hierarchical_seconds = 0;  // the whole reduction and gathering
   double data_bandwidth = 0;                          // B/s from storage, all ranks
   double checkpoint_bytes = 0;                        // all ranks
@@ -82,8 +133,22 @@ struct Plan {
 inline constexpr const char* above_one_rank =
     "  (above 100 %: one rank alone updates all of the optimizer's state, which several share)";
 
-// Collective for fabric "local", which measures (TrainingTask::measure); alone otherwise.
+// Collective for fabric "local", which times micro-batches of each bucket; alone otherwise.
 // Exit::usage for what does not fit, naming the largest that does.
 Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world);
+
+// `weft plan DECK --job encode | generate | animate`: memory of a rank by stage, and times where
+// rates are known. Nothing is loaded and nothing is run. Prints the tables; `json`, if not empty,
+// names a file for the same. Exit::usage for what does not fit, naming the largest that does.
+int plan_job(const Deck& deck, const PlanRequest& request, const std::string& job,
+             const std::string& json, int world_ranks);
+// The part of animate: adds what it finds to `j`. Reads the list, its pictures and speeches, and
+// draws networks of the deck's shapes.
+void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
+                  nlohmann::ordered_json& j);
+// The rates of the request, or the targets.
+Rates rates_of(const PlanRequest& request);
+
+Command plan_command();
 
 }  // namespace weft

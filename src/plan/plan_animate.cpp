@@ -1,3 +1,5 @@
+// `weft plan --job animate`. A file of its own: jobs/animate has a ClipSize, and so has the
+// sampler.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,8 +10,7 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "jobs/animate/networks.h"
-#include "plan/command.h"
-#include "train/step_cost.h"
+#include "plan/plan.h"
 
 namespace weft {
 namespace {
@@ -31,7 +32,7 @@ void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
                   nlohmann::ordered_json& j) {
   const Deck drawn = with_drawn_weights(deck);
   const std::vector<ClipRequest> clips = list_clips(deck, MPI_COMM_SELF);
-  const std::vector<ClipSize> sizes = measure_clips(clips, deck.media, MPI_COMM_SELF);
+  const auto sizes = measure_clips(clips, deck.media, MPI_COMM_SELF);
   AnimateNetworks networks(drawn, clips, MPI_COMM_SELF);
   std::vector<const ClipRequest*> all;
   for (const ClipRequest& c : clips) all.push_back(&c);
@@ -53,12 +54,12 @@ void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
     const std::size_t needed = networks.plan(clips[i], sizes[i], true).bytes;
     WEFT_CHECK(needed + weights <= capacity, Exit::usage,
                "give ranks more memory, lower sadtalker.batch_size, or make its picture smaller",
-               "{} takes {:.2f} GB beside {:.2f} GB of weights; a rank has {:.2f}", clips[i].name,
-               gb(static_cast<double>(needed)), gb(static_cast<double>(weights)),
+               "{} needs {:.2f} GB in addition to {:.2f} GB of weights; a rank has {:.2f}",
+               clips[i].name, gb(static_cast<double>(needed)), gb(static_cast<double>(weights)),
                gb(static_cast<double>(capacity)));
     most = std::max(most, needed);
   }
-  const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
+  const Rates rates = rates_of(request);
   const double rate = rates.convolutions > 0 ? rates.convolutions : rates.products;
   fmt::print("\n{} of {}, every rank\n", counted(std::ssize(clips), "clip"),
              counted(frames, "frame"));
@@ -77,9 +78,7 @@ void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
   double work = 0, repeated = 0;
   for (const ClipCost& c : costs) work += c.total();
   for (const ItemBatch& join : share_parts(parts, items, costs, ranks).joins)
-    repeated +=
-        (ranks - 1) *
-        costs[static_cast<std::size_t>(parts[static_cast<std::size_t>(join[0])].clip)].prepare;
+    repeated += (ranks - 1) * costs[parts[join[0]].clip].prepare;
   const double seconds = (work + repeated) / ranks / rate;
   fmt::print("  {:<20} {:>8.1f} s {:>12.1f} frames/s, efficiency {:.1f} %\n", "time", seconds,
              static_cast<double>(frames) / std::max(seconds, 1e-9),

@@ -1,5 +1,5 @@
-#include "plan/command.h"
-
+// `weft plan --job encode | generate`, and animate (plan_animate.cpp): each job's own dry runs,
+// with the weights' memory around them and the rates that turn them into seconds.
 #include <algorithm>
 #include <fstream>
 #include <map>
@@ -7,21 +7,19 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "core/host.h"
 #include "core/log.h"
-#include "core/version.h"
 #include "data/clip_source.h"
-#include "jobs/encode/clips.h"
 #include "jobs/encode/encode.h"
-#include "jobs/generate/memory.h"
+#include "jobs/generate/clip_maker.h"
 #include "jobs/generate/options.h"
-#include "models/stdit3/cost.h"
-#include "models/stdit3/options.h"
-#include "models/t5/job.h"
+#include "models/flow_sampler.h"
+#include "models/registry.h"
 #include "models/t5/options.h"
 #include "models/t5/placement.h"
 #include "models/t5/t5.h"
-#include "models/video_vae/options.h"
-#include "tensor/arena.h"
+#include "plan/plan.h"
+#include "tensor/tensor.h"
 #include "train/step_cost.h"
 
 namespace weft {
@@ -44,7 +42,7 @@ TextPlan plan_text(const Deck& deck, const PlanRequest& request, int ranks) {
   TextPlan plan;
   plan.work = t5_arena_bytes(t5, t5.micro_batch * t5.max_length, t5.max_length);
   const auto place = [&](int count) {
-    const std::vector<std::size_t> memory(static_cast<std::size_t>(count), usable(request));
+    const std::vector<std::size_t> memory(count, usable(request));
     return place_t5(t5, memory, plan.work);
   };
   plan.placement = place(ranks);
@@ -63,7 +61,7 @@ TextPlan plan_text(const Deck& deck, const PlanRequest& request, int ranks) {
               "t5.micro_batch",
         __FILE__, __LINE__);
   }
-  const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
+  const Rates rates = rates_of(request);
   const T5Encoder::Sizes sizes = T5Encoder::sizes(t5);
   // sizes.layer is bytes, nearly all of matrices in t5.dtype. Counts their products alone, two
   // operations a parameter and token.
@@ -73,32 +71,32 @@ TextPlan plan_text(const Deck& deck, const PlanRequest& request, int ranks) {
   return plan;
 }
 
-// Sizes of clips that a job has, and the VAE's needs for each.
+// Sizes of clips that a job has, and the codec's needs for each.
 using ClipShape = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // frames, height, width
 
-struct VaePlan {
+struct CodecPlan {
   std::int64_t micro_batch = 0;
   std::size_t bytes = 0;
   double encoding = 0, decoding = 0;  // seconds a clip
 };
 
 // Chooses the micro-batch as a run does; 0: the clip does not fit even frame by frame.
-VaePlan fit_vae(VideoVae& vae, const ClipShape& shape, std::size_t capacity, bool decode,
-                const Rates& rates) {
+CodecPlan fit_codec(VideoCodec& codec, const ClipShape& shape, std::size_t capacity, bool decode,
+                    const Rates& rates) {
   const auto [frames, height, width] = shape;
-  VaePlan plan;
-  plan.micro_batch = vae.largest_micro_batch(frames, height, width, capacity, decode);
+  CodecPlan plan;
+  plan.micro_batch = codec.largest_micro_batch(frames, height, width, capacity, decode);
   // A clip that does not fit is planned frame by frame all the same: the message names what it
   // takes.
   const std::int64_t at_once = std::max<std::int64_t>(plan.micro_batch, 1);
   {
     const OpTimes times(rates);
-    plan.bytes = vae.plan_encode(frames, height, width, at_once).bytes;
+    plan.bytes = codec.plan_encode(frames, height, width, at_once).bytes;
     plan.encoding = times.seconds();
   }
   if (!decode) return plan;
   const OpTimes times(rates);
-  plan.bytes = std::max(plan.bytes, vae.plan_decode(frames, height, width, at_once).bytes);
+  plan.bytes = std::max(plan.bytes, codec.plan_decode(frames, height, width, at_once).bytes);
   plan.decoding = times.seconds();
   return plan;
 }
@@ -107,10 +105,19 @@ std::string size_name(const ClipShape& s) {
   return fmt::format("{}x{}x{}", std::get<0>(s), std::get<1>(s), std::get<2>(s));
 }
 
-void row(nlohmann::ordered_json& j, const char* kind, std::size_t bytes, const std::string& note) {
+void row(nlohmann::ordered_json& j, const std::string& kind, std::size_t bytes,
+         const std::string& note) {
   fmt::print("  {:<20} {:>9.3f} GB  {}\n", kind, gb(static_cast<double>(bytes)), note);
   j["memory"][kind] = bytes;
 }
+
+// Bytes of a part's weights, which it has from now on.
+std::size_t allocate_weights(auto& part) {
+  part.params().allocate_for_inference(part.bf16());
+  return part.params().inference_bytes(part.bf16());
+}
+
+std::string dtype_name(const auto& part) { return part.bf16() ? "bf16" : "f32"; }
 
 void print_text(const Deck& deck, const TextPlan& text, nlohmann::ordered_json& j) {
   fmt::print("\ntext encoder, {} layers in {}, before the others are loaded\n  {}\n",
@@ -131,55 +138,49 @@ struct ClipPlan {
   ClipShape shape;
   std::int64_t clips = 0, together = 1;
   std::size_t sampling = 0;
-  VaePlan vae;
+  CodecPlan codec;
   double seconds = 0;  // of sampling one
 };
 
-ClipPlan plan_clip(const Deck& deck, Stdit3& model, VideoVae& vae, const ClipItem& item,
+ClipPlan plan_clip(const Deck& deck, const ClipParts& parts, const ClipItem& item,
                    std::int64_t limit, std::size_t capacity, const Rates& rates, double link) {
   ClipPlan plan;
-  plan.together = fit_batch(deck, model, item, limit, capacity);
+  plan.together = fit_batch(deck, parts, item, limit, capacity);
   plan.shape = {item.pixels.frames, item.pixels.height, item.pixels.width};
-  plan.sampling = plan_sampling(deck, model, item, plan.together).bytes;
+  {
+    // One step of the sampler, with and without the caption.
+    const OpTimes step(rates);
+    plan.sampling = plan_sampling(deck, parts, item, plan.together).bytes;
+    plan.seconds = static_cast<double>(deck.get<SamplerDeck>().steps) *
+                   (step.seconds() + step.bytes_sent() / link) / static_cast<double>(plan.together);
+  }
   // Clips that were sampled together are decoded one by one: the others wait in memory meanwhile.
-  const std::size_t waiting = bytes_of_waiting(deck, item, plan.together);
-  plan.vae = fit_vae(vae, plan.shape, capacity - waiting, true, rates);
-  plan.vae.bytes += waiting;
-  MicroBatchShape shape;
-  const auto& patch = deck.get<Stdit3Deck>().patch_size;
-  const auto ceil_div = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
-  shape.clips = 2 * plan.together;  // with and without the caption
-  shape.T = ceil_div(item.latent_frames, patch[0]);
-  shape.S = ceil_div(item.latent_height, patch[1]) * ceil_div(item.latent_width, patch[2]);
-  shape.L = deck.get<Stdit3Deck>().model_max_length;
-  const MicroBatchCost cost =
-      micro_batch_cost(stdit3_config(deck), shape, rates, static_cast<int>(deck.parallel.sp), link);
-  plan.seconds = static_cast<double>(deck.get<SamplerDeck>().steps) *
-                 (cost.forward + cost.exchange / 3) / static_cast<double>(plan.together);
+  const std::size_t waiting = bytes_of_waiting(*parts.denoiser, item, plan.together);
+  plan.codec = fit_codec(*parts.codec, plan.shape, capacity - waiting, true, rates);
+  plan.codec.bytes += waiting;
   return plan;
 }
 
 void plan_encode_job(const Deck& deck, const PlanRequest& request, int ranks,
                      nlohmann::ordered_json& j) {
   const auto source = open_clip_source(deck.data, deck.media);
-  VideoVae vae(deck.get<VaeDeck>());
-  vae.params().allocate_for_inference(deck.get<VaeDeck>().dtype == "bf16");
-  const std::size_t weights = vae.params().inference_bytes(deck.get<VaeDeck>().dtype == "bf16");
+  const std::unique_ptr<VideoCodec> codec = make_codec(deck);
+  const std::size_t weights = allocate_weights(*codec);
   WEFT_CHECK(weights < usable(request), Exit::usage,
-             "give ranks more memory, or vae.dtype = \"bf16\"",
-             "the VAE's weights alone take {:.2f} GB of {:.1f}", gb(static_cast<double>(weights)),
-             request.memory_gb);
+             fmt::format("give ranks more memory, or {} = \"bf16\"", codec->dtype_key()),
+             "the {}'s weights alone take {:.2f} GB of {:.1f}", codec->name(),
+             gb(static_cast<double>(weights)), request.memory_gb);
   const std::size_t capacity = usable(request) - weights;
-  const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
+  const Rates rates = rates_of(request);
   fmt::print("\nencoding, every rank\n");
-  row(j, "VAE weights", weights, deck.get<VaeDeck>().dtype);
+  row(j, codec->name() + " weights", weights, dtype_name(*codec));
   fmt::print("  {:<20} {:>6} {:>10} {:>12} {:>14} {:>12}\n", "bucket", "clips", "memory",
              "frames/time", "bytes stored", "time a clip");
   std::string largest;  // that fits
   double seconds = 0;
   for (const Bucket& b : source->buckets()) {
-    const Bucket stored = encoded_bucket(b, deck.get<EncodeDeck>(), vae, 0);
-    const VaePlan plan = fit_vae(vae, {b.frames, b.height, b.width}, capacity, false, rates);
+    const Bucket stored = encoded_bucket(b, deck.get<EncodeDeck>(), *codec, 0);
+    const CodecPlan plan = fit_codec(*codec, {b.frames, b.height, b.width}, capacity, false, rates);
     WEFT_CHECK(plan.micro_batch > 0, Exit::usage,
                largest.empty() ? "give ranks more memory, or ingest at a lower resolution"
                                : fmt::format("{} still fits", largest),
@@ -203,18 +204,18 @@ void plan_encode_job(const Deck& deck, const PlanRequest& request, int ranks,
 }
 
 // The longest of the usual lengths at which the deck's clips fit, for the hint.
-std::string longest_that_fits(const Deck& deck, Stdit3& model, VideoVae& vae, std::size_t capacity,
+std::string longest_that_fits(const Deck& deck, const ClipParts& parts, std::size_t capacity,
                               const Rates& rates) {
   for (const char* frames : {"408", "204", "102", "51", "1"}) {
     Deck shorter = deck;
     shorter.get<GenerateDeck>().num_frames = frames;
     const GenerateJob job = plan_generate_job(
-        shorter, read_prompts(shorter.get<GenerateDeck>(), {}, deck.media), model, vae, "");
+        shorter, read_prompts(shorter.get<GenerateDeck>(), {}, deck.media), parts, "");
     bool fits = true;
     for (const ClipItem& item : job.items) {
       // Only the memory counts here: one clip at a time, and any bandwidth for the links.
-      const ClipPlan p = plan_clip(shorter, model, vae, item, 1, capacity, rates, 1);
-      fits = fits && p.sampling <= capacity && p.vae.micro_batch > 0;
+      const ClipPlan p = plan_clip(shorter, parts, item, 1, capacity, rates, 1);
+      fits = fits && p.sampling <= capacity && p.codec.micro_batch > 0;
     }
     if (fits)
       return fmt::format(
@@ -231,54 +232,55 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
   WEFT_CHECK(ranks % sp == 0, Exit::usage, "choose parallel.sp so that it divides the ranks",
              "parallel.sp = {} does not divide {} ranks", sp, ranks);
   const Machine machine = described_machine(request.fabric, request.memory_gb);
-  const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
-  WEFT_CHECK(deck.get<Stdit3Deck>().in_channels == TemporalVae::latent_channels, Exit::usage,
-             "name a deck of a model on latents",
-             "weft plan --job generate plans models with a VAE, model.in_channels = {}",
-             deck.get<Stdit3Deck>().in_channels);
-  Stdit3 model(stdit3_config(deck));
-  VideoVae vae(deck.get<VaeDeck>());
-  model.params().allocate_for_inference(deck.model.dtype == "bf16");
-  vae.params().allocate_for_inference(deck.get<VaeDeck>().dtype == "bf16");
-  const GenerateJob job = plan_generate_job(
-      deck, read_prompts(deck.get<GenerateDeck>(), {}, deck.media), model, vae, "");
+  const Rates rates = rates_of(request);
+  const ClipParts parts(deck);
+  Denoiser& model = *parts.denoiser;
+  VideoCodec& codec = *parts.codec;
+  WEFT_CHECK(!parts.on_pixels, Exit::usage, "name a deck of a model on latents",
+             "weft plan --job generate plans models with a codec, this one works on {} channels of "
+             "pixels",
+             model.channels());
+  const std::size_t of_model = allocate_weights(model), of_codec = allocate_weights(codec);
+  const GenerateJob job =
+      plan_generate_job(deck, read_prompts(deck.get<GenerateDeck>(), {}, deck.media), parts, "");
   // For the exchanges' memory, the last rank of a group has the largest share.
-  if (sp > 1) model.plan_sequence_group(sp - 1, sp);
-  const std::size_t stdit = model.params().inference_bytes(deck.model.dtype == "bf16");
-  const std::size_t coder = vae.params().inference_bytes(deck.get<VaeDeck>().dtype == "bf16");
+  AbsentRanks sharing(sp - 1, sp);
+  if (sp > 1) model.set_sequence_group(&sharing);
   // Clips have what the weights of both models leave.
-  WEFT_CHECK(stdit + coder < usable(request), Exit::usage,
-             "set model.dtype and vae.dtype to \"bf16\", or give ranks more memory",
-             "the weights of STDiT3 and VAE take {:.2f} GB of {:.1f}",
-             gb(static_cast<double>(stdit + coder)), request.memory_gb);
-  const std::size_t capacity = usable(request) - stdit - coder;
+  WEFT_CHECK(of_model + of_codec < usable(request), Exit::usage,
+             fmt::format("set model.dtype and {} to \"bf16\", or give ranks more memory",
+                         codec.dtype_key()),
+             "the weights of {} and {} take {:.2f} GB of {:.1f}", model.name(), codec.name(),
+             gb(static_cast<double>(of_model + of_codec)), request.memory_gb);
+  const std::size_t capacity = usable(request) - of_model - of_codec;
   fmt::print("\ngeneration, every rank{}\n", sp > 1 ? fmt::format(", {} to a clip", sp) : "");
-  row(j, "STDiT3 weights", stdit, deck.model.dtype);
-  row(j, "VAE weights", coder, deck.get<VaeDeck>().dtype);
+  row(j, model.name() + " weights", of_model, dtype_name(model));
+  row(j, codec.name() + " weights", of_codec, dtype_name(codec));
   const BatchLimits limits = limit_batches(deck, job, job.longest_first(), ranks / sp);
   std::map<ClipShape, ClipPlan> sizes;
   for (const ClipItem& item : job.items) {
     const ClipShape shape{item.pixels.frames, item.pixels.height, item.pixels.width};
     if (!sizes.contains(shape))
-      sizes[shape] = plan_clip(deck, model, vae, item, limits.at(item.pixels), capacity, rates,
+      sizes[shape] = plan_clip(deck, parts, item, limits.at(item.pixels), capacity, rates,
                                machine.link_bandwidth);
     ++sizes[shape].clips;
   }
   fmt::print("  {:<16} {:>6} {:>9} {:>12} {:>12} {:>12} {:>14} {:>14}\n", "clip", "clips",
-             "together", "sampling", "VAE", "frames/time", "sampling time", "decoding time");
+             "together", "sampling", codec.name(), "frames/time", "sampling time", "decoding time");
   double seconds = 0, longest = 0;
   for (const auto& [shape, p] : sizes) {
     WEFT_CHECK(
-        p.sampling <= capacity && p.vae.micro_batch > 0, Exit::usage,
-        longest_that_fits(deck, model, vae, capacity, rates),
+        p.sampling <= capacity && p.codec.micro_batch > 0, Exit::usage,
+        longest_that_fits(deck, parts, capacity, rates),
         "a clip of {} takes {:.2f} GB to sample and {:.2f} to decode; a rank has {:.2f} for it",
-        size_name(shape), gb(static_cast<double>(p.sampling)), gb(static_cast<double>(p.vae.bytes)),
-        gb(static_cast<double>(capacity)));
+        size_name(shape), gb(static_cast<double>(p.sampling)),
+        gb(static_cast<double>(p.codec.bytes)), gb(static_cast<double>(capacity)));
     fmt::print("  {:<16} {:>6} {:>9} {:>9.3f} GB {:>9.3f} GB {:>12} {:>12.2f} s {:>12.2f} s\n",
                size_name(shape), p.clips, p.together, gb(static_cast<double>(p.sampling)),
-               gb(static_cast<double>(p.vae.bytes)), p.vae.micro_batch, p.seconds, p.vae.decoding);
+               gb(static_cast<double>(p.codec.bytes)), p.codec.micro_batch, p.seconds,
+               p.codec.decoding);
     const double a_clip =
-        (p.seconds + p.vae.decoding) * static_cast<double>(deck.get<GenerateDeck>().loop);
+        (p.seconds + p.codec.decoding) * static_cast<double>(deck.get<GenerateDeck>().loop);
     seconds += a_clip * static_cast<double>(p.clips);
     // A group takes at least as long as its largest batch.
     longest = std::max(longest, a_clip * static_cast<double>(std::min(p.together, p.clips)));
@@ -286,17 +288,18 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
                           {"clips", p.clips},
                           {"together", p.together},
                           {"sampling", p.sampling},
-                          {"vae", p.vae.bytes},
-                          {"micro_batch", p.vae.micro_batch},
+                          {"vae", p.codec.bytes},
+                          {"micro_batch", p.codec.micro_batch},
                           {"sampling_seconds", p.seconds},
-                          {"decoding_seconds", p.vae.decoding}});
+                          {"decoding_seconds", p.codec.decoding}});
   }
   std::int64_t at_once = 1;
-  // One VAE decodes clips of all sizes: frames on the host are planned for its largest micro-batch.
-  for (const auto& [shape, p] : sizes) at_once = std::max(at_once, p.vae.micro_batch);
-  vae.set_micro_batch(at_once);
-  row(j, "frames on the host", plan_frames(deck, job, job.longest_first(), vae).bytes,
-      "between VAE and encoder, whatever the clips' lengths");
+  // One codec decodes clips of all sizes: frames on the host are planned for its largest
+  // micro-batch.
+  for (const auto& [shape, p] : sizes) at_once = std::max(at_once, p.codec.micro_batch);
+  codec.set_micro_batch(at_once);
+  row(j, "frames on the host", plan_frames(deck, job, job.longest_first(), codec).bytes,
+      "between codec and encoder, whatever the clips' lengths");
   fmt::print("  at least {:.1f} s of sampling and decoding on {} ({})\n",
              std::max(longest, seconds * sp / ranks),
              counted(ranks / sp, "group of ranks", "groups of ranks"), rates.origin);

@@ -1,15 +1,164 @@
-// The actors of a simulated step: one per rank, and a clerk that runs the transfers one at a time.
+// Training steps as SimGrid plays them: the simulated machine, collectives as flows between its
+// nodes, an actor for each rank, and one that runs the transfers one at a time. A module of its own
+// (weft_simulation.so), which plan/simulate.cpp loads.
+#include <simgrid/s4u.hpp>
+
+#include <simgrid/version.h>  // only after it
+
 #include <algorithm>
+#include <array>
 #include <deque>
+#include <memory>
 #include <utility>
 
 #include "core/error.h"
-#include "plan/simgrid_machine.h"
+#include "plan/simulation.h"
 
 namespace weft::simulation {
 namespace {
 
 namespace sg = simgrid::s4u;
+
+constexpr double core_speed =
+    1e9;  // operations/s of a core: work is given in seconds, so any number serves
+
+// Flows that share links fairly and nothing else: no TCP windows, no reverse traffic, no factors
+// fitted to Ethernet. Rates and latencies are those of the Network, as collectives reach them.
+std::unique_ptr<sg::Engine> make_engine() {
+  static std::array<const char*, 7> words = {"weft",
+                                             "--log=root.thres:warning",
+                                             "--cfg=network/model:CM02",
+                                             "--cfg=network/TCP-gamma:0",
+                                             "--cfg=network/crosstraffic:0",
+                                             "--cfg=contexts/stack-size:256",
+                                             nullptr};
+  std::array<const char*, 7> arguments = words;  // SimGrid takes out what it has understood
+  int count = static_cast<int>(arguments.size()) - 1;
+  return std::make_unique<sg::Engine>(&count, const_cast<char**>(arguments.data()));
+}
+
+int nodes_for(const Network& network, int ranks) {
+  return (ranks + network.ranks_per_node - 1) / network.ranks_per_node;
+}
+
+// One simulation: an engine with the machine in it. One at a time in a process (SimGrid's engine is
+// a singleton).
+class Machine {
+ public:
+  Machine(const Network& network, int ranks);
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+
+  int ranks() const { return ranks_; }
+  sg::Host* host_of(int rank) const { return nodes_[rank / network_.ranks_per_node]; }
+  void run();  // until every actor has ended
+
+  // For actors: blocks until all ranks have done such an operation.
+  void collective(Collective kind, double bytes) const;
+  // For actors on host_of(rank): so much work of one core or device.
+  void compute(double seconds) const;
+
+ private:
+  Network network_;
+  int ranks_;
+  std::unique_ptr<sg::Engine> engine_;
+  std::vector<sg::Host*> nodes_;
+};
+
+Machine::Machine(const Network& network, int ranks)
+    : network_(network), ranks_(ranks), engine_(make_engine()) {
+  // A star: each node has a link up and one down to a switch that never limits, and one that stands
+  // for its inside.
+#if SIMGRID_VERSION_MAJOR >= 4  // a zone there has a parent from the beginning
+  sg::NetZone* zone = engine_->get_netzone_root()->add_netzone_star("machine");
+#else
+  sg::NetZone* zone = sg::create_star_zone("machine");
+#endif
+  for (int i = 0; i < nodes_for(network, ranks); ++i) {
+    sg::Host* node = zone->create_host("node" + std::to_string(i), core_speed);
+    if (network.cores_per_node > 0) node->set_core_count(network.cores_per_node);
+    const auto* cards =
+        zone->create_split_duplex_link("cards" + std::to_string(i), network.node_rate)
+            ->set_latency(0)
+            ->seal();
+    const sg::Link* inside = zone->create_link("inside" + std::to_string(i), network.inside_rate)
+                                 ->set_latency(0)
+                                 ->seal();
+    zone->add_route(node->get_netpoint(), nullptr, nullptr, nullptr,
+                    {sg::LinkInRoute(cards, sg::LinkInRoute::Direction::UP)}, true);
+    zone->add_route(node->get_netpoint(), node->get_netpoint(), nullptr, nullptr,
+                    {sg::LinkInRoute(inside)}, false);
+    nodes_.push_back(node->seal());
+  }
+  zone->seal();
+}
+
+void Machine::run() { engine_->run(); }
+
+// A ring in its steady state: every link carries the same stream from beginning to end, so one flow
+// a node and kind of link is the whole operation. The ring's steps count as latency ahead of it.
+void Machine::collective(Collective kind, double bytes) const {
+  if (ranks_ == 1) return;
+  const Traffic traffic = traffic_of(network_, ranks_, kind, bytes);
+  sg::this_actor::sleep_for(traffic.latency);
+  const auto inside = static_cast<std::uint64_t>(traffic.inside);
+  const auto between = static_cast<std::uint64_t>(traffic.between);
+  const int nodes = static_cast<int>(nodes_.size());
+  std::vector<sg::CommPtr> flows;
+  for (int i = 0; i < nodes; ++i) {
+    sg::Host* node = nodes_[i];
+    // A last node with one rank has no inside to cross.
+    const int ranks_here = std::min(network_.ranks_per_node, ranks_ - i * network_.ranks_per_node);
+    if (ranks_here > 1 && inside > 0) flows.push_back(sg::Comm::sendto_async(node, node, inside));
+    if (nodes > 1 && between > 0)
+      flows.push_back(sg::Comm::sendto_async(node, nodes_[(i + 1) % nodes], between));
+  }
+  sg::Comm::wait_all(flows);
+}
+
+void Machine::compute(double seconds) const {
+  if (seconds <= 0) return;
+  if (network_.cores_per_node > 0)
+    sg::this_actor::execute(seconds * core_speed);
+  else
+    sg::this_actor::sleep_for(seconds);
+}
+
+// Blocks actors until it is opened; stays open. Actors run one at a time, so plain members are
+// safe.
+class Gate {
+ public:
+  void open() {
+    if (open_) return;
+    open_ = true;
+    for (; waiting_ > 0; --waiting_) semaphore_->release();
+  }
+  void wait() {
+    if (open_) return;
+    if (!semaphore_) semaphore_ = sg::Semaphore::create(0);
+    ++waiting_;
+    semaphore_->acquire();
+  }
+
+ private:
+  bool open_ = false;
+  int waiting_ = 0;
+  sg::SemaphorePtr semaphore_;
+};
+
+// A gate that opens when all have arrived.
+class Meeting {
+ public:
+  explicit Meeting(int expected) : missing_(expected) {}
+  void arrive() {
+    if (--missing_ == 0) gate_.open();
+  }
+  void wait() { gate_.wait(); }
+
+ private:
+  int missing_;
+  Gate gate_;
+};
 
 // Points of a backward or forward at which a rank checks the wire. Above `most_stops`, buckets are
 // grouped, except the last ones of the backward: they decide what is left to wait for.
@@ -34,7 +183,7 @@ std::vector<Stop> make_stops(const std::vector<Bucket>& buckets) {
   for (std::size_t g = 0; g < groups; ++g)
     add((n - singles) * g / groups, (n - singles) * (g + 1) / groups);
   for (std::size_t b = n - singles; b < n; ++b) add(b, b + 1);
-  for (Stop& s : stops) s.needed = buckets[static_cast<std::size_t>(s.last - 1)].needed;
+  for (Stop& s : stops) s.needed = buckets[s.last - 1].needed;
   return stops;
 }
 
@@ -74,7 +223,7 @@ class OverlappedPlay {
   void run() {
     for (int r = 0; r < machine_.ranks(); ++r)
       sg::Actor::create("rank" + std::to_string(r), machine_.host_of(r), [this, r] { rank(r); });
-    sg::Actor::create("clerk", machine_.host_of(0), [this] { clerk(); });
+    sg::Actor::create("wire", machine_.host_of(0), [this] { wire(); });
     machine_.run();
   }
 
@@ -159,7 +308,7 @@ class OverlappedPlay {
     return busy + timed_compute(machine_, (1 - done) * seconds);
   }
 
-  void clerk() {
+  void wire() {
     const Collective sum = job_.sharded ? Collective::reduce_scatter : Collective::all_reduce;
     for (StepState& state : states_) {
       for (std::size_t i = 0; i < stops_.size(); ++i) {
@@ -183,22 +332,13 @@ class OverlappedPlay {
     }
   }
 
-  const Bucket& bucket(int b) const { return job_.buckets[static_cast<std::size_t>(b)]; }
+  const Bucket& bucket(int b) const { return job_.buckets[b]; }
 
   Machine& machine_;
   const Overlapped& job_;
   std::vector<Stop> stops_;
   std::vector<RankWork> work_;
   std::deque<StepState> states_;
-};
-
-struct BarrierState {
-  BarrierState(std::size_t phases, int ranks) : go(phases) {
-    for (std::size_t p = 0; p < phases; ++p) met.emplace_back(ranks);
-  }
-  std::deque<Meeting> met;  // [phase]
-  std::deque<Gate> go;
-  double begun = 0, ended = 0, transfers = 0;  // seconds; transfers: and the optimizer
 };
 
 std::vector<StepTimes> play_overlapped(const Network& network, int ranks, const Overlapped& job,
@@ -212,67 +352,10 @@ std::vector<StepTimes> play_overlapped(const Network& network, int ranks, const 
   return times;
 }
 
-std::vector<StepTimes> play_barriers(const Network& network, int ranks, const Barriers& job,
-                                     int steps, int warmup) {
-  Machine machine(network, ranks);
-  std::vector<std::vector<std::vector<double>>> seconds;
-  std::deque<BarrierState> states;
-  for (int s = 0; s < steps + warmup; ++s) {
-    seconds.push_back(job.seconds(s));
-    states.emplace_back(job.phases.size(), ranks);
-  }
-  for (int r = 0; r < ranks; ++r)
-    sg::Actor::create("rank" + std::to_string(r), machine.host_of(r), [&, r] {
-      for (std::size_t s = 0; s < states.size(); ++s)
-        for (std::size_t p = 0; p < job.phases.size(); ++p) {
-          machine.compute(seconds[s][static_cast<std::size_t>(r)][p]);
-          states[s].met[p].arrive();
-          states[s].go[p].wait();
-        }
-    });
-  sg::Actor::create("clerk", machine.host_of(0), [&] {
-    for (BarrierState& state : states) {
-      state.begun = sg::Engine::get_clock();
-      for (std::size_t p = 0; p < job.phases.size(); ++p) {
-        state.met[p].wait();
-        const double before = sg::Engine::get_clock();
-        if (static_cast<int>(p) == job.reduce_after) {
-          const int messages =
-              std::max(1, static_cast<int>(job.gradient_bytes / job.message_bytes));
-          machine.collective(Collective::reduce_scatter, job.gradient_bytes / messages, messages);
-          machine.compute(job.optimizer);
-          machine.collective(Collective::all_gather, job.weight_bytes / job.tensors, job.tensors);
-        }
-        machine.collective(Collective::all_reduce, sizeof(double));  // the barrier itself
-        state.transfers += sg::Engine::get_clock() - before;
-        state.go[p].open();
-      }
-      state.ended = sg::Engine::get_clock();
-    }
-  });
-  machine.run();
-
-  std::vector<StepTimes> times;
-  for (std::size_t s = static_cast<std::size_t>(warmup); s < states.size(); ++s) {
-    StepTimes t;
-    for (const std::vector<double>& mine : seconds[s]) {
-      double busy = job.optimizer;
-      for (const double phase : mine) busy += phase;
-      t.mean_busy += busy / ranks;
-      t.longest_busy = std::max(t.longest_busy, busy);
-    }
-    t.seconds = states[s].ended - states[s].begun;
-    t.exposed = states[s].transfers - job.optimizer;
-    t.wait = t.seconds - t.mean_busy - t.exposed;
-    times.push_back(t);
-  }
-  return times;
-}
-
 double play_one(const Network& network, int ranks, Collective kind, double bytes) {
   Machine machine(network, ranks);
   double seconds = 0;
-  sg::Actor::create("clerk", machine.host_of(0), [&] {
+  sg::Actor::create("wire", machine.host_of(0), [&] {
     const double before = sg::Engine::get_clock();
     machine.collective(kind, bytes);
     seconds = sg::Engine::get_clock() - before;
@@ -284,8 +367,8 @@ double play_one(const Network& network, int ranks, Collective kind, double bytes
 }  // namespace
 }  // namespace weft::simulation
 
-// What plan/simulation.cpp looks for.
+// What plan/simulate.cpp looks for.
 extern "C" weft::simulation::Player weft_simulation_player() {
   using namespace weft::simulation;
-  return {play_overlapped, play_barriers, play_one};
+  return {play_overlapped, play_one};
 }

@@ -3,10 +3,10 @@
 // header does not depend on it. Without SimGrid the program has everything but play().
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
-#include <span>
-#include <string>
 #include <vector>
 
 namespace weft::simulation {
@@ -53,18 +53,6 @@ struct Overlapped {
   std::function<RankWork(std::int64_t step)> work;
 };
 
-// A barrier after each of a step's phases, no communication hidden. After phase `reduce_after`
-// gradients are reduced in messages of `message_bytes`, every rank's optimizer works `optimizer`
-// seconds, and `tensors` all-gathers bring the weights.
-struct Barriers {
-  std::vector<std::string> phases;
-  int reduce_after = 0;
-  double gradient_bytes = 0, weight_bytes = 0, message_bytes = 0;
-  int tensors = 1;
-  double optimizer = 0;
-  std::function<std::vector<std::vector<double>>(std::int64_t step)> seconds;  // [rank][phase]
-};
-
 // One step, over all ranks. busy: forward, backward and optimizer; a rank's step is busy + wait +
 // exposed.
 struct StepTimes {
@@ -86,25 +74,11 @@ void check_available();
 // without SimGrid.
 std::vector<StepTimes> play(const Network& network, int ranks, const Overlapped& job, int steps,
                             int warmup);
-std::vector<StepTimes> play(const Network& network, int ranks, const Barriers& job, int steps,
-                            int warmup);
 
 // What a collective takes alone: seconds for `bytes` of payload. all_reduce = reduce_scatter +
 // all_gather.
 enum class Collective { reduce_scatter, all_gather, all_reduce };
 double play_collective(const Network& network, int ranks, Collective kind, double bytes);
-
-// Closed formulas of the same: every rank of a ring of n sends its neighbour (n-1)/n of the bytes
-// (twice for all_reduce) through the slowest link, and the ring's steps add their latency.
-double collective_seconds(const Network& network, int ranks, Collective kind, double bytes);
-// What the module gives.
-struct Player {
-  std::vector<StepTimes> (*overlapped)(const Network&, int ranks, const Overlapped&, int steps,
-                                       int warmup);
-  std::vector<StepTimes> (*barriers)(const Network&, int ranks, const Barriers&, int steps,
-                                     int warmup);
-  double (*collective)(const Network&, int ranks, Collective, double bytes);
-};
 
 // What crosses a node's inside and its network cards in one operation, and how long its first byte
 // takes.
@@ -112,6 +86,35 @@ struct Traffic {
   double inside = 0, between = 0;  // bytes
   double latency = 0;              // seconds
 };
-Traffic traffic_of(const Network& network, int ranks, Collective kind, double bytes);
+inline Traffic traffic_of(const Network& network, int ranks, Collective kind, double bytes) {
+  if (ranks == 1) return {};
+  const double rounds = kind == Collective::all_reduce ? 2 : 1;
+  const double n = ranks, inside = std::min(ranks, network.ranks_per_node);
+  const double nodes = std::ceil(n / network.ranks_per_node);
+  const auto around = [&](double ring) { return rounds * (ring - 1) / ring * bytes; };
+  // A flat ring has n - 1 steps, nodes - 1 of them over the network; two levels have the steps of
+  // both rings.
+  const double inside_steps = network.two_level ? inside - 1 : n - nodes;
+  Traffic t;
+  t.latency = network.start +
+              rounds * (inside_steps * network.hop_inside + (nodes - 1) * network.hop_between);
+  if (inside > 1) t.inside = around(network.two_level ? inside : n);
+  if (nodes > 1) t.between = around(network.two_level ? nodes : n);
+  return t;
+}
+
+// Closed formulas of the same: every rank of a ring of n sends its neighbour (n-1)/n of the bytes
+// (twice for all_reduce) through the slowest link, and the ring's steps add their latency.
+inline double collective_seconds(const Network& network, int ranks, Collective kind, double bytes) {
+  const Traffic t = traffic_of(network, ranks, kind, bytes);
+  return t.latency + std::max(t.inside / network.inside_rate, t.between / network.node_rate);
+}
+
+// What the module gives.
+struct Player {
+  std::vector<StepTimes> (*overlapped)(const Network&, int ranks, const Overlapped&, int steps,
+                                       int warmup);
+  double (*collective)(const Network&, int ranks, Collective, double bytes);
+};
 
 }  // namespace weft::simulation

@@ -1,10 +1,45 @@
 #include "plan/step_model.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <utility>
 
+#include "core/error.h"
+
 namespace weft {
+namespace {
+
+// A number with nothing behind it; 0 if the text is anything else.
+double number(const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() ? value : 0;
+}
+
+}  // namespace
+
+Machine described_machine(const std::string& fabric, double memory_gb) {
+  Machine m;
+  m.name = fabric;
+  m.memory_bytes = memory_gb * 1e9;
+  const auto cross = fabric.find('x');
+  const double cards = number(fabric.substr(0, cross));
+  const double gbits = cross == std::string::npos ? 0 : number(fabric.substr(cross + 1));
+  if (cards < 1 || cards > 64 || cards != static_cast<int>(cards) || gbits <= 0 || gbits > 1e5) {
+    const std::string near = nearest_name(fabric, {"8x400", "1x200", "local"});
+    throw Error(
+        Exit::usage, fmt::format("--fabric {}: unknown fabric", fabric),
+        near.empty() || near == fabric
+            ? "write 8x400 (eight cards of 400 Gb/s a node), 1x200, any other CARDSxGBITS, or local"
+            : fmt::format("did you mean {}?", near),
+        __FILE__, __LINE__);
+  }
+  m.cards_a_node = static_cast<int>(cards);
+  m.card_bandwidth = gbits * 1e9 / 8;
+  return m;
+}
+
 int CommModel::nodes() const { return (ranks + machine.ranks_a_node - 1) / machine.ranks_a_node; }
 
 double CommModel::small_all_reduce(double bytes) const {
@@ -96,10 +131,9 @@ double expected_maximum(int n) {
   return sum;
 }
 
-double inner_exchange_seconds(const TrainingTask& task, const CommModel& comm) {
-  const TrainingTask::InnerExchange inner = task.inner_exchange();
-  if (comm.ranks == 1 || inner.count == 0) return 0;
-  return inner.count * comm.small_all_reduce(inner.bytes / inner.count);
+double all_reduce_seconds(const MicroBatchCost& cost, const CommModel& comm) {
+  if (comm.ranks == 1 || cost.all_reduces == 0) return 0;
+  return cost.all_reduces * comm.small_all_reduce(cost.all_reduce_bytes / cost.all_reduces);
 }
 
 }  // namespace weft

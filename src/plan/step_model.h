@@ -1,7 +1,7 @@
-// Closed formulas for the time of a training step around what its micro-batches compute
-// (train/step_cost.h): what communication takes, and what of that the computation cannot hide.
-// `weft plan` prints them; `weft simulate` plays the same structures message by message. All times
-// in seconds.
+// The machine that a plan is made for, and closed formulas for the time of a training step around
+// what its micro-batches compute (train/step_cost.h): what communication takes, and what of that
+// the computation cannot hide. `weft plan` prints them; `weft simulate` plays the same structures
+// message by message. What one direction carries in bytes a second; all times in seconds.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,47 @@
 #include <vector>
 
 #include "config/deck.h"
-#include "plan/machine.h"
+#include "tensor/device.h"
 #include "train/step_cost.h"
-#include "train/task.h"
 
 namespace weft {
+
+inline double gb(double bytes) { return bytes / 1e9; }
+
+// Nodes of ranks with fast links inside and network cards between them.
+struct Machine {
+  std::string name;  // as given: "8x400", "1x200", "local"
+  DeviceKind device = DeviceKind::cuda;
+
+  int ranks_a_node = 8;
+  // Inside a node: the bus bandwidth of a ring over all its ranks (nccl-tests' busbw), i.e. what
+  // each rank sends meanwhile.
+  double link_bandwidth = 370e9;
+  double link_latency = 3e-6;  // of one message between ranks of a node
+  // How much faster all-gathers are than reduce-scatters, which also add.
+  double gather_factor = 1;
+
+  // Between nodes: cards of a node, each with its peak and the share of it that collectives reach.
+  int cards_a_node = 8;
+  double card_bandwidth = 50e9;
+  double card_share = 0.92;
+  double card_latency = 6e-6;
+
+  double memory_bytes = 0;  // of a rank's device
+  double memory_bandwidth = 4.3e12;
+  double storage_bandwidth = 10e9;    // of the file system, all ranks together
+  double host_copy_bandwidth = 50e9;  // a rank's state to host memory, for checkpoints
+
+  // What a node sends through all its cards.
+  double node_bandwidth() const { return cards_a_node * card_bandwidth * card_share; }
+};
+
+inline constexpr const char* default_fabric = "8x400";
+
+// The described machine with the fabric "8x400", "1x200" or any other CARDSxGBITS a node; H200
+// nodes of 8 with NVLink (docs/plan.md, Machine constants). `memory_gb` in 1e9 bytes. Exit::usage
+// for a fabric that is none of these, naming the nearest.
+Machine described_machine(const std::string& fabric, double memory_gb);
 
 // Collectives over `ranks` ranks, `ranks_a_node` on each node.
 struct CommModel {
@@ -49,8 +85,8 @@ struct StepTime {
 StepTime step_time(std::span<const MicroBatchCost> work, std::span<const BucketSchedule> buckets,
                    const CommModel& comm, const ParallelDeck& parallel, bool bf16_model,
                    double optimizer_bandwidth);
-// What the exchanges within one micro-batch take (train/task.h), over the ranks of `comm`.
-double inner_exchange_seconds(const TrainingTask& task, const CommModel& comm);
+// What the all-reduces within one micro-batch take (MicroBatchCost), over the ranks of `comm`.
+double all_reduce_seconds(const MicroBatchCost& cost, const CommModel& comm);
 // Bytes that the update of one element moves: gradient read for its norm and for the update,
 // master, moments and EMA read and written, the bf16 weight written.
 constexpr double optimizer_bytes_an_element = 42;

@@ -1,11 +1,13 @@
-// What weft report knows of a run: its metrics, start table, deck and samples, tolerating what a
-// run that is still going or was killed leaves behind.
+// Loads the data of a run for weft report: its metrics, start table, deck and samples, tolerating
+// what a run that is still going or was killed leaves behind.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,6 +24,10 @@ inline constexpr const char* part_names[parts] = {"compute",
                                                   "data wait",
                                                   "checkpoint",
                                                   "other"};
+
+inline constexpr const char* part_colors[parts] = {"var(--part0)", "var(--part1)", "var(--part2)",
+                                                   "var(--part3)", "var(--part4)", "var(--part5)",
+                                                   "var(--part6)"};
 
 // One value a step; NaN where a line did not have it.
 struct Steps {
@@ -82,5 +88,18 @@ Run load_run(const std::filesystem::path& dir);
 
 // Reads a scaling result. Throws Exit::data when it is none.
 Scaling load_scaling(const std::filesystem::path& file);
+
+// ---- TensorBoard: event files, made by hand so that neither TensorFlow nor protobuf is needed
+// ----
+
+// CRC-32C (Castagnoli) of the bytes.
+std::uint32_t crc32c(std::string_view bytes);
+// A file's content: loss, terms, gradient norm, rate, seconds and their parts, memory,
+// spread of the ranks; each at the number of steps done.
+std::string event_file(const Run& run);
+// Writes DIR/NAME/events.out.tfevents.weft for each run, in place of an earlier one. Runs of the
+// same name get numbers. Returns the paths; throws Exit::data when one cannot be written.
+std::vector<std::filesystem::path> write_event_files(const std::filesystem::path& dir,
+                                                     std::span<const Run> runs);
 
 }  // namespace weft::report_page

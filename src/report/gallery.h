@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "report/embed.h"
+#include "report/html.h"
 
 namespace weft::report_page {
 

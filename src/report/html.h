@@ -1,22 +1,19 @@
-// Pieces of the report page that its sections share: text made safe, numbers with units, frames and
-// legends.
+// Pieces of pages that their sections share: text made safe, numbers with units, frames, legends
+// and bars, pictures and clips.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
-
-#include "report/data.h"
 
 namespace weft::report_page {
 
-// Told apart by most colour-blind eyes and in grey print. style.h has them for light and dark.
+// Told apart by most colour-blind eyes and in grey print; the style has them for light and dark.
 inline constexpr const char* run_colors[] = {"var(--run0)", "var(--run1)", "var(--run2)",
                                              "var(--run3)", "var(--run4)", "var(--run5)",
                                              "var(--run6)", "var(--run7)"};
-inline constexpr const char* part_colors[parts] = {"var(--part0)", "var(--part1)", "var(--part2)",
-                                                   "var(--part3)", "var(--part4)", "var(--part5)",
-                                                   "var(--part6)"};
 std::string color_of(std::size_t run);
 
 // Text from files is data, never HTML.
@@ -57,5 +54,41 @@ struct BarPiece {
 };
 std::string bar(const std::string& name, const std::vector<BarPiece>& pieces, double whole,
                 const std::string& text);
+
+// ---- Files within a page ----
+
+// As long as they are not too large they travel in it, the others are named and linked.
+class Embedder {
+ public:
+  // A figure of the file `folder`/`file`, PNG, JPEG or MP4. `base` is the folder of the page, which
+  // links begin at; `caption` is HTML, `alt` text. Clips with sound do not start by themselves.
+  struct Shown {
+    std::filesystem::path folder;
+    std::string file, alt, caption;
+    bool sound = false, wide = false;
+  };
+  std::string figure(const std::filesystem::path& base, const Shown& shown);
+  std::size_t linked() const { return linked_; }
+
+ private:
+  std::string content(const std::filesystem::path& base, const Shown& shown, bool& wide);
+
+  std::uint64_t total_ = 0;  // bytes embedded
+  std::size_t linked_ = 0;
+};
+
+// A section of the pictures of a job's folder, beside which the page lies: what each shows, and its
+// file. "" without pictures.
+std::string picture_section(const std::filesystem::path& folder,
+                            const std::vector<std::pair<std::string, std::string>>& pictures,
+                            const std::string& note, bool wide);
+
+// Whether a file named by an untrusted manifest lies in the manifest's folder: a relative path
+// without "..".
+bool stays_inside(const std::string& file);
+
+// A whole file; "" for one that cannot be read.
+std::string read_text(const std::filesystem::path& path);
+std::string base64(const std::string& bytes);
 
 }  // namespace weft::report_page

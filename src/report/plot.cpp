@@ -339,7 +339,7 @@ std::vector<double> smooth(std::span<const double> y, double sigma) {
     double sum = 0, weights = 0;
     for (std::ptrdiff_t k = std::max<std::ptrdiff_t>(0, i - reach); k <= std::min(n - 1, i + reach);
          ++k) {
-      const double v = y[static_cast<std::size_t>(k)];
+      const double v = y[k];
       // Missing values drop out, and the weights of the others are normalised below.
       if (!std::isfinite(v)) continue;
       const double distance = static_cast<double>(k - i) / sigma;
@@ -347,8 +347,7 @@ std::vector<double> smooth(std::span<const double> y, double sigma) {
       sum += w * v;
       weights += w;
     }
-    out[static_cast<std::size_t>(i)] =
-        weights > 0 ? sum / weights : std::numeric_limits<double>::quiet_NaN();
+    out[i] = weights > 0 ? sum / weights : std::numeric_limits<double>::quiet_NaN();
   }
   return out;
 }

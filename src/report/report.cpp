@@ -11,10 +11,8 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
-#include "report/compare.h"
 #include "report/html.h"
 #include "report/plot.h"
-#include "report/tensorboard.h"
 
 namespace weft::report_page {
 
@@ -25,6 +23,35 @@ namespace fs = std::filesystem;
 constexpr std::size_t most_columns = 140;
 // Above this many steps a line is unreadable: a band shows their range instead.
 constexpr std::size_t most_in_line = 3000;
+
+// ---- Curves of one run or of several over one another ----
+
+// One curve a run of some quantity, averaged into few enough points to draw.
+constexpr std::size_t most_points = 800;
+using Column = std::vector<double> Steps::*;
+
+// The legend of runs; nothing for one.
+std::string run_legend(std::span<const Run> runs) {
+  if (runs.size() < 2) return "";
+  std::string s = "<div class=\"legend\">";
+  for (std::size_t i = 0; i < runs.size(); ++i) s += swatch(color_of(i), escape(runs[i].name));
+  return s + "</div>\n";
+}
+
+std::vector<Curve> plain_curves(std::span<const Run> runs, Column column, double scale) {
+  std::vector<Curve> curves;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    Binned b = bin(runs[i].steps.step, runs[i].steps.*column, most_points);
+    for (double& v : b.mean) v *= scale;
+    curves.push_back({runs[i].name, b.x, b.mean, color_of(i), 1.8, 1, {}, {}});
+  }
+  return curves;
+}
+
+bool has(std::span<const Run> runs, Column column) {
+  return std::any_of(runs.begin(), runs.end(),
+                     [&](const Run& r) { return !finite(r.steps.*column).empty(); });
+}
 
 // The mean of the last tenth of the losses (at least one, at most 50).
 double last_loss(const Run& run) {
@@ -50,6 +77,8 @@ double first_loss(const Run& run) {
 std::vector<double> restarts_of(std::span<const Run> runs) {
   return runs.size() == 1 ? runs[0].restarts : std::vector<double>();
 }
+
+// ---- Loss ----
 
 std::string loss_plot(std::span<const Run> runs) {
   std::vector<Curve> curves;
@@ -80,6 +109,61 @@ std::string loss_plot(std::span<const Run> runs) {
   return section("Loss", what + (frame.restarts.empty() ? "" : " Dotted: where the run went on."),
                  run_legend(runs) + line_plot(frame, curves));
 }
+
+std::string loss_over_time(std::span<const Run> runs) {
+  double longest = 0;
+  for (const Run& r : runs) longest = std::max(longest, total(r.steps.seconds));
+  if (!(longest > 0)) return "";
+  const auto [unit, name] = longest > 3 * 3600 ? std::pair{3600.0, "hours"}
+                            : longest > 180    ? std::pair{60.0, "minutes"}
+                                               : std::pair{1.0, "seconds"};
+  std::vector<Curve> curves;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    std::vector<double> at;
+    double time = 0;
+    for (const double s : runs[i].steps.seconds) {
+      if (std::isfinite(s)) time += s;
+      at.push_back(time / unit);
+    }
+    const Binned b = bin(at, runs[i].steps.loss, most_points);
+    const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
+    curves.push_back({runs[i].name, b.x, smooth(b.mean, sigma), color_of(i), 2.4, 1, {}, {}});
+  }
+  const PlotFrame frame{name, "loss", 1040, 280, false, true, false};
+  return section("Loss over time", "Averaged over neighbouring steps; time in steps alone.",
+                 run_legend(runs) + line_plot(frame, curves));
+}
+
+std::string loss_terms(std::span<const Run> runs) {
+  if (runs.size() != 1 || runs[0].steps.terms.empty()) return "";
+  // A plot each: they differ by orders of magnitude, and there are more of them than colours.
+  std::string plots, constant;
+  for (const auto& [name, values] : runs[0].steps.terms) {
+    const std::vector<double> known = finite(values);
+    if (known.empty()) continue;
+    const auto [low, high] = std::ranges::minmax(known);
+    if (low == high) {
+      constant += fmt::format("{}{} = {}", constant.empty() ? " Constant: " : ", ", escape(name),
+                              short_number(low));
+      continue;
+    }
+    std::vector<double> whole = values;
+    whole.resize(runs[0].steps.size(), NAN);
+    const Binned b = bin(runs[0].steps.step, whole, most_points);
+    const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
+    const std::vector<Curve> curve = {
+        {name, b.x, smooth(b.mean, sigma), color_of(0), 1.8, 1, {}, {}}};
+    PlotFrame frame{"step", "value", 370, 220, false, true};
+    frame.restarts = runs[0].restarts;
+    plots += section(escape(name), "", line_plot(frame, curve));
+  }
+  const std::string note =
+      "Other figures that the training reports, averaged over neighbouring steps.";
+  return section("Terms", note + constant, "") +
+         (plots.empty() ? "" : "<div class=\"small\">\n" + plots + "</div>\n");
+}
+
+// ---- Time ----
 
 // The parts with their share of the whole run's time.
 std::string split_legend(const Run& run) {
@@ -155,6 +239,45 @@ std::string many_splits(std::span<const Run> runs) {
   return section("Step time", "Above: every step. Below: the mean of all steps, by what took it.",
                  body + "</div>");
 }
+
+double clips_a_second(const Run& run) {
+  const double seconds = total(run.steps.seconds);
+  return seconds > 0 ? static_cast<double>(run.steps.samples.size()) / seconds : NAN;
+}
+
+std::string speed_of_runs(std::span<const Run> runs) {
+  // Efficiency against the run with the fewest ranks, if numbers of ranks differ.
+  const Run* base = nullptr;
+  bool differ = false;
+  double fastest = 0;
+  for (const Run& r : runs) {
+    const double speed = clips_a_second(r);
+    if (speed > fastest) fastest = speed;
+    if (!(r.ranks_number > 0) || !(speed > 0)) continue;
+    differ = differ || (base != nullptr && r.ranks_number != base->ranks_number);
+    if (base == nullptr || r.ranks_number < base->ranks_number) base = &r;
+  }
+  if (!(fastest > 0)) return "";
+  std::string body = "<div class=\"bars\">\n";
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const Run& r = runs[i];
+    const double speed = clips_a_second(r);
+    std::string text = std::isfinite(speed) ? rate_text(speed) + " clips a second" : "-";
+    if (r.ranks_number > 0) text += ", " + counted(r.ranks_number, "rank");
+    if (differ && r.ranks_number > 0 && speed > 0)
+      text += fmt::format(", efficiency {}", percent(speed / r.ranks_number,
+                                                     clips_a_second(*base) / base->ranks_number));
+    body += bar(r.name, {{std::isfinite(speed) ? speed : 0, color_of(i), ""}}, fastest, text);
+  }
+  return section("Speed",
+                 differ
+                     ? fmt::format("Efficiency: clips a second for each rank, against the run {}.",
+                                   escape(base->name))
+                     : "Clips a second of time in steps.",
+                 body + "</div>");
+}
+
+// ---- Memory, gradients, rates, facts, samples ----
 
 // From zero, so that growth shows in its true proportion.
 std::string memory_plot(std::span<const Run> runs) {
@@ -404,7 +527,7 @@ int report(const std::vector<std::string>& names, const std::string& tensorboard
   const Inputs inputs = load_inputs(names);
   WEFT_CHECK(!inputs.runs.empty() || !inputs.galleries.empty() || !inputs.pages.empty(),
              Exit::usage, "for example: weft report runs/demo",
-             "weft report wants the directory of a run");
+             "weft report needs the directory of a run");
   WEFT_CHECK(inputs.scaling.empty() || !inputs.runs.empty(), Exit::usage,
              "name the directory of a training run too",
              "{} is shown on the page of a training run", names.front());

@@ -10,6 +10,10 @@
 
 namespace weft {
 
+struct DetectionScores;
+struct ScoreSummary;
+struct SegmentationScores;
+
 // Writes report.html into the first run's directory, and likewise for folders of clips, and prints
 // the paths to stdout. Several runs share the page, their curves overlaid; several folders share
 // theirs, the clips beside each other. Inputs that end in .json are results of weft bench scaling.
@@ -34,6 +38,13 @@ std::string rank_bars(const Run& run, bool named);
 std::string memory_against_plan(const Run& run, bool named);
 // The curves of all results, efficiency against ranks, and their figures.
 std::string scaling_curves(std::span<const Scaling> results);
+
+// The pages that `weft evaluate` and `weft score` write (job_pages.cpp): totals, classes by IoU,
+// Hmean by score or rows by text regions, what bounded the job, and some pictures. HTML that needs
+// no other file: pictures that are not too large are in it, others are named.
+std::string segmentation_page(const SegmentationScores& scores);
+std::string detection_page(const DetectionScores& scores);
+std::string score_page(const ScoreSummary& summary);
 
 }  // namespace report_page
 }  // namespace weft

@@ -13,10 +13,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/files.h"
+#include "checkpoint/manifest.h"
 #include "core/error.h"
-#include "core/printable.h"
-#include "core/seal.h"
+#include "core/hash.h"
+#include "core/log.h"
 #include "report/data.h"
 #include "report/html.h"
 
@@ -303,7 +303,7 @@ Command status_command() {
     bool json = false;
   };
   const auto o = std::make_shared<Options>();
-  Command c{"status", "tell how far jobs are, from their files: state, time left, warnings",
+  Command c{"status", "show the progress of jobs from their files: state, remaining time, warnings",
             [o](const Deck&, MPI_Comm) {
               const double now =
                   std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
@@ -323,7 +323,7 @@ Command status_command() {
               return 0;
             }};
   c.first_rank_only = true;
-  c.option("paths", o->paths, "run directories, results of jobs, or folders that hold such")
+  c.option("paths", o->paths, "run directories, results of jobs, or folders that contain them")
       .required = true;
   c.option("--json", o->json, "as JSON: a list of jobs");
   return c;

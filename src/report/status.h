@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "config/command.h"
-#include "core/progress/job_status.h"
+#include "core/progress.h"
 
 namespace weft {
 

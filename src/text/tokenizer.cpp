@@ -12,8 +12,7 @@ Tokenizer::Tokenizer(const std::filesystem::path& model)
     : model_(std::make_unique<sentencepiece::SentencePieceProcessor>()) {
   const auto status = model_->Load(model.string());
   WEFT_CHECK(status.ok(), Exit::data, "t5.tokenizer names T5's spiece.model",
-             "{} is no SentencePiece model that can be read: {}", model.string(),
-             status.ToString());
+             "{} is not a readable SentencePiece model: {}", model.string(), status.ToString());
   const bool as_t5 = model_->pad_id() == 0 && model_->eos_id() == end_mark && model_->unk_id() == 2;
   WEFT_CHECK(as_t5, Exit::data, "t5.tokenizer names T5's spiece.model",
              "{}: padding, end and unknown have the ids {}, {} and {}; T5's are 0, 1 and 2",
@@ -51,8 +50,7 @@ std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
         break;
       }
   add(done > 0 ? strip(text.substr(done)) : text);
-  if (static_cast<std::int64_t>(ids.size()) >= max_length)
-    ids.resize(static_cast<std::size_t>(max_length - 1));
+  if (static_cast<std::int64_t>(ids.size()) >= max_length) ids.resize(max_length - 1);
   ids.push_back(end_mark);
   return ids;
 }
@@ -68,7 +66,7 @@ Tokenizer open_tokenizer(const std::string& tokenizer_path, const std::string& w
   }
   WEFT_CHECK(is_there(model, Exit::data), Exit::data,
              "set t5.tokenizer to T5's spiece.model, which comes with the weights",
-             "there is no tokenizer at {}", model.string());
+             "tokenizer {} does not exist", model.string());
   WEFT_CHECK(!fs::is_directory(model), Exit::data,
              "set t5.tokenizer to T5's spiece.model, which comes with the weights",
              "the tokenizer {} is a folder", model.string());

@@ -19,9 +19,10 @@ constexpr const char* title = "weft costs 2";
 constexpr const char* title_1 = "weft costs 1";
 
 [[noreturn]] void damaged(const std::string& line) {
-  throw Error(
-      Exit::checkpoint, fmt::format("the costs of micro-batches cannot be read: \"{}\"", line),
-      "go on from an older checkpoint, or start anew with run.resume = false", __FILE__, __LINE__);
+  throw Error(Exit::checkpoint,
+              fmt::format("the costs of micro-batches cannot be read: \"{}\"", line),
+              "resume from an older checkpoint, or start a new run with run.resume = false",
+              __FILE__, __LINE__);
 }
 
 }  // namespace
@@ -102,7 +103,7 @@ CostTable::Noted CostTable::read(const std::string& text, std::size_t buckets) {
   if (!(std::istringstream(line) >> noted)) damaged(line);
   WEFT_CHECK(
       noted == buckets, Exit::checkpoint,
-      "go on with the data that the run was started with, or start anew (run.resume = false)",
+      "resume with the data that the run was started with, or start a new run (run.resume = false)",
       "the checkpoint's costs are of {} buckets, the data has {}", noted, buckets);
   const auto is_time = [](double v) { return v >= 0 && std::isfinite(v); };
   Noted n{{}, std::vector<double>(buckets), std::vector<double>(buckets)};

@@ -1,7 +1,7 @@
-// What a micro-batch of each bucket costs. Placements follow the planner's costs (data/step_plan.h,
-// longest first). These are the same in every run, so runs on the same number of ranks repeat their
-// bits. Measured times are kept beside them, to find slow ranks (train/metrics/watches.h) and for
-// `weft simulate --costs`.
+// The cost of a micro-batch of each bucket. Placements follow the planner's costs
+// (data/step_plan.h, longest first). These are the same in every run, so runs on the same number of
+// ranks repeat their bits. Measured times are kept beside them, to find slow ranks
+// (train/metrics/metrics.h) and for `weft simulate --costs`.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class CostTable {
   explicit CostTable(std::vector<Planned> buckets);
 
   // For placing a micro-batch of `bucket`, in the planner's unit.
-  double cost(int bucket) const { return planned_[static_cast<std::size_t>(bucket)].cost; }
+  double cost(int bucket) const { return planned_[bucket].cost; }
   // The seconds it takes, from the last exchange between the ranks; before the first one, the
   // planner's cost. A bucket without measurements is scaled by the measured buckets' seconds per
   // unit of cost.

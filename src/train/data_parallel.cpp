@@ -6,7 +6,6 @@
 
 #include "ops/optimizer.h"
 #include "ops/pointwise.h"
-#include "ops/reduce.h"
 
 namespace weft {
 
@@ -96,7 +95,7 @@ void DataParallel::spread_weights() {
   }
   if (sharded_)
     for (int b = 0; b < static_cast<int>(weights_.size()); ++b) {
-      const auto& bucket = table_.buckets()[static_cast<std::size_t>(b)];
+      const auto& bucket = table_.buckets()[b];
       if (table_.working().defined())
         comm_.wait(comm_.all_gather(table_.working().slice(bucket.begin, bucket.end)));
       if (table_.working().defined() && bucket.bf16_only) continue;
@@ -111,32 +110,32 @@ void DataParallel::begin_step(const Tensor& local) {
   table_.begin_step([this](int bucket) {
     // Before the sum over ranks: the squares of this rank's own gradients tell which rank a NaN
     // came from.
-    if (spoil_ && bucket == spoiled_bucket()) spoil_now();
+    if (corrupt_ && bucket == corrupted_bucket()) corrupt_now();
     ops::sum_of_squares(gradient(bucket), local_, true);
     aside_([this, bucket] { reduce(bucket); });
   });
 }
 
-int DataParallel::spoiled_bucket() const { return static_cast<int>(sums_.size()) / 2; }
+int DataParallel::corrupted_bucket() const { return static_cast<int>(sums_.size()) / 2; }
 
-void DataParallel::spoil_now() {
+void DataParallel::corrupt_now() {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  gradient(spoiled_bucket()).slice(0, 1).set(std::span<const float>(&nan, 1));
+  gradient(corrupted_bucket()).slice(0, 1).set(std::span<const float>(&nan, 1));
 }
 
 Tensor DataParallel::gradient(int bucket) const {
-  const auto& b = table_.buckets()[static_cast<std::size_t>(bucket)];
+  const auto& b = table_.buckets()[bucket];
   return table_.grads().slice(b.begin, b.end);
 }
 
 Tensor DataParallel::group_of(int bucket, const Tensor& squares) const {
-  const int group = table_.buckets()[static_cast<std::size_t>(bucket)].group;
+  const int group = table_.buckets()[bucket].group;
   const int slot = group < joint_groups_ ? 0 : group;
   return squares.slice(slot, slot + 1);
 }
 
 void DataParallel::reduce(int bucket) {
-  auto& ticket = sums_[static_cast<std::size_t>(bucket)];
+  auto& ticket = sums_[bucket];
   ticket = sharded_ ? comm_.reduce_scatter_sum(gradient(bucket), comm_dtype_)
                     : comm_.all_reduce_sum(gradient(bucket), comm_dtype_);
   if (!overlap_) blocked_ += comm_.wait(ticket);
@@ -173,14 +172,13 @@ double DataParallel::update(std::span<const TrainDeck> groups, std::int64_t step
   // Last bucket first: buckets are in the backward's order, so the next forward needs the last ones
   // first.
   for (int b = static_cast<int>(weights_.size()) - 1; b >= 0; --b) {
-    const auto& bucket = table_.buckets()[static_cast<std::size_t>(b)];
-    optimizer_step(groups[static_cast<std::size_t>(bucket.group)], steps_done, group_of(b, squares),
-                   *state_, b);
+    const auto& bucket = table_.buckets()[b];
+    optimizer_step(groups[bucket.group], steps_done, group_of(b, squares), *state_, b);
     if (!sharded_) continue;
     // The ranks read such a bucket as bf16 only: half the bytes on the wire.
     const bool bf16 = bucket.bf16_only && table_.working().defined();
     const std::int64_t first = table_.values_begin();
-    auto& ticket = weights_[static_cast<std::size_t>(b)];
+    auto& ticket = weights_[b];
     ticket =
         comm_.all_gather(bf16 ? table_.working().slice(bucket.begin, bucket.end)
                               : table_.values().slice(bucket.begin - first, bucket.end - first));
@@ -192,13 +190,11 @@ double DataParallel::update(std::span<const TrainDeck> groups, std::int64_t step
   return blocked;
 }
 
-void DataParallel::arrive(int bucket) {
-  blocked_ += comm_.wait(weights_[static_cast<std::size_t>(bucket)]);
-}
+void DataParallel::arrive(int bucket) { blocked_ += comm_.wait(weights_[bucket]); }
 
 void DataParallel::settle() {
   for (int b = 0; b < static_cast<int>(weights_.size()); ++b) {
-    comm_.wait(weights_[static_cast<std::size_t>(b)]);
+    comm_.wait(weights_[b]);
     table_.arrived(b);
   }
 }

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "config/deck.h"
-#include "nn/optimizer_state.h"
+#include "nn/parameters.h"
 #include "parallel/communicator.h"
 
 namespace weft {
@@ -35,7 +35,7 @@ void optimizer_step(const TrainDeck& deck, std::int64_t steps_done, const Tensor
 class DataParallel {
  public:
   // `comm` spans all ranks that hold the model. `aside` runs host work in the middle of device work
-  // that may be recorded (train/step_device.h). The first `joint_groups` groups of parameters have
+  // that may be recorded (train/step_work.h). The first `joint_groups` groups of parameters have
   // one norm together, which stands with the first of them.
   DataParallel(const ParallelDeck& deck, Communicator& comm, ParameterTable& table,
                std::function<void(std::function<void()>)> aside, int joint_groups = 1);
@@ -61,15 +61,15 @@ class DataParallel {
   double update(std::span<const TrainDeck> groups, std::int64_t steps_done, const Tensor& squares);
   // Waits for weights that are still on their way.
   void settle();
-  // Fault injection (core/faults/fault_injection.h): one gradient of this rank becomes NaN, in
+  // Fault injection (core/faults.h): one gradient of this rank becomes NaN, in
   // every step before it is sent while `on`, or at once.
-  void spoil(bool on) { spoil_ = on; }
-  void spoil_now();
+  void corrupt(bool on) { corrupt_ = on; }
+  void corrupt_now();
   // Seconds that forwards were blocked waiting for weights, since the last call.
   double take_blocked();
 
  private:
-  int spoiled_bucket() const;
+  int corrupted_bucket() const;
   Tensor gradient(int bucket) const;  // this rank's, or the sum: the whole bucket
   Tensor group_of(int bucket, const Tensor& squares) const;
   void reduce(int bucket);
@@ -78,7 +78,7 @@ class DataParallel {
   Communicator& comm_;
   ParameterTable& table_;
   int joint_groups_;
-  bool sharded_, overlap_, spoil_ = false;
+  bool sharded_, overlap_, corrupt_ = false;
   CommDtype comm_dtype_;
   std::function<void(std::function<void()>)> aside_;
   std::unique_ptr<OptimizerState> state_;

@@ -64,7 +64,7 @@ MemoryNeed plan_step_memory(TrainingTask& task, const Bucket& bucket, std::int64
   const auto arena = Arena::planning(device, capacity);
   const ArenaScope scope(*arena);
   LoadedBatch clips;
-  clips.what.clips.resize(static_cast<std::size_t>(batch_size));
+  clips.what.clips.resize(batch_size);
   const TrainingWork work = task.prepare(bucket, clips, Tensor(), recompute, 1.0f);
   task.params().begin_step([](int) {});
   run_parts(work, task.params(), false, [](const TrainingLoss&) {});
@@ -112,8 +112,8 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
       const bool first_without = largest[i] == 0 && std::count(&largest[0], &largest[i], 0) == 0;
       if (refusal.empty() || first_without)
         refusal = fmt::format(
-            "a micro-batch of {} of bucket {} needs {} of activations{}, beside gaps between "
-            "tensors; a rank has {} for them",
+            "a micro-batch of {} of bucket {} needs {} of activations{}, excluding "
+            "fragmentation; a rank has {} for them",
             counted(batch, "clip"), bucket.name, size_text(static_cast<double>(bytes(batch, most))),
             blocks > 0 ? " even if every block is recomputed" : "",
             size_text(static_cast<double>(usable)));
@@ -164,12 +164,10 @@ std::size_t free_memory(MPI_Comm world) {
   MPI_Comm host;
   MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
   unsigned long long mine = 0;
-  if (on_cuda())
-    mine = std::hash<std::string>{}(
-        visible_gpus().uuids.at(static_cast<std::size_t>(this_device().index)));
+  if (on_cuda()) mine = std::hash<std::string>{}(visible_gpus().uuids.at(this_device().index));
   int ranks = 1;
   MPI_Comm_size(host, &ranks);
-  std::vector<unsigned long long> all(static_cast<std::size_t>(ranks));
+  std::vector<unsigned long long> all(ranks);
   MPI_Allgather(&mine, 1, MPI_UNSIGNED_LONG_LONG, all.data(), 1, MPI_UNSIGNED_LONG_LONG, host);
   MPI_Comm_free(&host);
   const auto sharing = static_cast<std::size_t>(std::count(all.begin(), all.end(), mine));

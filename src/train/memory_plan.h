@@ -1,4 +1,4 @@
-// How much memory a step takes, known before it runs, and how much of the model each bucket has to
+// Predicts the memory of a step before it runs, and how much of the model each bucket must
 // recompute to fit.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 #include "data/clip_source.h"
 #include "parallel/rank_device.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "train/task.h"
 
 namespace weft {

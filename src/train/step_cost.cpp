@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "train/task.h"
 
 namespace weft {
@@ -23,31 +23,36 @@ double convolution(const Tensor& y, const Tensor& w, const Tensor& small, const 
 }
 
 struct DryRun {
-  double forward = 0, backward = 0, flops = 0;
+  double forward = 0, backward = 0, flops = 0, bytes_sent = 0, all_reduce_bytes = 0;
+  int all_reduces = 0;
 };
 
-// A dry run of a micro-batch. `schedule` gets the times at which each bucket's gradients are
-// complete and its weights are first used.
+// A dry run of a micro-batch. `schedule`, if wanted, gets for each bucket of gradients when it is
+// complete and when its weights are first used.
 DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, double recompute,
-               const Rates& rates, std::vector<BucketSchedule>* schedule) {
-  const auto arena = Arena::planning();
+               DeviceKind device, const Rates& rates, std::vector<BucketSchedule>* schedule) {
+  const auto arena = Arena::planning(device);
   const ArenaScope scope(*arena);
-  OpTimes times(rates);
   LoadedBatch batch;
-  batch.what.clips.resize(static_cast<std::size_t>(clips));
+  batch.what.clips.resize(clips);
+  const TrainingWork work = task.prepare(bucket, batch, Tensor(), recompute, 1.0f);
+
+  // Only now, for what prepare() does is not the step's: clips are made one after the other, and
+  // the dry run makes one of them.
+  OpTimes times(rates);
   ParameterTable& params = task.params();
   const auto count = params.buckets().size();
   // A bucket whose weights are never used is needed last.
   std::vector<double> ready(count, 0), wanted(count, std::numeric_limits<double>::infinity());
-  params.begin_step([&](int b) { ready[static_cast<std::size_t>(b)] = times.seconds(); });
+  params.begin_step([&](int b) { ready[b] = times.seconds(); });
   params.set_arrival([&](int b) {
-    wanted[static_cast<std::size_t>(b)] = times.seconds();
+    wanted[b] = times.seconds();
     params.arrived(b);
   });
   if (schedule != nullptr)
     for (int b = 0; b < std::ssize(params.buckets()); ++b) params.on_its_way(b);
-  const TrainingWork work = task.prepare(bucket, batch, Tensor(), recompute, 1.0f);
-  DryRun w;
+
+  DryRun run;
   double turned = 0;  // where the last part's backward begins
   for (std::size_t i = 0; i < work.parts.size(); ++i) {
     const CountingScope counting(params, i + 1 == work.parts.size());
@@ -55,9 +60,9 @@ DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, dou
     const double start = times.seconds();
     const TrainingLoss loss = work.parts[i](tape);
     turned = times.seconds();
-    w.forward += turned - start;
+    run.forward += turned - start;
     tape.backward();
-    w.backward += times.seconds() - turned;
+    run.backward += times.seconds() - turned;
   }
   const double end = times.seconds();
   params.finish_step();
@@ -65,8 +70,12 @@ DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, dou
   // Both callbacks refer to locals.
   params.set_arrival({});
   params.begin_step([](int) {});
-  w.flops = times.flops();
-  if (schedule == nullptr) return w;
+
+  run.flops = times.flops();
+  run.bytes_sent = times.bytes_sent();
+  run.all_reduces = times.all_reduces();
+  run.all_reduce_bytes = times.all_reduce_bytes();
+  if (schedule == nullptr) return run;
   for (std::size_t b = 0; b < schedule->size(); ++b) {
     // Gradients computed within the loss (the discriminator's, the 2D decoder's) are ready when the
     // backward begins.
@@ -74,7 +83,7 @@ DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, dou
         ready[b] >= end ? 1 : std::max(0.0, (ready[b] - turned) / (end - turned));
     (*schedule)[b].needed = std::min(1.0, wanted[b] / turned);
   }
-  return w;
+  return run;
 }
 
 }  // namespace
@@ -123,61 +132,83 @@ double operations_of(const std::string& name, std::span<const Tensor> t) {
   if (name == "conv_forward") return convolution(t[last], t[1], t[0], t[last]);
   if (name == "conv_backward_input") return convolution(t[0], t[1], t[2], t[0]);
   if (name == "conv_backward_weight") return convolution(t[1], t[2], t[0], t[1]);
-  if (name == "linear_forward") return 2 * numel(t[0]) * static_cast<double>(t[1].dim(0));
-  if (name == "linear_backward_input") return 2 * numel(t[0]) * static_cast<double>(t[1].dim(1));
+  if (name == "linear_forward" || name == "linear_gelu_forward")
+    return 2 * numel(t[0]) * static_cast<double>(t[1].dim(0));
+  if (name == "linear_backward_input" || name == "linear_gelu_backward_input")
+    return 2 * numel(t[0]) * static_cast<double>(t[1].dim(1));
   if (name == "linear_backward_weight") return 2 * numel(t[0]) * static_cast<double>(t[1].dim(-1));
-  // qkv [N,P,3,C] -> out [N,P,C].
-  if (name == "wide_attention_forward") return 4 * numel(t[1]) * static_cast<double>(t[1].dim(1));
-  if (name == "wide_attention_backward") return 10 * numel(t[1]) * static_cast<double>(t[1].dim(1));
-  return 0;
-}
+  // kv [L,2,H,D] with weights [C,C]: two products of L C C, and twice that backward.
+  if (name == "absorb_forward") return 2 * numel(t[0]) * static_cast<double>(t[1].dim(0));
+  if (name == "absorb_backward") return 4 * numel(t[0]) * static_cast<double>(t[1].dim(0));
 
-OpTimes::OpTimes(const Rates& rates) : rates_(rates) {
-  WEFT_CHECK(rates.convolutions > 0, Exit::usage, "add \"convolutions\", in FLOP/s",
-             "the VAE's time needs a rate of convolutions, and the rates have none ({})",
-             rates.origin);
-  ops::set_op_watch(this);
+  const double a_position = name.ends_with("_backward") ? 10 : 4;
+  // qkv, wq, wk, rope, out [B,T,S,C], lse [sequences,H,length].
+  if (name == "self_attention_forward" || name == "self_attention_backward")
+    return a_position * numel(t[4]) * static_cast<double>(t[5].dim(2));
+  // q [B,N,C], kv [all rows, 2C], offsets [B+1]: a sample's share of the rows.
+  if (name == "cross_attention_forward" || name == "cross_attention_backward")
+    return a_position * numel(t[0]) * static_cast<double>(t[1].dim(0)) /
+           static_cast<double>(t[2].numel() - 1);
+  // qkv [N,P,3,C], out [N,P,C].
+  if (name == "wide_attention_forward" || name == "wide_attention_backward")
+    return a_position * numel(t[1]) * static_cast<double>(t[1].dim(1));
+  return 0;
 }
 
 void OpTimes::met(const std::string& name, std::span<const Tensor> tensors) {
   if (tensors.empty()) return;
-  const double flops = operations_of(name, tensors);
   double bytes = 0;
   for (const Tensor& t : tensors)
     if (t.defined()) bytes += static_cast<double>(t.bytes());
-  const double rate = name.starts_with("conv")     ? rates_.convolutions
-                      : name.starts_with("linear") ? rates_.products
-                      : name.ends_with("backward") ? rates_.attention_backward
-                                                   : rates_.attention_forward;
-  seconds_ += std::max(flops / rate, bytes / rates_.bandwidth) * (1 + rates_.gaps);
-  flops_ += flops;
+  if (name == "all_to_all" || name == "all_gather") {
+    bytes_sent_ += bytes;
+    return;
+  }
+  if (name == "all_reduce") {
+    ++all_reduces_;
+    all_reduce_bytes_ += bytes;
+    return;
+  }
+  const double flops = operations_of(name, tensors);
+  const bool backward = name.ends_with("_backward");
+  double rate = backward ? rates_.attention_backward : rates_.attention_forward;
+  if (name.starts_with("linear") || name.starts_with("absorb")) rate = rates_.products;
+  if (name.starts_with("conv")) rate = rates_.convolutions;
+  WEFT_CHECK(flops == 0 || rate > 0, Exit::usage, "add \"convolutions\", in FLOP/s",
+             "the model's time needs a rate of convolutions, and the rates have none ({})",
+             rates_.origin);
+  seconds_ += std::max(flops > 0 ? flops / rate : 0, bytes / rates_.bandwidth) * (1 + rates_.gaps);
+  // An attention's backward computes the scores again: 2 of its 10 operations.
+  flops_ += backward && name.find("attention") != std::string::npos ? 0.8 * flops : flops;
 }
 
 MicroBatchCost dry_run_cost(TrainingTask& task, const Bucket& bucket, std::int64_t clips,
-                            double recompute, const Rates& rates) {
+                            double recompute, DeviceKind device, const Rates& rates, double link) {
   if (clips == 0) return {};
-  const DryRun once = dry_run(task, bucket, clips, 0, rates, nullptr);
+  const DryRun once = dry_run(task, bucket, clips, 0, device, rates, nullptr);
+  // What is recomputed exchanges again.
+  const DryRun whole =
+      recompute > 0 ? dry_run(task, bucket, clips, recompute, device, rates, nullptr) : once;
   MicroBatchCost cost;
   cost.forward = once.forward;
   cost.backward = once.backward;
-  if (recompute > 0) {
-    const DryRun more = dry_run(task, bucket, clips, recompute, rates, nullptr);
-    cost.again = more.forward + more.backward - once.forward - once.backward;
-  }
+  cost.again = whole.forward + whole.backward - once.forward - once.backward;
+  cost.exchange = whole.bytes_sent > 0 ? whole.bytes_sent / link : 0;
   cost.flops = once.flops;
+  cost.all_reduces = whole.all_reduces;
+  cost.all_reduce_bytes = whole.all_reduce_bytes;
   return cost;
 }
 
-std::vector<BucketSchedule> dry_run_schedule(TrainingTask& task, std::span<const Bucket> buckets) {
+std::vector<BucketSchedule> dry_run_schedule(TrainingTask& task, std::span<const Bucket> buckets,
+                                             DeviceKind device, const Rates& rates) {
   std::vector<BucketSchedule> all;
   for (const auto& b : task.params().buckets()) all.push_back({b.end - b.begin, b.bf16_only, 1, 0});
-  // Shares of the step's time hardly depend on the bucket: the one with the largest clips stands
-  // for all.
   const auto longest =
       std::max_element(buckets.begin(), buckets.end(), [](const Bucket& a, const Bucket& b) {
         return a.frames * a.height * a.width < b.frames * b.height * b.width;
       });
-  dry_run(task, *longest, 1, 0, h200_targets(), &all);
+  dry_run(task, *longest, 1, 0, device, rates, &all);
   return all;
 }
 

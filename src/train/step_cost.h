@@ -1,9 +1,7 @@
-// What a training step of a model costs: the terms in which models answer `weft plan`
-// (TrainingTask), and the dry run that answers for models without formulas of their own. All times
-// in seconds.
+// What a training step costs, by a dry run: the task's own code runs in an arena that only plans
+// (tensor/tensor.h), where every operation tells its name and its tensors' shapes. They give
+// operations and bytes, a device's rates turn these into seconds. All times in seconds.
 #pragma once
-
-#include <mpi.h>
 
 #include <cstdint>
 #include <span>
@@ -27,7 +25,7 @@ struct Rates {
   double bandwidth = 0;           // operations that memory bounds, B/s
   double gaps = 0;                // share added for launches and gaps
   std::string origin;             // where the figures come from: printed in every report
-  double convolutions = 0;        // FLOP/s of the VAE's (OpTimes); 0: not known
+  double convolutions = 0;        // FLOP/s; 0: not known
 };
 // Targets for an H200 (docs/plan.md, Targets), not measurements.
 Rates h200_targets();
@@ -40,11 +38,18 @@ struct MicroBatchCost {
   double forward = 0;
   double backward = 0;  // without recomputation
   double again = 0;     // recomputation, spread over the backward
-  double exchange = 0;  // in exchanges of sequence parallelism, forward and backward together
-  double flops = 0;     // of the model on this rank: 3 times the forward, nothing counted twice
+  double exchange = 0;  // between ranks within the micro-batch, forward and backward together
+  double flops = 0;     // of the model on this rank: nothing counted twice
+  // What ranks that share the statistics of batch norm sum up meanwhile. Its time depends on their
+  // number (plan/step_model.h) and is in none of the above.
+  int all_reduces = 0;
+  double all_reduce_bytes = 0;  // of all of them, on a rank
+
   double seconds() const { return forward + backward + again + exchange; }
+  // Of a micro-batch with that share of the work, and as many exchanges.
   MicroBatchCost part(double share) const {
-    return {share * forward, share * backward, share * again, share * exchange, share * flops};
+    return {share * forward, share * backward, share * again,   share * exchange,
+            share * flops,   all_reduces,      all_reduce_bytes};
   }
 };
 
@@ -56,48 +61,45 @@ struct BucketSchedule {
   double needed = 0;  // its weights are first used when this share of the next forward is done
 };
 
-// A plan's micro-batches: [bucket] clips in each, and the share of the blocks that is recomputed
-// (train/memory_plan.h).
-struct PlannedWork {
-  std::span<const Bucket> buckets;
-  std::vector<std::int64_t> clips;
-  std::vector<double> recompute;
-};
-
-// What a model measured on this host (train/measure.h).
-struct MeasuredWork {
-  std::vector<MicroBatchCost> costs;  // [bucket], a micro-batch; means over the ranks
-  double update_seconds_an_element = 0;
-  std::string how;  // printed in the report
-};
-
-// The least number of operations of one call: a convolution 2 numel(y) Cin kt kh kw, an upsampled
-// one 4/9 of that (ops/conv.h), the VAE's attention 4 P P C forward and 2.5 times that backward. 0
-// for operations that memory bounds.
+// The least number of operations of one call: a product 2 M N K, a convolution 2 numel(y) Cin kt kh
+// kw, an upsampled one 4/9 of that (ops/conv.h), attention of P positions to P others with C
+// channels 4 P P C forward and 2.5 times that backward. 0 for operations that memory bounds.
 double operations_of(const std::string& name, std::span<const Tensor> tensors);
 
-// While it lives, adds up the time that the operations of this thread's dry runs would take: the
+// While it lives, adds up what the operations of this thread's dry runs would take: of each the
 // larger of FLOPs over their rate and tensors' bytes over the bandwidth.
 class OpTimes : public ops::OpWatch {
  public:
-  // Exit::usage if the rates have none for convolutions.
-  explicit OpTimes(const Rates& rates);
+  explicit OpTimes(const Rates& rates) : rates_(rates) { ops::set_op_watch(this); }
   ~OpTimes() override { ops::set_op_watch(nullptr); }
   OpTimes(const OpTimes&) = delete;
   OpTimes& operator=(const OpTimes&) = delete;
 
+  // Also of exchanges between ranks, which a dry run leaves out: "all_to_all", "all_gather" and
+  // "all_reduce" with what this rank sends. Exit::usage for a convolution if the rates have none.
   void met(const std::string& name, std::span<const Tensor> tensors) override;
-  double seconds() const { return seconds_; }
+
+  double seconds() const { return seconds_; }  // without exchanges
+  // Of the model: the products that an attention's backward repeats do not count.
   double flops() const { return flops_; }
+  double bytes_sent() const { return bytes_sent_; }  // to ranks that share the work
+  int all_reduces() const { return all_reduces_; }
+  double all_reduce_bytes() const { return all_reduce_bytes_; }
 
  private:
   const Rates& rates_;
-  double seconds_ = 0, flops_ = 0;
+  double seconds_ = 0, flops_ = 0, bytes_sent_ = 0, all_reduce_bytes_ = 0;
+  int all_reduces_ = 0;
 };
 
-// By dry runs of the task's micro-batches, operation by operation. The parameters must be laid out.
+// A micro-batch of that many clips with the share `recompute` of its blocks recomputed, on a device
+// of that kind (which need not be here), one of ranks that share it over links of `link` B/s. The
+// parameters must be laid out.
 MicroBatchCost dry_run_cost(TrainingTask& task, const Bucket& bucket, std::int64_t clips,
-                            double recompute, const Rates& rates);
-std::vector<BucketSchedule> dry_run_schedule(TrainingTask& task, std::span<const Bucket> buckets);
+                            double recompute, DeviceKind device, const Rates& rates, double link);
+// When each bucket of gradients is complete and its weights are used, of the bucket with the
+// largest clips: the shares hardly depend on it.
+std::vector<BucketSchedule> dry_run_schedule(TrainingTask& task, std::span<const Bucket> buckets,
+                                             DeviceKind device, const Rates& rates);
 
 }  // namespace weft

@@ -18,8 +18,8 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/faults.h"
 #include "core/log.h"
-#include "core/stop_signals.h"
 
 namespace weft {
 namespace {
@@ -45,9 +45,9 @@ void watch_stop_signals() {
   // A separate thread takes the signals; this thread and all that it starts block them.
   // oneDNN 2.6's sgemm keeps data below the stack's red zone, which a handler on a computing thread
   // would overwrite.
-  hold_stop_signals();
+  block_stop_signals();
   std::thread([] {
-    release_stop_signals();
+    unblock_stop_signals();
     for (;;) pause();
   }).detach();
 }
@@ -79,7 +79,7 @@ std::optional<double> end_of_job() {
   if (left <= 0) {
     if (log::rank() == 0)
       log::warn(
-          "SLURM_JOB_END_TIME = {} passed {:.0f} s ago and is not heeded: left over from another "
+          "SLURM_JOB_END_TIME = {} passed {:.0f} s ago and is ignored: left over from another "
           "job?",
           text, -left);
     return {};
@@ -156,7 +156,7 @@ bool Requests::seen(File& file) {
   // ENOENT: somebody else removed the file after the lstat.
   if (!gone && errno != ENOENT) {
     file.stays = true;
-    log::warn("{} was seen, but cannot be taken away ({}): remove it to ask again", path.string(),
+    log::warn("{} was read, but cannot be removed ({}): remove it to use it again", path.string(),
               std::strerror(errno));
   }
   return true;

@@ -1,4 +1,4 @@
-// Requests to a run from outside: to stop, to save, to write its trace. They come as signals
+// External requests to a run: stop, save, write the trace. They arrive as signals
 // (SIGTERM, SIGINT, SIGUSR1), as files in the run directory, and from the approaching end of the
 // Slurm job. The step loop makes all ranks agree on them.
 #pragma once

@@ -22,21 +22,4 @@ void run_parts(const TrainingWork& work, ParameterTable& params, bool counting,
   }
 }
 
-std::vector<BucketSchedule> TrainingTask::schedule(std::span<const Bucket> buckets) {
-  return dry_run_schedule(*this, buckets);
-}
-
-std::vector<MicroBatchCost> TrainingTask::costs(const PlannedWork& work, const Rates& rates,
-                                                double) {
-  std::vector<MicroBatchCost> costs;
-  for (std::size_t i = 0; i < work.buckets.size(); ++i)
-    costs.push_back(dry_run_cost(*this, work.buckets[i], work.clips[i], work.recompute[i], rates));
-  return costs;
-}
-
-MeasuredWork TrainingTask::measure(const PlannedWork&, MPI_Comm) {
-  throw Error(Exit::usage, "--fabric local measures nothing of this model",
-              "describe the machine instead (--fabric)", __FILE__, __LINE__);
-}
-
 }  // namespace weft

@@ -1,6 +1,7 @@
 // The model of a training run. The trainer (train/trainer.h) and the planner (plan/plan.h) know
 // parameters, micro-batches and losses; the task knows the model behind them: what a step computes,
-// what it costs, and which parts can be recomputed.
+// what it costs, and which parts can be recomputed. A plan asks the same methods as a training, in
+// an arena that only plans (train/step_cost.h).
 #pragma once
 
 #include <functional>
@@ -11,10 +12,9 @@
 
 #include "config/deck.h"
 #include "data/prefetch.h"
+#include "nn/nn.h"
 #include "nn/parameters.h"
-#include "nn/tape.h"
 #include "parallel/communicator.h"
-#include "train/step_cost.h"
 
 namespace weft {
 
@@ -34,7 +34,7 @@ struct TrainingWork {
   // Parts run one after the other, each with a backward of its own, so they need the memory of one.
   // Uses of parameters (nn/parameters.h) are counted in the last part only.
   std::vector<Part> parts;
-  // What the work depends on besides the bucket (train/step_device.h), the weight too unless it is
+  // What the work depends on besides the bucket (train/step_work.h), the weight too unless it is
   // read from memory; empty: never recorded.
   std::string key;
 };
@@ -54,15 +54,17 @@ class TrainingTask {
   // a loss (a discriminator).
   virtual int model_groups() const { return 1; }
 
-  // Checks that the buckets fit the model, and opens what else training reads. Exit::usage,
-  // Exit::data.
+  // Exit::usage or Exit::data unless the model can train on these buckets. Reads no file: enough to
+  // plan with.
+  virtual void check(std::span<const Bucket> buckets) = 0;
+  // The same, and opens what else training reads.
   virtual void open(std::span<const Bucket> buckets) = 0;
   // Sets the initial values of a new run in the allocated params(): drawn, or from the deck's
   // files. Returns what was read, for the log; "" for nothing.
   virtual std::string start_weights() = 0;
 
   // The ranks that share each clip with this one (null: none). Exit::usage from a task that cannot
-  // share.
+  // share. A dry run asks for rank and size alone.
   virtual void share_clips(Communicator* group) = 0;
   // Seconds that the host has waited within micro-batches for other ranks since the start.
   virtual double blocked_seconds() const { return 0; }
@@ -75,12 +77,6 @@ class TrainingTask {
   virtual void join_ranks(MPI_Comm world) {}
   // That communicator, for the trainer's timeouts and checks. Null: none.
   virtual Communicator* inner_ranks() { return nullptr; }
-  // What a micro-batch of such ranks exchanges, forward and backward together.
-  struct InnerExchange {
-    int count = 0;     // all-reduces, one after the other
-    double bytes = 0;  // of all of them, on a rank
-  };
-  virtual InnerExchange inner_exchange() const { return {}; }
 
   // Blocks of the model that can be recomputed for a clip of this bucket, and the least share of
   // them that the deck asks for.
@@ -97,7 +93,7 @@ class TrainingTask {
     return 1;
   }
 
-  // `bytes` u8 holds the clips on this rank's device (train/step_device.h); each clip's loss counts
+  // `bytes` u8 holds the clips on this rank's device (train/step_work.h); each clip's loss counts
   // `weight` times. Everything random is a function of (seed, step, sample id). While planning,
   // `clips` holds nothing but its number of clips and `bytes` is undefined.
   virtual TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
@@ -111,26 +107,15 @@ class TrainingTask {
   virtual std::string state() const { return {}; }
   virtual void set_state(const std::string& text) {}
 
-  // The rest serves `weft plan`. Checks that the model can train on such clips; opens no file.
-  // `local`: on this host, whose ranks are measured.
-  virtual void check_plan(std::span<const Bucket> buckets, bool local) = 0;
-  // Bytes of weights outside the table of trained parameters.
-  virtual std::size_t other_weights() const { return 0; }
-  // Bytes that a clip's training reads besides the clip.
-  virtual double bytes_beside_clip() const { return 0; }
-  // The unit in which work is counted, and the number of units in that many clips.
-  virtual std::string unit() const = 0;
-  virtual std::int64_t units(const Bucket& bucket, std::int64_t clips) = 0;
-  // When each bucket of gradients is complete, and when its weights are used. By a dry run;
-  // params() must be laid out.
-  virtual std::vector<BucketSchedule> schedule(std::span<const Bucket> buckets);
-  // [bucket] Costs at these rates, on one of parallel.sp ranks with links of that many B/s between
-  // them. By dry runs.
-  virtual std::vector<MicroBatchCost> costs(const PlannedWork& work, const Rates& rates,
-                                            double link_bandwidth);
-  // Collective: measures on all ranks of `world` at once. Exit::usage from a model that cannot be
-  // measured.
-  virtual MeasuredWork measure(const PlannedWork& work, MPI_Comm world);
+  // What a plan reports and no dry run shows. bytes_beside: that the training of a clip reads
+  // besides the clip; other_weights: bytes of weights outside the table of trained parameters.
+  struct ClipFacts {
+    std::string unit = "clips";  // in which work is counted, such as tokens
+    std::int64_t units = 1;      // of a clip of the bucket
+    double bytes_beside = 0;
+    std::size_t other_weights = 0;
+  };
+  virtual ClipFacts facts(const Bucket& bucket) { return {}; }
 };
 
 // Makes the task of a deck, which outlives it (models/registry.h).

@@ -1,19 +1,23 @@
-// Making a trainer: data, model, state, memory plan, readers. The step itself: trainer_step.cpp.
+// First the making of a trainer (data, model, state, memory plan, readers), then its step, then
+// saves.
 #include "train/trainer.h"
 
 #include <algorithm>
-#include <array>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <utility>
 
-#include <unistd.h>
-
-#include "checkpoint/state.h"
+#include "checkpoint/checkpoint.h"
+#include "core/clock.h"
 #include "core/error.h"
+#include "core/faults.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "core/trace.h"
 #include "ops/matmul.h"
+#include "ops/optimizer.h"
+#include "parallel/mpi.h"
 #include "tensor/device.h"
 #include "train/metrics/run_facts.h"
 
@@ -29,22 +33,8 @@ void warn_of_changes(const Checkpoint& checkpoint, const Deck& deck) {
   for (Deck* d : {&before, &now}) d->train = optimizer_of(d->train, "adamw", 0, 0, 1);
   const std::vector<std::string> keys = changed_keys(before, now, true);
   if (!keys.empty())
-    log::warn("the run goes on under a changed deck: {} differ from those of {}",
-              fmt::join(keys, ", "), checkpoint.dir().string());
-}
-
-std::vector<std::string> host_names(MPI_Comm world) {
-  using Name = std::array<char, 64>;
-  Name mine{};
-  host_name().copy(mine.data(), mine.size() - 1);
-  int size = 1;
-  MPI_Comm_size(world, &size);
-  std::vector<Name> all(static_cast<std::size_t>(size));
-  MPI_Allgather(mine.data(), static_cast<int>(mine.size()), MPI_CHAR, all.data(),
-                static_cast<int>(mine.size()), MPI_CHAR, world);
-  std::vector<std::string> names;
-  for (const Name& n : all) names.emplace_back(n.data());
-  return names;
+    log::warn("resuming with a changed deck: {} differ from those of {}", fmt::join(keys, ", "),
+              checkpoint.dir().string());
 }
 
 // The least of all ranks' values, on every rank.
@@ -68,6 +58,17 @@ std::size_t least_state_bytes(const ParameterTable& table, bool bf16, bool squar
   return bytes;
 }
 
+DeviceEvent mark() { return on_cuda() ? device_runtime().record(Stream::compute) : DeviceEvent(); }
+
+// A checksum of the list of samples, below 2^52 to be exact in a double.
+double checksum_of(const std::vector<std::pair<int, MicroBatch>>& work) {
+  std::uint64_t sum = 1;
+  for (const auto& [index, batch] : work)
+    for (const SampleId id : batch.samples)
+      sum = (sum * 6364136223846793005ull + static_cast<std::uint64_t>(id) + 1) >> 1;
+  return static_cast<double>(sum >> 12);
+}
+
 }  // namespace
 
 Trainer::Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world)
@@ -75,11 +76,9 @@ Trainer::Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world)
       world_(world),
       device_(choose_device(deck.device.kind, deck.device.share, world)),
       comm_(make_communicator(world)),
-      hosts_(host_names(world)),
       threads_(set_threads(static_cast<int>(deck.run.threads), device_.host_ranks)),
       task_(make_task(deck_)),
-      watches_{nullptr, SpikeWatch(deck.train.spike_deviations),
-               SpikeWatch(deck.train.spike_deviations)},
+      review_(deck_, *task_, comm_->rank(), texts_of_ranks(host_name(), world)),
       requests_(deck.run.dir, deck.run.stop_margin) {
   choose_groups();
   open_data();
@@ -87,25 +86,23 @@ Trainer::Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world)
       std::make_unique<CheckpointWriter>(deck_.run.dir, world_, static_cast<int>(deck_.train.keep));
 }
 
-// Consecutive ranks share clips: they are most likely on one node.
 void Trainer::choose_groups() {
   const int sp = static_cast<int>(deck_.parallel.sp);
   sequence_ = nn::make_sequence_group(world_, sp);
-  group_ = comm_->rank() / sp;
-  groups_ = comm_->size() / sp;
   task_->share_clips(sequence_.get());
   task_->join_ranks(world_);
-  lockstep_ = task_->lockstep_ranks(comm_->size()) > 1;
-  if (first_rank() && deck_.train.micro_batches < groups_)
+  groups_ = {comm_->rank() / sp, comm_->size() / sp, sp, task_->lockstep_ranks(comm_->size()) > 1};
+  const int groups = groups_.count;
+  if (first_rank() && deck_.train.micro_batches < groups)
     log::warn("train.micro_batches = {} gives work to {} of {} {}: the others wait in every step",
-              deck_.train.micro_batches, deck_.train.micro_batches, groups_,
+              deck_.train.micro_batches, deck_.train.micro_batches, groups,
               sp > 1 ? "groups of parallel.sp ranks" : "ranks");
   WEFT_CHECK(
-      !lockstep_ || deck_.train.micro_batches % groups_ == 0, Exit::usage,
-      fmt::format("set train.micro_batches to a multiple of {}, or train.sync_bn = false", groups_),
+      !groups_.lockstep || deck_.train.micro_batches % groups == 0, Exit::usage,
+      fmt::format("set train.micro_batches to a multiple of {}, or train.sync_bn = false", groups),
       "{} micro-batches a step do not share out evenly over {} ranks that share the "
       "statistics of batch norm",
-      deck_.train.micro_batches, groups_);
+      deck_.train.micro_batches, groups);
 }
 
 void Trainer::open_data() {
@@ -159,7 +156,7 @@ void Trainer::check_state_fits() {
         "memory: the kernel may end the job. {}",
         size_text(static_cast<double>(state)), size_text(static_cast<double>(room)),
         deck_.parallel.zero == 0 && comm_->size() > 1
-            ? "Set parallel.zero = 1: the optimizer's state is then shared out"
+            ? "Set parallel.zero = 1 (ZeRO-1), which shards the optimizer state"
             : "Take more hosts, or a smaller model");
 }
 
@@ -189,13 +186,13 @@ void Trainer::load_state() {
   data_parallel_->spread_weights();
   done_ = saves_.newest = checkpoint->info().step;
   const auto costs = checkpoint->info().notes.find("costs");
-  if (costs != checkpoint->info().notes.end()) costs_.saved = costs->second;
+  if (costs != checkpoint->info().notes.end()) saved_costs_ = costs->second;
   const auto of_task = checkpoint->info().notes.find("task");
   if (of_task != checkpoint->info().notes.end()) task_->set_state(of_task->second);
   warn_of_changes(*checkpoint, deck_);
   if (first_rank()) warn_of_other_data(*checkpoint);
   started_from_ = checkpoint->dir().string();
-  log::info("going on from {} ({} of {} steps done)", started_from_, done_, deck_.train.steps);
+  log::info("resuming from {} ({} of {} steps done)", started_from_, done_, deck_.train.steps);
 }
 
 void Trainer::warn_of_other_data(const Checkpoint& checkpoint) const {
@@ -222,19 +219,14 @@ void Trainer::plan_step() {
     const double mine = m.recompute;
     MPI_Allreduce(&mine, &m.recompute, 1, MPI_DOUBLE, MPI_MAX, world_);
   }
-  if (lockstep_) recompute_alike(*task_, source_->buckets(), batch_sizes_, memory_);
+  if (groups_.lockstep) recompute_alike(*task_, source_->buckets(), batch_sizes_, memory_);
   // A GPU's memory stays taken until the end, so the arena gets no more than the plan, an eighth
   // for scratch memory of operations, and 64 MiB.
   const std::size_t with_scratch = planned_bytes() + planned_bytes() / 8 + (std::size_t{64} << 20);
   arena_ = Arena::reserve(
       on_cuda() && deck_.memory.arena_gib <= 0 ? std::min(capacity, with_scratch) : capacity);
   report_ = std::make_unique<StepReport>(*comm_, params().groups());
-  std::size_t clip_bytes = 0;
-  for (std::size_t b = 0; b < memory_.size(); ++b)
-    clip_bytes = std::max(clip_bytes, source_->buckets()[b].clip_bytes() *
-                                          static_cast<std::size_t>(samples_in_batch(
-                                              source_->buckets()[b], batch_sizes_[b])));
-  staging_ = std::make_unique<ClipStaging>(clip_bytes);
+  runner_ = std::make_unique<MicroBatchRunner>(*task_, *source_, *graphs_, memory_, batch_sizes_);
 }
 
 // Compared when a run goes on, with the source's content_id().
@@ -253,67 +245,218 @@ std::size_t Trainer::planned_bytes() const {
 
 // The order of the samples, their placement on ranks, and the readers that prefetch them.
 void Trainer::open_readers() {
-  const auto buckets = static_cast<int>(source_->buckets().size());
-  std::vector<CostTable::Planned> planned;
-  for (int b = 0; b < buckets; ++b) planned.push_back(planned_cost(b));
-  costs_.table = std::make_unique<CostTable>(std::move(planned));
-  if (!costs_.saved.empty()) costs_.table->from_text(costs_.saved);
-  costs_.sums = Tensor::persistent({2 * buckets}, DType::f64);
-  costs_.host_sums = std::make_unique<HostCopy>(2 * buckets);
-  watches_.stragglers = std::make_unique<StragglerWatch>(comm_->size());
-  planner_ = source_->plan_steps(batch_sizes_, deck_.train.micro_batches,
-                                 static_cast<std::uint64_t>(deck_.run.seed));
+  work_ = std::make_unique<WorkPlan>(*source_, *task_, deck_, batch_sizes_, memory_, groups_,
+                                     saved_costs_);
   const int readers = deck_.data.readers > 0 ? static_cast<int>(deck_.data.readers)
                                              : Prefetcher::default_readers(threads_);
   prefetcher_ = std::make_unique<Prefetcher>(
-      *source_,
-      [this](std::int64_t s) {
-        const std::vector<MicroBatch> plan = planner_->plan(s);
-        return my_work(plan, owners(plan, s));
-      },
-      done_, deck_.train.steps, static_cast<int>(deck_.data.prefetch), readers, deck_.data.prefetch,
-      deck_.data.max_damaged);
+      *source_, [this](std::int64_t s) { return work_->mine(s); }, done_, deck_.train.steps,
+      static_cast<int>(deck_.data.prefetch), readers, deck_.data.prefetch, deck_.data.max_damaged);
 }
 
-// Operations of a micro-batch.
-CostTable::Planned Trainer::planned_cost(int bucket) const {
-  const auto i = static_cast<std::size_t>(bucket);
-  const Bucket& b = source_->buckets()[i];
-  const std::int64_t clips = samples_in_batch(b, batch_sizes_[i]);
-  if (clips == 0) return {};
-  return {clips, static_cast<double>(clips) * task_->cost(b, memory_[i].recompute) +
-                     task_->cost_of_micro_batch()};
+// One step. On a GPU it is issued, and the one before is evaluated.
+void Trainer::step() {
+  const ArenaScope scope(*arena_);
+  const trace::Scope traced("step", trace::Lane::step, done_, "step");
+  const double start = now_seconds();
+  comm_->progress(done_, "data");
+  prefetcher_->begin_step(done_);
+  WorkPlan::Step work = work_->step(done_);
+  IssuedStep step;
+  StepMetrics& m = step.metrics;
+  m.step = done_;
+  m.lr = learning_rate(optimizers_.front(), done_);
+  m.samples = std::move(work.samples);
+  step.expected = std::move(work.expected);
+  // On a GPU a step reports the busy times of an earlier one, the last whose times the host knows.
+  step.expected_of_busy = on_cuda() ? ended_.expected : step.expected;
+  crash::at("step", done_ + 1);
+  inject_faults(done_, params(), *data_parallel_);
+
+  // 1. Forward and backward of this rank's micro-batches; a bucket's sum over ranks starts when its
+  // last gradient is in.
+  step.begin = mark();
+  report_->clear();
+  data_parallel_->begin_step(report_->slot(StepReport::squares));
+  compute(work.mine, step);
+  inject_slowness(done_, now_seconds() - start);
+  // Also on a rank without micro-batches: it announces all buckets, as the sums are collective.
+  params().finish_step();
+  step.blocked_in_compute += take_blocked();
+
+  // 2. This rank's report to all others.
+  const std::int64_t check_every = deck_.parallel.check_every;
+  step.compare_weights = check_every > 0 && (done_ + 1) % check_every == 0;
+  if (step.compare_weights) {
+    // A rank that had no forward has not awaited its new weights yet.
+    data_parallel_->settle();
+    checksum_weights(params(), *report_);
+  }
+  m.split.compute = now_seconds() - start - m.split.data_wait - step.blocked_in_compute;
+  const double busy = on_cuda() ? ended_.busy : m.split.compute + m.split.data_wait;
+  const double data_wait = on_cuda() ? ended_.data_wait : m.split.data_wait;
+  const auto reported = report_->send(look_at_requests(), busy, data_wait, checksum_of(work.mine));
+  const bool exchanges_costs = work_->exchanges_after(done_);
+  const auto costs_sent = exchanges_costs ? work_->send(*comm_) : 0;
+  step.computed = mark();
+
+  // 3. The rest of the sums.
+  comm_->progress(done_, "sums");
+  step.blocked = data_parallel_->join() + comm_->wait(reported) + comm_->wait(costs_sent);
+  step.reduced = mark();
+
+  // 4. Clip and update; the gathers of the new weights are issued.
+  comm_->progress(done_, "optimizer");
+  const double before_update = now_seconds();
+  step.blocked_for_norm = data_parallel_->norm(report_->rows(), report_->norm()) +
+                          data_parallel_->update(optimizers_, done_, report_->norm());
+  task_->end_step(*report_, done_, static_cast<std::int64_t>(m.samples.size()));
+  step.rows = report_->fetch();
+  if (exchanges_costs) step.cost_sums = work_->fetch();
+  step.updated = mark();
+  m.split.optimizer = now_seconds() - before_update - step.blocked_for_norm;
+  m.seconds = now_seconds() - start;
+  m.resident_bytes = resident_bytes();
+  m.arena_peak_bytes = arena_->peak();
+  ++done_;
+
+  // 5. On a GPU the host evaluates a step after issuing the next one, so that the GPU never waits
+  // for the host.
+  if (!on_cuda()) return complete(std::move(step));
+  if (under_way_) complete(*std::exchange(under_way_, std::nullopt));
+  under_way_ = std::move(step);
 }
 
-double Trainer::share_of(const MicroBatch& clips, std::int64_t step) const {
-  return task_->share(source_->buckets()[static_cast<std::size_t>(clips.bucket)], clips, step);
+// Forward and backward of this rank's micro-batches, as their clips come in.
+void Trainer::compute(const WorkPlan::Work& work, IssuedStep& step) {
+  StepMetrics& m = step.metrics;
+  const float weight = 1.0f / static_cast<float>(m.samples.size());
+  for (std::size_t i = 0; i < work.size(); ++i) {
+    comm_->progress(done_, "data");
+    const LoadedBatch& clips = prefetcher_->next();
+    m.split.data_wait += clips.waited_seconds;
+    if (clips.waited_seconds > 0 && trace::enabled)
+      trace::add({"wait for clips", trace::Lane::data, now_seconds() - clips.waited_seconds,
+                  now_seconds(), clips.index, "micro-batch"});
+    comm_->progress(done_, "compute");
+    const double share = work_->share_of(clips.what, done_), start = now_seconds();
+    const DeviceEvent begin = mark();
+    runner_->run(clips, i == 0, i + 1 == work.size(), weight,
+                 [this](const TrainingLoss& loss) { count_loss(loss); });
+    const DeviceEvent end = mark();
+    const double blocked = take_blocked();
+    step.blocked_in_compute += blocked;
+    step.micro_batches.push_back(
+        {clips.what.bucket, share, now_seconds() - start - blocked, begin, end});
+  }
 }
 
-// The group of ranks that takes each micro-batch.
-std::vector<int> Trainer::owners(const std::vector<MicroBatch>& plan, std::int64_t step) const {
-  std::vector<double> costs;
-  for (const MicroBatch& m : plan)
-    costs.push_back(costs_.table->cost(m.bucket) * share_of(m, step));
-  return weft::owners(costs, groups_, lockstep_);
+void Trainer::count_loss(const TrainingLoss& loss) {
+  if (sequence_ && sequence_->rank() != 0) return;  // its first rank counts for the group
+  Tensor total = report_->slot(StepReport::loss);
+  ops::add_sum(loss.clips, total);
+  for (std::int64_t i = 0; loss.terms.defined() && i < loss.terms.numel(); ++i) {
+    Tensor term = report_->slot(static_cast<StepReport::Slot>(StepReport::terms + i));
+    ops::add_sum(loss.terms.slice(i, i + 1), term);
+  }
 }
 
-Trainer::Work Trainer::my_work(const std::vector<MicroBatch>& plan,
-                               const std::vector<int>& owner) const {
-  Work mine;
-  for (std::size_t i = 0; i < plan.size(); ++i)
-    if (owner[i] == group_) mine.emplace_back(static_cast<int>(i), plan[i]);
-  return mine;
+// Seconds since the last call that the host waited during compute: for weights, and for tokens of
+// the group.
+double Trainer::take_blocked() {
+  const double in_exchanges = task_->blocked_seconds();
+  return data_parallel_->take_blocked() + in_exchanges - std::exchange(blocked_, in_exchanges);
+}
+
+unsigned Trainer::look_at_requests() {
+  return requests_.look(review_.longest_step(), saves_.stall + checkpoints_->longest_save()) |
+         (checkpoints_->writing_for() ? request::saving : 0);
+}
+
+// Waits for the end of a step and evaluates its results.
+void Trainer::complete(IssuedStep step) {
+  StepMetrics& m = step.metrics;
+  if (on_cuda()) read_device_times(step);
+  // Scaled to the bucket's full cost: shortened clips take only a share of it.
+  for (const auto& t : step.micro_batches) work_->measured(t.bucket, t.seconds / t.share);
+  if (!step.cost_sums.empty()) work_->agree(step.cost_sums);
+  review_.sum_up(step);
+  hear_requests(step);
+  if (!std::isfinite(m.grad_norm) || !std::isfinite(m.loss)) explain_non_finite(step);
+  review_.judge(step);
+  const std::optional<double> timeout = review_.hang_timeout(m.seconds);
+  if (timeout && deck_.parallel.hang_timeout <= 0) set_timeout(*timeout);
+  comm_->progress(m.step, "log");
+  finished_.push_back(m);
+}
+
+// Waits for the GPU, and takes the step's times from the marks in its stream.
+void Trainer::read_device_times(IssuedStep& step) {
+  StepMetrics& m = step.metrics;
+  comm_->progress(m.step, "wait for the GPU");
+  DeviceRuntime& gpu = device_runtime();
+  gpu.synchronize(step.updated);
+  comm_->check();  // after an abort the GPU runs on, with invalid sums
+  if (sequence_) sequence_->check();
+  if (Communicator* inner = task_->inner_ranks()) inner->check();
+  m.split.compute = gpu.seconds(step.begin, step.computed) - step.blocked_in_compute;
+  step.blocked = gpu.seconds(step.computed, step.reduced);
+  m.split.optimizer = gpu.seconds(step.reduced, step.updated) - step.blocked_for_norm;
+  m.seconds = gpu.seconds(ended_.update ? ended_.update : step.begin, step.updated);
+  for (auto& t : step.micro_batches) t.seconds = gpu.seconds(t.begin, t.end);
+  ended_ = {m.split.compute, m.split.data_wait, step.expected, step.updated};
+}
+
+void Trainer::hear_requests(const IssuedStep& step) {
+  bool saving = false;
+  for (int r = 0; r < step.rows.ranks(); ++r) {
+    const auto reported = static_cast<unsigned>(step.rows.at(r, StepReport::requests));
+    saving = saving || (reported & request::saving) != 0;
+    requested_ |= reported & ~request::saving;
+    requests_.heard(r, reported);
+  }
+  // Reports of earlier steps are from before the save.
+  if (step.metrics.step >= saves_.newest) saves_.writing = saving;
+}
+
+// Runs the step again, on every rank, from the same weights, and throws what that shows.
+void Trainer::explain_non_finite(const IssuedStep& step) {
+  const std::int64_t number = step.metrics.step;
+  // The next step may be issued already; it changes no weights, since its norm is NaN too
+  // (DataParallel::norm).
+  if (on_cuda()) device_runtime().synchronize(device_runtime().record(Stream::compute));
+  comm_->progress(number, "non-finite step again");
+  under_way_.reset();
+  std::string mine;
+  {
+    const ArenaScope scope(*arena_);
+    mine = find_non_finite(work_->mine(number), number,
+                           1.0f / static_cast<float>(step.metrics.samples.size()), params(),
+                           *data_parallel_, *runner_, review_.rank_name(comm_->rank()));
+  }
+  review_.throw_non_finite(step, fmt::format("{}", fmt::join(texts_of_ranks(mine, world_), "")));
+}
+
+std::vector<StepMetrics> Trainer::finished(bool all) {
+  if (all && under_way_) complete(*std::exchange(under_way_, std::nullopt));
+  return std::exchange(finished_, {});
+}
+
+unsigned Trainer::take_requests() {
+  const unsigned asked = requested_;
+  requested_ &= request::stop;  // the others are reported once
+  return asked;
 }
 
 void Trainer::save() {
   // Checks the step under way first: complete() throws for a step that is not finite, so no such
   // state is saved.
   if (under_way_) complete(*std::exchange(under_way_, std::nullopt));
-  last_update_.reset();  // the next step's time starts after the save
+  ended_.update.reset();  // the next step's time starts after the save
   comm_->progress(done_, "save");
   CheckpointInfo info = describe_state(deck_, params(), done_);
   info.notes["run"] = run_id_;
-  info.notes["costs"] = costs_.table->to_text();
+  info.notes["costs"] = work_->costs_text();
   info.notes["data"] = data_text();
   if (!data_id_.empty()) info.notes["data_id"] = data_id_;
   if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;
@@ -345,30 +488,15 @@ bool Trainer::wait_for_save() {
   return good;
 }
 
-std::vector<StepMetrics> Trainer::finished(bool all) {
-  if (all && under_way_) complete(*std::exchange(under_way_, std::nullopt));
-  return std::exchange(finished_, {});
-}
-
-unsigned Trainer::take_requests() {
-  const unsigned asked = requested_;
-  requested_ &= request::stop;  // the others are reported once
-  return asked;
-}
-
 std::vector<double> Trainer::weights_checksum() {
   const ArenaScope scope(*arena_);
   data_parallel_->settle();
-  checksum_weights();
+  checksum_weights(params(), *report_);
   const Tensor halves = report_->checksum(StepReport::working_low).to_host();
   const Tensor rest = report_->checksum(StepReport::values_low).to_host();
   std::vector<double> sum(halves.span<double>().begin(), halves.span<double>().end());
   sum.insert(sum.end(), rest.span<double>().begin(), rest.span<double>().end());
   return sum;
-}
-
-std::string Trainer::name_of_rank(int rank) const {
-  return fmt::format("rank {} on {}", rank, hosts_[static_cast<std::size_t>(rank)]);
 }
 
 }  // namespace weft

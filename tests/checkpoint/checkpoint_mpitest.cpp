@@ -45,7 +45,7 @@ TEST_F(CheckpointTest, AnyRankCountReadsWhatItNeeds) {
     std::int64_t wrong = 0, count = 0;
     for (std::int64_t p = 0; p < parts; ++p) {
       const std::int64_t begin = length * p / parts, end = length * (p + 1) / parts;
-      std::vector<float> piece(static_cast<std::size_t>(end - begin));
+      std::vector<float> piece(end - begin);
       c->read("average", begin, piece);
       for (const float v : piece) wrong += v != value(5, 1, count++);
     }

@@ -75,11 +75,10 @@ TEST_F(CheckpointCuts, EachRankWritesItsPartOfEveryStretch) {
         const std::int64_t from = random.below(draw, draw % 4 == 0 ? 200 : length);
         const std::int64_t size = std::min<std::int64_t>(
             random.below(draw + 1, draw % 8 == 0 ? 40 : length), length - from);
-        std::vector<float> piece(static_cast<std::size_t>(size));
+        std::vector<float> piece(size);
         c.read("master", from, piece);
         std::int64_t wrong = 0;
-        for (std::int64_t i = 0; i < size; ++i)
-          wrong += piece[static_cast<std::size_t>(i)] != value(7, 0, from + i);
+        for (std::int64_t i = 0; i < size; ++i) wrong += piece[i] != value(7, 0, from + i);
         EXPECT_EQ(wrong, 0) << from << " and " << size;
       }
     });
@@ -175,8 +174,7 @@ TEST_F(CheckpointCuts, ThousandsOfStretchesStayCheap) {
     for (const std::int64_t end : cuts) {
       const Part p = part_of(begin, end, rank, ranks);
       memory.emplace_back(static_cast<std::size_t>(p.size()));
-      for (std::int64_t i = p.begin; i < p.end; ++i)
-        memory.back()[static_cast<std::size_t>(i - p.begin)] = value(0, a, i);
+      for (std::int64_t i = p.begin; i < p.end; ++i) memory.back()[i - p.begin] = value(0, a, i);
       array.parts.push_back(memory.back());
       begin = end;
     }
@@ -195,10 +193,9 @@ TEST_F(CheckpointCuts, ThousandsOfStretchesStayCheap) {
   for (int a = 0; a < 5; ++a)
     for (std::int64_t p = 0; p < 2000; ++p) {
       const std::int64_t begin = n * p / 2000, end = n * (p + 1) / 2000;
-      piece.resize(static_cast<std::size_t>(end - begin));
+      piece.resize(end - begin);
       c->read(names[a], begin, piece);
-      for (std::int64_t i = begin; i < end; ++i)
-        wrong += piece[static_cast<std::size_t>(i - begin)] != value(0, a, i);
+      for (std::int64_t i = begin; i < end; ++i) wrong += piece[i - begin] != value(0, a, i);
     }
   EXPECT_EQ(wrong, 0);
   on_root([&] { EXPECT_LT(fs::file_size(run / "step_1" / "manifest.json"), 8000u); });

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/files.h"
+#include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/parts.h"
 #include "core/philox.h"

@@ -1,5 +1,5 @@
 // Weights of a checkpoint in tables that are only run, whatever the run trained.
-#include "checkpoint/state.h"
+#include "checkpoint/checkpoint.h"
 
 #include <gmock/gmock.h>
 

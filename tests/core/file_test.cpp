@@ -1,10 +1,13 @@
-#include "core/file.h"
-
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <functional>
+
+#include "core/file.h"
+#include "core/hash.h"
 
 namespace weft {
 namespace {
@@ -103,6 +106,82 @@ TEST(ErrorOf, NamesPathAndReason) {
   });
   EXPECT_EQ(what, "cannot use /tmp/" + name +
                       ": File name too long | a name may have 255 bytes, a path 4095");
+}
+
+}  // namespace
+
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class FolderLockTest : public ::testing::Test {
+ protected:
+  void TearDown() override { fs::remove_all(folder_); }
+  std::string refusal() const {
+    try {
+      const FolderLock lock(file_, "output folder o", "x.output", Exit::data);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::checkpoint);
+      return std::string(e.what()) + " " + e.hint();
+    }
+    return "";
+  }
+
+  fs::path folder_ = fs::temp_directory_path() / ("weft_lock_" + std::to_string(::getpid()));
+  fs::path file_ = folder_ / "below/.lock";
+};
+
+TEST_F(FolderLockTest, IsHeldByOne) {
+  {
+    const FolderLock lock(file_, "output folder o", "x.output", Exit::data);
+    EXPECT_THAT(refusal(), HasSubstr("output folder o is in use by another job: host "));
+    EXPECT_THAT(refusal(), HasSubstr(" process " + std::to_string(::getpid())));
+    EXPECT_THAT(refusal(), HasSubstr("choose another x.output"));
+  }
+  EXPECT_FALSE(fs::exists(file_));
+  EXPECT_EQ(refusal(), "");
+}
+
+TEST_F(FolderLockTest, OfADeadJobIsTakenOver) {
+  fs::create_directories(file_.parent_path());
+  std::ofstream(file_) << "host elsewhere process 1\n";
+  EXPECT_EQ(refusal(), "");
+}
+
+TEST_F(FolderLockTest, IsNotMadeThroughALink) {
+  fs::create_directories(file_.parent_path());
+  fs::create_symlink(folder_ / "victim", file_);
+  EXPECT_THROW(FolderLock(file_, "output folder o", "x.output", Exit::data), Error);
+  EXPECT_FALSE(fs::exists(folder_ / "victim"));
+}
+
+}  // namespace
+
+namespace {
+
+TEST(Seal, HoldsUntilABitChanges) {
+  for (const std::string& sealed :
+       {seal_json(R"({"step":3,"loss":0.25})") + "\n", seal_text("[run]\ndir = \"run\"\n")}) {
+    EXPECT_TRUE(seal_holds(sealed)) << sealed;
+    EXPECT_TRUE(seal_holds(sealed.substr(0, sealed.size() - 1))) << sealed;
+    const std::size_t data = sealed.find("xxh3") - 2;
+    for (std::size_t bit = 0; bit < data * 8; ++bit) {
+      std::string flipped = sealed;
+      flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ 1 << bit % 8);
+      EXPECT_FALSE(seal_holds(flipped)) << flipped;
+    }
+  }
+}
+
+TEST(Seal, TextsWithoutOneHold) {
+  for (const char* text : {"", "\n", "{}", "{\"step\":3}", "# a comment\n", "\"}"})
+    EXPECT_TRUE(seal_holds(text)) << text;
+}
+
+TEST(Seal, StaysJsonAndToml) {
+  EXPECT_EQ(seal_json("{\"a\":1}").substr(0, 14), "{\"a\":1,\"xxh3\":");
+  EXPECT_EQ(seal_text("a = 1\n").substr(0, 13), "a = 1\n# xxh3 ");
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
-#include "core/philox.h"
-
 #include <gtest/gtest.h>
 
 #include <set>
 #include <vector>
+
+#include "core/clock.h"
+#include "core/philox.h"
 
 namespace weft {
 namespace {
@@ -95,6 +96,19 @@ TEST(Philox, BelowCoversItsRangeEvenly) {
   for (const int c : counts) chi2 += (c - n / 7.0) * (c - n / 7.0) / (n / 7.0);
   EXPECT_LT(chi2, 38.0);  // 6 degrees of freedom, one in a million
   EXPECT_EQ(p.below(0, 1), 0u);
+}
+
+}  // namespace
+
+namespace {
+
+TEST(Statistics, Medians) {
+  EXPECT_EQ(median({}), 0);
+  EXPECT_EQ(upper_median({}), 0);
+  EXPECT_EQ(median({3, 1, 2}), 2);
+  EXPECT_EQ(upper_median({3, 1, 2}), 2);
+  EXPECT_EQ(median({4, 1, 3, 2}), 2.5);
+  EXPECT_EQ(upper_median({4, 1, 3, 2}), 3);
 }
 
 }  // namespace

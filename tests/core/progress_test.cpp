@@ -1,4 +1,4 @@
-#include "core/progress/progress.h"
+#include "core/progress.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,6 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
-
-#include "core/progress/job_status.h"
 
 namespace weft {
 namespace {

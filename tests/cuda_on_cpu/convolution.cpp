@@ -60,7 +60,7 @@ std::int64_t offset(const ConvTensor& t, std::int64_t sample, const std::vector<
 std::vector<std::int64_t> patches(const ConvGraph& g) {
   const auto out = space(g.y), kernel = space(g.w), in = space(g.x);
   const std::int64_t taps = product(kernel);
-  std::vector<std::int64_t> map(static_cast<std::size_t>(product(out) * taps));
+  std::vector<std::int64_t> map(product(out) * taps);
   positions(out, [&](std::int64_t p, const std::vector<std::int64_t>& o) {
     positions(kernel, [&](std::int64_t tap, const std::vector<std::int64_t>& k) {
       std::vector<std::int64_t> at(o.size());
@@ -69,7 +69,7 @@ std::vector<std::int64_t> patches(const ConvGraph& g) {
         at[d] = o[d] * g.stride[d] + k[d] * g.dilation[d] - g.before[d];
         inside = inside && at[d] >= 0 && at[d] < in[d];
       }
-      map[static_cast<std::size_t>(p * taps + tap)] = inside ? offset(g.x, 0, at) : -1;
+      map[p * taps + tap] = inside ? offset(g.x, 0, at) : -1;
     });
   });
   return map;
@@ -79,11 +79,11 @@ std::vector<std::int64_t> patches(const ConvGraph& g) {
 std::vector<float> dense(const ConvGraph& g, const ConvTensor& t, const void* data,
                          std::int64_t sample) {
   const std::int64_t C = t.sizes[1];
-  std::vector<float> rows(static_cast<std::size_t>(product(space(t)) * C));
+  std::vector<float> rows(product(space(t)) * C);
   positions(space(t), [&](std::int64_t p, const std::vector<std::int64_t>& at) {
     for (std::int64_t c = 0; c < C; ++c) {
       const float v = get(t, data, offset(t, sample, at) + c * t.strides[1]);
-      rows[static_cast<std::size_t>(p * C + c)] = g.rounds_inputs ? tf32(v) : v;
+      rows[p * C + c] = g.rounds_inputs ? tf32(v) : v;
     }
   });
   return rows;
@@ -127,7 +127,7 @@ void convolve(const ConvGraph& g, void* x, void* w, void* y, const std::vector<v
                      out = g.y.sizes[1], K = taps * in;
   // Weights as [out, taps, in], zero between channels of different groups.
   const std::int64_t ins = g.w.sizes[1], outs = out / g.groups();
-  std::vector<float> weights(static_cast<std::size_t>(out * K));
+  std::vector<float> weights(out * K);
   const bool weight_wanted = g.pass == ConvPass::backward_filter;
   if (!weight_wanted)
     for (std::int64_t o = 0; o < out; ++o) {
@@ -142,20 +142,19 @@ void convolve(const ConvGraph& g, void* x, void* w, void* y, const std::vector<v
     set(t, data, i, g.beta != 0 ? v + static_cast<float>(g.beta) * get(t, data, i) : v);
   };
   for (std::int64_t s = 0; s < g.x.sizes[0]; ++s) {
-    std::vector<float> rows(static_cast<std::size_t>(P * K)),
-        result(static_cast<std::size_t>(P * out));
+    std::vector<float> rows(P * K), result(static_cast<std::size_t>(P * out));
     if (g.pass != ConvPass::backward_data)
       for (std::int64_t p = 0; p < P * taps; ++p)
         for (std::int64_t c = 0; c < in; ++c) {
-          const std::int64_t at = map[static_cast<std::size_t>(p)];
+          const std::int64_t at = map[p];
           const float v = at < 0 ? 0.0f : get(g.x, x, at + s * g.x.strides[0] + c * g.x.strides[1]);
-          rows[static_cast<std::size_t>(p * in + c)] = g.rounds_inputs ? tf32(v) : v;
+          rows[p * in + c] = g.rounds_inputs ? tf32(v) : v;
         }
     if (g.pass == ConvPass::forward) {
       multiply(false, true, P, out, K, rows.data(), weights.data(), 0.0f, result.data());
       positions(space(g.y), [&](std::int64_t p, const std::vector<std::int64_t>& at) {
         for (std::int64_t o = 0; o < out; ++o) {
-          float v = result[static_cast<std::size_t>(p * out + o)];
+          float v = result[p * out + o];
           for (std::size_t i = 0; i < added.size(); ++i) {
             const ConvTensor& t = g.added[i];
             const bool whole = t.sizes == g.y.sizes;
@@ -171,14 +170,12 @@ void convolve(const ConvGraph& g, void* x, void* w, void* y, const std::vector<v
                  weights.data());
       } else {
         multiply(false, false, P, K, out, dy.data(), weights.data(), 0.0f, rows.data());
-        std::vector<float> dx(static_cast<std::size_t>(g.x.strides[0]), 0.0f);
+        std::vector<float> dx(g.x.strides[0], 0.0f);
         for (std::int64_t p = 0; p < P * taps; ++p)
-          if (const std::int64_t at = map[static_cast<std::size_t>(p)]; at >= 0)
-            for (std::int64_t c = 0; c < in; ++c)
-              dx[static_cast<std::size_t>(at + c * g.x.strides[1])] +=
-                  rows[static_cast<std::size_t>(p * in + c)];
+          if (const std::int64_t at = map[p]; at >= 0)
+            for (std::int64_t c = 0; c < in; ++c) dx[at + c * g.x.strides[1]] += rows[p * in + c];
         for (std::int64_t i = 0; i < g.x.strides[0]; ++i)
-          store(g.x, x, s * g.x.strides[0] + i, dx[static_cast<std::size_t>(i)]);
+          store(g.x, x, s * g.x.strides[0] + i, dx[i]);
       }
     }
   }
@@ -187,7 +184,7 @@ void convolve(const ConvGraph& g, void* x, void* w, void* y, const std::vector<v
       for (std::int64_t o = 0; o < out; ++o)
         for (std::int64_t c = 0; c < ins; ++c)
           store(g.w, w, offset(g.w, o, at) + c * g.w.strides[1],
-                weights[static_cast<std::size_t>(o * K + tap * in + o / outs * ins + c)]);
+                weights[o * K + tap * in + o / outs * ins + c]);
     });
 }
 

@@ -1,8 +1,8 @@
-// cuBLASLt's products and epilogues against plain loops in double.
+// What cuBLASLt refuses. Its products and epilogues are those of the cases of
+// tests/kernels/matmul.cpp.
 #include "cublasLt.h"
 
-#include <cmath>
-#include <tuple>
+#include <utility>
 
 #include "cuda_bf16.h"
 #include "test_support.h"
@@ -12,13 +12,6 @@ namespace {
 
 constexpr std::int64_t m = 16, n = 7, k = 11;  // D is m x n, column-major
 
-double gelu(double x) {
-  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-}
-double gelu_slope(double x) {
-  const double h = 1e-6;
-  return (gelu(x + h) - gelu(x - h)) / (2 * h);
-}
 // Small multiples of 1/8: exact in bf16.
 double value(std::int64_t i) { return static_cast<double>(i * 29 % 31 - 15) / 8.0; }
 
@@ -103,77 +96,6 @@ Result<In, Out> run(const Call& c, int algorithm = 0) {
   cublasLtMatmulDescDestroy(operation);
   cublasLtDestroy(handle);
   return r;
-}
-
-double a_of(const Call& c, std::int64_t i, std::int64_t l) {
-  return value(c.transposed_a ? i * c.lda + l : l * c.lda + i);
-}
-double b_of(const Call& c, std::int64_t l, std::int64_t j) {
-  return value(1000 + (c.transposed_b ? l * c.ldb + j : j * c.ldb + l));
-}
-double sum_of(const Call& c, std::int64_t i, std::int64_t j) {
-  double sum = 0;
-  for (std::int64_t l = 0; l < k; ++l) sum += a_of(c, i, l) * b_of(c, l, j);
-  return c.alpha * sum + c.beta * value(2000 + j * c.ldd + i);
-}
-
-template <class In, class Out>
-void expect_right(const Call& c) {
-  const auto r = run<In, Out>(c);
-  ASSERT_EQ(r.status, CUBLAS_STATUS_SUCCESS);
-  // One rounding of the output; sums of these operands are exact in f32, tanh is good to some ulp.
-  const double tolerance = sizeof(Out) == 2 ? std::ldexp(1.0, -8) : 3e-6;
-  const auto near = [&](Out got, double want) {
-    EXPECT_NEAR(static_cast<float>(got), want, tolerance * std::fmax(1.0, std::fabs(want)));
-  };
-  const auto e = c.epilogue;
-  std::vector<double> gradient(m, 0.0);
-  for (std::int64_t j = 0; j < n; ++j)
-    for (std::int64_t i = 0; i < m; ++i) {
-      double x = sum_of(c, i, j);
-      if (e & CUBLASLT_EPILOGUE_BIAS) x += value(3000 + i);
-      if (e & CUBLASLT_EPILOGUE_GELU) {
-        if (e & 128) near(r.aux[static_cast<std::size_t>(j * 16 + i)], x);
-        x = gelu(x);
-      } else if (e == CUBLASLT_EPILOGUE_DGELU || e == CUBLASLT_EPILOGUE_DGELU_BGRAD) {
-        x *= gelu_slope(value(4000 + j * 16 + i));
-        gradient[static_cast<std::size_t>(i)] += x;
-      }
-      near(r.d[static_cast<std::size_t>(j * c.ldd + i)], x);
-    }
-  // Between the columns nothing is touched.
-  EXPECT_EQ(static_cast<double>(static_cast<float>(r.d[16])), value(2016));
-  for (std::int64_t i = 0; i < m; ++i)
-    if (e == CUBLASLT_EPILOGUE_DGELU_BGRAD)
-      near(r.vector[static_cast<std::size_t>(i)], gradient[static_cast<std::size_t>(i)]);
-    else if (e == CUBLASLT_EPILOGUE_BGRADA || (e == CUBLASLT_EPILOGUE_BGRADB && i < n)) {
-      double sum = 0;
-      for (std::int64_t l = 0; l < k; ++l)
-        sum += e == CUBLASLT_EPILOGUE_BGRADA ? a_of(c, i, l) : b_of(c, l, i);
-      near(r.vector[static_cast<std::size_t>(i)], sum);
-    }
-}
-
-TEST(CublasLt, ProductsOfAllTranspositionsAndTypes) {
-  for (const bool ta : {false, true})
-    for (const bool tb : {false, true}) {
-      const Call c{ta, tb, CUBLASLT_EPILOGUE_DEFAULT, 0.5f, 2.0f};
-      expect_right<float, float>(c);
-      expect_right<__nv_bfloat16, __nv_bfloat16>(c);
-      expect_right<__nv_bfloat16, float>(c);
-    }
-}
-
-TEST(CublasLt, Epilogues) {
-  for (const auto e :
-       {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_BIAS,
-        CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
-        CUBLASLT_EPILOGUE_DGELU_BGRAD, CUBLASLT_EPILOGUE_BGRADA, CUBLASLT_EPILOGUE_BGRADB}) {
-    SCOPED_TRACE(e);
-    const Call c{true, false, e};
-    expect_right<float, float>(c);
-    expect_right<__nv_bfloat16, __nv_bfloat16>(c);
-  }
 }
 
 TEST(CublasLt, RefusesWhatTheLibraryRefuses) {

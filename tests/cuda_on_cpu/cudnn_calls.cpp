@@ -212,7 +212,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor,
   }
   const std::size_t bytes = bytes_of(type);
   auto& numbers = d.numbers[name];
-  numbers.assign(static_cast<std::size_t>(count), 0);
+  numbers.assign(count, 0);
   for (std::size_t i = 0; i < numbers.size(); ++i)
     std::memcpy(&numbers[i], static_cast<const char*>(values) + i * bytes, bytes);
   return CUDNN_STATUS_SUCCESS;

@@ -208,7 +208,7 @@ void prepare_warps() {
     w.ready = w.exists;
     std::fill(std::begin(w.masks), std::end(w.masks), 0u);
   }
-  block.warp_order.resize(static_cast<std::size_t>(block.warp_count));
+  block.warp_order.resize(block.warp_count);
   std::iota(block.warp_order.begin(), block.warp_order.end(), 0);
   shuffle_order(block.warp_order.data(), block.warp_count);
 }

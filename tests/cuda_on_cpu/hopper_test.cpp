@@ -89,8 +89,8 @@ float worst() {
   constexpr int n = by_rows ? columns : rows;
   std::vector<__nv_bfloat16> a(rows * columns), b(rows * columns);
   for (int i = 0; i < rows * columns; ++i) {
-    a[static_cast<std::size_t>(i)] = value(i);
-    b[static_cast<std::size_t>(i)] = value(i + 1000);
+    a[i] = value(i);
+    b[i] = value(i + 1000);
   }
   const Stream stream;
   const Array<__nv_bfloat16> da(a), db(b);
@@ -104,7 +104,7 @@ float worst() {
       float sum = 0;
       for (int k = 0; k < (by_rows ? rows : columns); ++k)
         sum += value(i * columns + k) * value((by_rows ? k * columns + j : j * columns + k) + 1000);
-      const float difference = std::abs(got[static_cast<std::size_t>(i * n + j)] - sum);
+      const float difference = std::abs(got[i * n + j] - sum);
       if (!(difference <= off)) off = difference;
     }
   return off;

@@ -85,7 +85,7 @@ TEST(Memory, UnwrittenIsNaN) {
   EXPECT_TRUE(std::isnan(y.read()[0]));
 }
 
-// Two neighbours of an arena, as tensor/arena.cpp lays them out.
+// Two neighbours of an arena, as tensor/tensor.cpp lays them out.
 void fill_block(int n, int more) {
   const Stream stream;
   const std::size_t bytes = static_cast<std::size_t>(n) * 4,

@@ -46,7 +46,7 @@ std::vector<int> gather_members(const Id& id, int size, int rank) {
   int world_rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
   const int tag = tag_base + id.number % 4000 * 2;
-  std::vector<int> members(static_cast<std::size_t>(size), -1);
+  std::vector<int> members(size, -1);
   MPI_Request request;
   if (world_rank != id.leader) {
     const int mine[2] = {rank, world_rank};
@@ -56,14 +56,14 @@ std::vector<int> gather_members(const Id& id, int size, int rank) {
     finish(request);
     return members;
   }
-  members[static_cast<std::size_t>(rank)] = world_rank;
+  members[rank] = world_rank;
   for (int i = 1; i < size; ++i) {
     int other[2];
     MPI_Irecv(other, 2, MPI_INT, MPI_ANY_SOURCE, tag, MPI_COMM_WORLD, &request);
     finish(request);
-    if (other[0] < 0 || other[0] >= size || members[static_cast<std::size_t>(other[0])] != -1)
+    if (other[0] < 0 || other[0] >= size || members[other[0]] != -1)
       emulation::die("two ranks of an NCCL communicator call themselves %d of %d", other[0], size);
-    members[static_cast<std::size_t>(other[0])] = other[1];
+    members[other[0]] = other[1];
   }
   for (const int m : members) {
     if (m == world_rank) continue;

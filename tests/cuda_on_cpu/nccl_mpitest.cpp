@@ -71,8 +71,7 @@ TEST(Nccl, StreamsInAnyOrderDoNotDeadlock) {
                             i % 3 == 0 ? first.comm : second.comm, i % 2 == 0 ? a : b),
               ncclSuccess);
   }
-  for (int i = 0; i < 8; ++i)
-    EXPECT_EQ(arrays[static_cast<std::size_t>(i)]->read()[0], static_cast<float>(i * first.size));
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(arrays[i]->read()[0], static_cast<float>(i * first.size));
 }
 
 TEST(Nccl, GroupOfSendsAndReceives) {

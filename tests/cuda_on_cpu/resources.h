@@ -1,4 +1,4 @@
-// What the compiled kernels take of a multiprocessor, as docs/kernels_resources.md records it.
+// Registers of the compiled kernels, as validation/results/kernel_resources.md records them.
 #pragma once
 
 #include <cstddef>

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "clip_store_fixture.h"
-#include "data/clip_store_child.h"
+#include "data/store_file.h"
 
 namespace weft {
 namespace {

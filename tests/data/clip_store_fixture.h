@@ -16,22 +16,16 @@
 #include "data/clip_store.h"
 #include "data/hdf5.h"
 #include "data/synthetic.h"
+#include "tests/folder.h"
 
 namespace weft {
 
-namespace fs = std::filesystem;
-
-class ClipStoreTest : public testing::Test {
+class ClipStoreTest : public FolderTest {
  protected:
   void SetUp() override {
-    dir_ =
-        fs::temp_directory_path() / ("weft_clip_store_" + std::to_string(getpid()) + "_" +
-                                     testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(dir_);
-    fs::create_directories(dir_);
-    path_ = (dir_ / "clips.h5").string();
+    FolderTest::SetUp();
+    path_ = path("clips.h5");
   }
-  void TearDown() override { fs::remove_all(dir_); }
 
   // Copies every clip of a synthetic source into a store.
   void write(const std::string& spec) {
@@ -79,7 +73,6 @@ class ClipStoreTest : public testing::Test {
     return out;
   }
 
-  fs::path dir_;
   std::string path_;
   std::unique_ptr<ClipSource> source_;
 };

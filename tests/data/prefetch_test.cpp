@@ -141,8 +141,7 @@ TEST_P(PrefetchShape, InOrderWithEqualBytes) {
       ASSERT_EQ(got.step, step);
       ASSERT_EQ(got.index, static_cast<int>(i));
       ASSERT_EQ(got.what.samples, plan[i].samples);
-      const std::size_t size =
-          source->buckets()[static_cast<std::size_t>(plan[i].bucket)].clip_bytes();
+      const std::size_t size = source->buckets()[plan[i].bucket].clip_bytes();
       ASSERT_EQ(got.bytes.size(), size * plan[i].clips.size());
       ASSERT_GE(got.waited_seconds, 0);
       std::vector<std::byte> clip(size);

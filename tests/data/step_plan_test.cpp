@@ -62,7 +62,7 @@ TEST(StepPlan, FunctionOfTheStepAlone) {
   std::vector<std::vector<SampleId>> plans;
   for (std::int64_t s = 0; s < 30; ++s) plans.push_back(samples_of(forward.plan(s)));
   for (std::int64_t s = 29; s >= 0; --s)
-    EXPECT_EQ(samples_of(backward.plan(s)), plans[static_cast<std::size_t>(s)]) << "step " << s;
+    EXPECT_EQ(samples_of(backward.plan(s)), plans[s]) << "step " << s;
   const StepPlanner other(buckets, 2, 3, 43);
   EXPECT_NE(samples_of(other.plan(0)), plans[0]);
 }
@@ -185,8 +185,7 @@ TEST(ShareOut, Balanced) {
   for (int i = 0; i < 64; ++i) sum += cost.emplace_back(1 + i * 37 % 11);
   const auto rank_of = share_out(cost, 8);
   std::vector<double> load(8);
-  for (std::size_t i = 0; i < cost.size(); ++i)
-    load[static_cast<std::size_t>(rank_of[i])] += cost[i];
+  for (std::size_t i = 0; i < cost.size(); ++i) load[rank_of[i]] += cost[i];
   for (const double l : load) EXPECT_LE(l, 4.0 / 3.0 * sum / 8);
 }
 
@@ -207,12 +206,10 @@ TEST(ShareOut, TradesUntilRanksAreEven) {
   for (const int ranks : {8, 64}) {
     std::vector<double> cost;
     double sum = 0;
-    for (int i = 0; i < 8 * ranks; ++i)
-      sum += cost.emplace_back(kinds[static_cast<std::size_t>(i * 7 % 15)]);
+    for (int i = 0; i < 8 * ranks; ++i) sum += cost.emplace_back(kinds[i * 7 % 15]);
     const auto rank_of = share_out(cost, ranks);
-    std::vector<double> load(static_cast<std::size_t>(ranks));
-    for (std::size_t i = 0; i < cost.size(); ++i)
-      load[static_cast<std::size_t>(rank_of[i])] += cost[i];
+    std::vector<double> load(ranks);
+    for (std::size_t i = 0; i < cost.size(); ++i) load[rank_of[i]] += cost[i];
     EXPECT_LE(*std::max_element(load.begin(), load.end()), 1.015 * sum / ranks);
     EXPECT_EQ(share_out(cost, ranks), rank_of);
   }

@@ -13,7 +13,7 @@ namespace {
 using testing::HasSubstr;
 
 std::vector<std::byte> read(const ClipSource& source, int bucket, std::int64_t index) {
-  std::vector<std::byte> out(source.buckets()[static_cast<std::size_t>(bucket)].clip_bytes());
+  std::vector<std::byte> out(source.buckets()[bucket].clip_bytes());
   source.read(bucket, index, out);
   return out;
 }

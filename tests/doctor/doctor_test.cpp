@@ -2,8 +2,7 @@
 // it can show is in tests/e2e/test_doctor.py.
 #include <gmock/gmock.h>
 
-#include "doctor/judge.h"
-#include "doctor/measure.h"
+#include "doctor/doctor.h"
 
 namespace weft {
 namespace {
@@ -53,7 +52,7 @@ std::vector<RankFacts> healthy(int hosts) {
       r.versions = {{"weft", "0.1.0 (commit a)"}, {"NCCL", "2.28.3"}, {"CUDA driver", "13.0"}};
       r.environment = {{"NCCL_DEBUG", "WARN"}, {"CUDA_VISIBLE_DEVICES", std::to_string(i)}};
       r.device = "NVIDIA H200, 139.8 GiB";
-      r.gpu = gpus[static_cast<std::size_t>(i)].uuid;
+      r.gpu = gpus[i].uuid;
       r.host_gpus = gpus;
       r.measured = {{"device copy GB/s", 4000}, {"host to device GB/s", 55}};
       r.wrong = {{"product bf16", 0}, {"device memory", 0}};
@@ -102,12 +101,12 @@ TEST(Doctor, TellsVariablesThatMatterFromThoseOfTheLauncher) {
   auto ranks = healthy(2);
   // What Open MPI itself sets on nodes other than the first.
   for (int r = 4; r < 8; ++r) {
-    auto& e = ranks[static_cast<std::size_t>(r)].environment;
+    auto& e = ranks[r].environment;
     e["OMPI_MCA_plm"] = "rsh";
     e["OMPI_MCA_orte_ess_vpid"] = std::to_string(r);
     e["SLURM_LOCALID"] = std::to_string(r % 4);
     e["LD_LIBRARY_PATH"] = "/opt/a:/opt/b:/opt/a:";
-    ranks[static_cast<std::size_t>(r - 4)].environment["LD_LIBRARY_PATH"] = "/opt/a:/opt/b";
+    ranks[r - 4].environment["LD_LIBRARY_PATH"] = "/opt/a:/opt/b";
   }
   EXPECT_EQ(troubles(ranks).size(), 0u);
   ranks[7].environment["LD_LIBRARY_PATH"] = "/opt/b";
@@ -122,7 +121,7 @@ TEST(Doctor, TellsVariablesThatMatterFromThoseOfTheLauncher) {
 
 TEST(Doctor, OnlyWarnsOfAnotherDriver) {
   auto ranks = healthy(2);
-  for (int r = 4; r < 8; ++r) ranks[static_cast<std::size_t>(r)].versions["CUDA driver"] = "12.8";
+  for (int r = 4; r < 8; ++r) ranks[r].versions["CUDA driver"] = "12.8";
   EXPECT_EQ(trouble(ranks).level, Level::warn);
   EXPECT_EQ(verdict(judge(ranks)), Exit::done);
 }

@@ -51,14 +51,13 @@ class Abnormal(WeftTest):
 
     def test_an_exception_that_a_thread_does_not_catch(self):
         job = self.training(THROWN)
-        self.told(job, SIGNALLED + 6, r"ended by SIGABRT \(an exception that nobody caught\)",
+        self.told(job, SIGNALLED + 6, r"ended by SIGABRT \(uncaught exception\)",
                   "in step 8: ordered by WEFT_FAULT")
         self.one_list_of_calls(job)
 
     def test_an_mpi_of_another_family(self):
-        for ranks in (0, 2):
-            job = self.weft("train", "deck.toml", ranks=ranks, expect=None, shim="mpi_version=MPICH Version 4.2.0")
-            self.refused(job, 2, "compiled against Open MPI v", "runs with MPICH Version 4.2.0")
+        job = self.weft("train", "deck.toml", expect=None, shim="mpi_version=MPICH Version 4.2.0")
+        self.refused(job, 2, "Open MPI v", "MPICH Version 4.2.0")
         # MPIs that nobody has heard of are given a chance.
         self.weft("train", "deck.toml", "train.steps=2", shim="mpi_version=A New MPI 1.0")
 

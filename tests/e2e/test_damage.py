@@ -1,6 +1,6 @@
 """Flipped bits in what weft writes: weights, text features, a run's files. Each is named, or changes nothing.
 
-WEFT_FLIPS=1000 for more of them than the usual number. Clips, stores, metrics and manifests: tests/infer, tests/data, tests/observe.
+WEFT_FLIPS=1000 for more of them than the usual number. Stores: tests/data; checkpoints: tests/checkpoint, test_bad_input.py.
 """
 
 import json
@@ -96,7 +96,7 @@ class Checkpoints(WeftTest):
                     shutil.copytree(self.dir / "run", self.dir / "start", symlinks=True)
                     job = self.train("start", "train.steps=6", ranks=0)
                     self.assertRegex(job.err, rf"WARN: checkpoint start/step_10 is not usable: .*{path.name}")
-                    self.assertIn("going on from start/step_5 ", job.err)
+                    self.assertIn("resuming from start/step_5 ", job.err)
                     fell_back += 1
                     shutil.rmtree(self.dir / "start")
             path.write_bytes(good)
@@ -106,8 +106,8 @@ class Checkpoints(WeftTest):
 class RunFiles(WeftTest):
     def test_a_restart_says_what_is_damaged(self):
         self.train("run", "train.steps=4", ranks=1)
-        for name, said in (("deck.toml", "deck.toml was damaged, or changed by hand"),
-                           ("run.json", "run.json was damaged, or changed by hand"),
+        for name, said in (("deck.toml", "deck.toml is damaged"),
+                           ("run.json", "run.json is damaged"),
                            ("metrics.jsonl", "metrics.jsonl, line 1 is damaged")):
             path = self.dir / "run" / name
             good = path.read_bytes()

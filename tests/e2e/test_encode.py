@@ -5,7 +5,6 @@ import math
 import os
 import re
 import shutil
-import signal
 import struct
 import subprocess
 import time
@@ -81,7 +80,7 @@ class Encode(harness.WeftTest):
         self.assertEqual((self.dir / "two.h5").read_bytes(), one)
         # Once more: nothing to do, but for other settings.
         again = self.encode("two.h5", "vae.weights=random:1", ranks=1)
-        self.assertIn("two.h5 is made already", again.err)
+        self.assertIn("two.h5 is up to date", again.err)
         self.assertNotIn("frames/s", again.err)
         os.link(self.dir / "clips.h5", self.dir / "other_name.h5")
         self.refused(self.encode("other_name.h5", "vae.weights=random:1", ranks=1, expect=None), 2,
@@ -97,21 +96,7 @@ class Encode(harness.WeftTest):
         self.assertNotIn("micro-batch reduced", pictures.err)
         planned = float(re.search(r"memory +[0-9.]+ MiB at the peak \(([0-9.]+) planned\)", job.err)[1])
         less = self.encode("less.h5", "vae.weights=random:1", data, f"memory.arena_gib={planned * 0.8 / 1024}", ranks=1)
-        self.assertRegex(less.err, r"VAE micro-batch reduced to [123] frames? \(asked: 4\) to fit")
-
-    def test_killed_it_resumes(self):
-        self.ingest(seconds=30, frames=3)
-        self.encode("one.h5", "vae.weights=random:1", ranks=1)
-        parts = self.dir / "two.h5.parts"
-        job = self.start("encode", "deck.toml", "data.path=clips.h5", "encode.output=two.h5", "encode.text=false",
-                         "vae.weights=random:1", ranks=3)
-        while job.process.poll() is None and self.made(parts) < 4:
-            time.sleep(0.002)
-        job.kill()
-        job.wait()
-        self.encode("two.h5", "vae.weights=random:1")
-        self.assertEqual((self.dir / "two.h5").read_bytes(), (self.dir / "one.h5").read_bytes())
-        self.assertFalse(parts.exists())
+        self.assertRegex(less.err, r"micro-batch reduced to [123] frames? \(asked: 4\) to fit")
 
     def test_a_clip_that_fails_leaves_the_others(self):
         """One clip's pixels are damaged: it is named, the others are made, and alone it is made when it is whole again."""
@@ -144,23 +129,6 @@ class Encode(harness.WeftTest):
         self.assertIn(f"1 made, {report['made']} finished before", again.err)
         self.assertEqual((self.dir / "two.h5").read_bytes(), (self.dir / "one.h5").read_bytes())
 
-    def test_a_stop_of_one_rank_stops_all(self):
-        many = ("vae.weights=random:1", "data.path=synthetic:clips=100000,frames=3,height=32,width=32")  # more than are made
-        for ask in ("signal", "file"):
-            parts = self.dir / f"{ask}.h5.parts"
-            job = self.start("encode", "deck.toml", f"encode.output={ask}.h5", "encode.text=false", *many, ranks=2)
-            while job.process.poll() is None and self.made(parts) < 2:
-                time.sleep(0.002)
-            if ask == "signal":
-                os.kill(job.ranks()[1], signal.SIGUSR1)
-            else:
-                (parts / "stop").touch()
-            self.assertEqual(job.wait(), 75, job.err_so_far())
-            self.assertIn("stopped on request", job.err)
-            self.assertEqual((parts / "stopped").exists(), ask == "file")
-            made = len((parts / "encoded.jsonl").read_text().splitlines())
-            self.assertIn(f"clips     {made} made, 0 finished before, 0 failed, of 100000", job.err)
-
     def test_captions_and_measured_constants(self):
         tiny_models.write_t5(self.dir / "t5")
         (self.dir / "deck.toml").write_text(tiny_models.TINY_GENERATE_DECK)
@@ -173,7 +141,7 @@ class Encode(harness.WeftTest):
                   "ingest.frames=[3]", "ingest.height=32", "ingest.width=32")
         job = self.weft("encode", "deck.toml", "data.path=clips.h5", "encode.output=latents.h5",
                         "encode.dtype=f32", "t5.weights=t5", "vae.scale=[]", "vae.shift=[]")
-        self.assertIn("measured  vae.shift=[", job.err)
+        self.assertIn("vae.shift=[", job.err)
         said = self.weft("inspect", "latents.h5", ranks=0).out
         shift, scale = ([float(x) for x in re.search(name + r"=\[([^]]*)", job.err)[1].split(",")]
                         for name in ("vae.shift", "vae.scale"))
@@ -223,7 +191,7 @@ class Encode(harness.WeftTest):
         self.train("half", "data.path=half.h5", *common)
         self.assert_close(self.losses("half"), self.losses("online"), 1e-2)
         self.encode("drawn.h5", vae, "encode.latents=sampled")
-        self.train("drawn", "data.path=drawn.h5", *common)
+        self.train("drawn", "data.path=drawn.h5", *common, "train.steps=1")
 
         # The released constants are not this VAE's: what was measured goes along where the store is named.
         self.assertIn("WARN: scale and shift are those of the released VAE",

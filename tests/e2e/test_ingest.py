@@ -27,7 +27,7 @@ class Ingest(WeftTest):
             make_video(self.dir / "v" / name, f"testsrc2=duration={seconds}:size={size}:rate=10,hue=h={40 * i}")
         make_video(self.dir / "v" / "still.png", "mandelbrot=size=40x40:rate=1,trim=end_frame=1")
 
-    def ingest(self, inputs, *more, output="clips.h5", ranks=2, expect=0):
+    def ingest(self, inputs, *more, output="clips.h5", ranks=0, expect=0):
         return self.weft("ingest", "deck.toml", f"ingest.inputs={inputs}", f"ingest.output={output}", *SIZE, *more,
                          ranks=ranks, expect=expect)
 
@@ -57,16 +57,9 @@ class Ingest(WeftTest):
             self.refused(self.ingest(inputs, output=output, expect=None), 2, "a result would replace the input", output)
             self.assertEqual((self.dir / output).read_bytes(), before)
 
-    def test_inspect_shows_captions_on_one_line(self):
-        self.table('v/wide.mp4,"a \x1b[31m red\nERROR: forged",20,36,64,0.5625,10.0,2304,4.9,3.0,21.5,0,static,wide,?')
-        self.ingest("meta.csv")
-        said = self.weft("inspect", "clips.h5", ranks=0).out
-        self.assertIn(r"a \x1b[31m red\nERROR: forged", said)
-        self.assertNotIn("\x1b", said)
-
     def test_open_sora_table_with_filters(self):
         self.opensora()
-        job = self.ingest("meta.csv")
+        job = self.ingest("meta.csv", ranks=2)
         self.assertIn("4 kept of 4: 4 videos (100.0 %), 0 pictures", job.err)
         self.assertIn("a wide, striped picture", self.clips("clips.h5"))
         job = self.ingest("meta.csv", "--min-aes", "4.5", "--min-flow=1", "--max-ocr", "5", "--min-frames", "12")
@@ -77,6 +70,12 @@ class Ingest(WeftTest):
         self.assertRegex(job.err, r"32x32-4 +5 +100\.0 %")
         self.assertRegex(job.err, r"INFO: 5 clips|5 clips, ")
         self.assertNotIn("tall", self.clips("clips.h5"))
+        # A caption is shown on one line.
+        self.table('v/wide.mp4,"a \x1b[31m red\nERROR: forged",20,36,64,0.5625,10.0,2304,4.9,3.0,21.5,0,static,wide,?')
+        self.ingest("meta.csv")
+        said = self.weft("inspect", "clips.h5", ranks=0).out
+        self.assertIn(r"a \x1b[31m red\nERROR: forged", said)
+        self.assertNotIn("\x1b", said)
         # The same from JSON lines, where the deck has the bounds.
         rows = [{"path": "v/wide.mp4", "aes": 4.9, "cmotion": "static"}, {"path": "v/tall.mp4", "aes": 4.2, "text": "x"},
                 {"path": "v/square.mp4", "aes": None}]
@@ -125,19 +124,13 @@ class Ingest(WeftTest):
             self.assertIn(f"cannot open video {name}: it is {kind}", job.err)
 
     def test_files_that_are_not_there(self):
-        self.refused(self.ingest("nix.mp4", "--plan", expect=None), DATA, "1 of 1 item is not there: nix.mp4")
         job = self.ingest("['v/wide.mp4','nix.mp4']", "--plan", expect=None)
         self.refused(job, DATA, "1 of 2 items is not there: nix.mp4", "begin where weft was started")
-        self.assertNotIn("the list's folder", job.err)
         self.assertEqual(self.written(), [])
-        job = self.ingest("nix.mp4", expect=None)
-        self.refused(job, DATA, "nix.mp4", "begin where weft was started")
-        self.assertNotIn("list's folder", job.err)
+        self.refused(self.ingest("nix.mp4", expect=None), DATA, "nix.mp4", "begin where weft was started")
         (self.dir / "meta.csv").write_text("path,text\nv/wide.mp4,x\n" + "".join(f"v/gone{i:02}.mp4,x\n" for i in range(12)))
         job = self.ingest("meta.csv", "--plan", expect=None)
         self.refused(job, DATA, "12 of 13 items are not there: v/gone00.mp4", "and 2 more", "in the list's folder")
-        (self.dir / "meta.csv").write_text("path,text\nv/gone.mp4,x\n")
-        self.refused(self.ingest("meta.csv", expect=None), DATA, "the list's folder")
 
     def test_folder_of_the_store(self):
         for ranks in (0, 2):

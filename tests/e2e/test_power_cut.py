@@ -201,7 +201,7 @@ class PowerCut(WeftTest):
                 ahead = max(steps, default=2)
                 job = self.weft("train", "deck.toml", f"run.dir={place}", f"train.steps={ahead}",
                                 "train.checkpoint_every=0", ranks=0, expect=None)
-                taken = re.search(r"going on from \S*/step_(\d+) ", job.err)
+                taken = re.search(r"resuming from \S*/step_(\d+) ", job.err)
                 self.assertEqual(job.process.returncode, 0, job.err)
                 if taken is None:
                     self.assertIsNone(finished, job.err)  # nothing was published yet: a new start

@@ -66,7 +66,7 @@ class Reconstruct(WeftTest):
         self.refused(self.weft("reconstruct", "vae.toml", "reconstruct.output=vae.toml", ranks=2, expect=None), 3,
                      "cannot make the folder vae.toml")
         self.refused(self.weft("reconstruct", "vae.toml", "memory.arena_gib=0.0001", ranks=1, expect=None), 2,
-                     "the VAE needs")
+                     "memory.arena_gib")
 
 
 if __name__ == "__main__":

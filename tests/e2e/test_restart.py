@@ -12,11 +12,11 @@ from harness import WeftTest
 
 
 class Kill(WeftTest):
-    # Seeds of the moments at which all ranks are killed.
-    def killed_like(self, seed):
-        """Kills the run `killed` three times at random moments, each time later, then lets it end."""
-        moments = random.Random(seed)
-        for steps in sorted(moments.sample(range(1, 20), 3)):
+    def test_sigkill_of_all_ranks_at_random_moments(self):
+        """Three times, each time later; the first before there is a checkpoint."""
+        self.train("whole")
+        moments = random.Random(1)
+        for steps in (2, *sorted(moments.sample(range(5, 20), 2))):
             job = self.start("train", "deck.toml", "run.dir=killed")
             self.wait_for_steps(job, "killed", steps)
             time.sleep(moments.uniform(0, 0.03))  # anywhere in a step, or in a save
@@ -24,40 +24,15 @@ class Kill(WeftTest):
             job.wait()
             self.assert_gone(job)
         self.train("killed")
-
-    def test_sigkill_of_all_ranks_at_random_moments(self):
-        self.train("whole")
-        for seed in (1, 2, 3):
-            with self.subTest(seed=seed):
-                shutil.rmtree(self.dir / "killed", ignore_errors=True)
-                self.killed_like(seed)
-                self.assert_same_run("whole", "killed")
-
-    def test_sigkill_before_the_first_checkpoint_starts_anew(self):
-        self.train("whole", "train.steps=6", "train.checkpoint_every=0")
-        job = self.start("train", "deck.toml", "run.dir=killed", "train.steps=100000",
-                         "train.checkpoint_every=0")
-        self.wait_for_steps(job, "killed", 2)
-        self.assertIsNone(job.process.poll(), job.err_so_far())
-        job.kill()
-        job.wait()
-        self.assert_gone(job)
-        self.train("killed", "train.steps=6", "train.checkpoint_every=0")
         self.assert_same_run("whole", "killed")
 
 
 class RankCounts(WeftTest):
-    def test_two_ranks_against_one(self):
-        self.train("two", ranks=2)
-        self.train("one", ranks=1)
-        self.assertEqual(self.samples("two"), self.samples("one"))
-        self.assert_close(self.losses("two"), self.losses("one"))
-
-    def test_checkpoint_of_two_ranks_on_one_three_and_four(self):
+    def test_checkpoint_of_two_ranks_on_one_and_three(self):
         self.train("two", "train.steps=10")
         shutil.copytree(self.dir / "two", self.dir / "half", symlinks=True)
         self.train("two")
-        for ranks in (1, 3, 4):
+        for ranks in (1, 3):
             with self.subTest(ranks=ranks):
                 run = f"on{ranks}"
                 shutil.copytree(self.dir / "half", self.dir / run, symlinks=True)
@@ -67,8 +42,8 @@ class RankCounts(WeftTest):
                 self.assert_close(self.losses(run), self.losses("two"))
 
     def test_more_ranks_than_micro_batches(self):
-        waiting = "WARN: train.micro_batches = 1 gives work to 1 of 3 ranks"
-        self.assertNotIn(waiting[:30], self.train("one", "train.micro_batches=1", "train.steps=6", ranks=1).err)
+        waiting = "WARN: train.micro_batches = 1"
+        self.assertNotIn(waiting, self.train("one", "train.micro_batches=1", "train.steps=6", ranks=1).err)
         self.assertIn(waiting, self.train("three", "train.micro_batches=1", "train.steps=6", ranks=3).err)
         self.assertEqual(self.samples("three"), self.samples("one"))
         self.assert_close(self.losses("three"), self.losses("one"))
@@ -91,19 +66,13 @@ class Stop(WeftTest):
         self.train("whole", steps)
         self.assert_same_run("whole", "stopped")
 
-    def stopped(self, send):
-        """Starts a run and calls send(job) after some steps."""
+    def test_sigterm_to_one_rank(self):
+        """SIGUSR1 to mpiexec: test_report.py."""
         job = self.begin()
         self.wait_for_steps(job, "stopped", 7)
-        send(job)
+        os.kill(job.ranks()[1], signal.SIGTERM)
         self.goes_on(job)
         self.assertGreaterEqual(len(self.metrics("whole")), 12)
-
-    def test_sigterm_to_one_rank(self):
-        self.stopped(lambda job: os.kill(job.ranks()[1], signal.SIGTERM))
-
-    def test_sigusr1_to_mpiexec(self):
-        self.stopped(lambda job: job.process.send_signal(signal.SIGUSR1))
 
     def test_sigterm_during_start_up(self):
         """As soon as weft runs a request to stop is honoured: exit 75, and the same command goes on."""
@@ -123,8 +92,8 @@ class Stop(WeftTest):
                                 shim=f"init_signal={int(number)}")
                 self.assertEqual(self.latest(run), f"step_{len(self.metrics(run))}")
                 self.assertIn(f"asked to stop by {number.name}", job.err)
-                # A command that saves nothing ends by it.
-                self.weft("help", "deck", ranks=0, expect=-number, shim=f"init_signal={int(number)}")
+        # A command that saves nothing ends by it.
+        self.weft("help", "deck", ranks=0, expect=-number, shim=f"init_signal={int(number)}")
 
     def test_computing_threads_never_take_a_stop_signal(self):
         # oneDNN's sgemm keeps data where a handler's stack frame would go: one thread, which computes nothing, takes them.
@@ -224,7 +193,7 @@ class Clocks(WeftTest):
             job = self.weft("train", "deck.toml", "run.dir=run", shim="wall_clock_of_ranks=86400")
         self.assertNotIn("SLURM_JOB_END_TIME", job.err)
         self.assertEqual(len(self.metrics("run")), 20)
-        for seconds in (-86400, -30, 30):
+        for seconds in (-86400, 30):
             with self.subTest(seconds=seconds):
                 run = f"stopped{seconds}"
                 # Two seconds before the margin begins, at which a slow host has done less.

@@ -1,5 +1,5 @@
-"""weft score on a small network with random weights and small videos: the same table at any number of ranks, after a kill,
-a stop and the loss of a rank, and what becomes of files that are not as they should be."""
+"""weft score on a small network with random weights and small videos: the same table at any number of ranks and after a kill,
+and what becomes of files that are not as they should be."""
 
 import contextlib
 import csv
@@ -33,7 +33,7 @@ class Score(WeftTest):
         super().setUp()
         (self.dir / "deck.toml").write_text(DECK)
 
-    def score(self, table, output, *overrides, ranks=1, expect=0, **options):
+    def score(self, table, output, *overrides, ranks=0, expect=0, **options):
         return self.weft("score", "deck.toml", f"score.input={table}", f"score.output={output}", *overrides, ranks=ranks,
                          expect=expect, **options)
 
@@ -70,7 +70,7 @@ class Tables(Score):
         text = "\ufeffnote,path\r\n" + "".join(f'"a, ""{i}""\nb",{p}\r\n' for i, p in enumerate(paths))
         (self.dir / "in.csv").write_bytes(text.encode())
         said = self.score("in.csv", "one.csv")
-        for ranks in (2, 4):
+        for ranks in (2, 3):
             self.score("in.csv", f"{ranks}.csv", ranks=ranks)
             self.assertEqual((self.dir / f"{ranks}.csv").read_bytes(), (self.dir / "one.csv").read_bytes())
         # What was in the table is as it was.
@@ -135,8 +135,8 @@ class Tables(Score):
         self.table("in.csv", paths + paths[:2])
         self.score("in.csv", "all.csv")
         rows = []
-        for k in (1, 2, 3, 4):
-            self.score("in.csv", f"{k}.csv", f"score.shard={k}/4", ranks=2 if k == 2 else 1)
+        for k in (1, 2, 3):
+            self.score("in.csv", f"{k}.csv", f"score.shard={k}/3", ranks=2 if k == 2 else 0)
             rows += self.rows(f"{k}.csv")
         self.assertEqual(rows, self.rows("all.csv"))
         self.refused(self.score("in.csv", "x.csv", "score.shard=5/4", expect=None), 2, "score.shard")
@@ -253,7 +253,7 @@ class BadInput(Score):
                 ("missing.csv", "out.csv", [], 3, "cannot open missing.csv"),
                 ("folder", "out.csv", [], 3, "folder folder has no videos and no pictures"),
                 ("in.csv", "out.jsonl", [], 2, "score.output = out.jsonl"),
-                ("in.txt", "out.csv", [], 3, "in.txt is no list"),
+                ("in.txt", "out.csv", [], 3, "in.txt is not a list"),
                 ("in.csv", "folder", [], 2, "is a folder"),
                 ("in.csv", "in.csv", [], 2, "a result would replace the input in.csv"),
                 ("in.csv", "none.csv/out.csv", [], 3, "none.csv/out.csv.parts"),
@@ -265,44 +265,26 @@ class BadInput(Score):
                 ("in.csv", "out.csv", ["score.weights=other.safetensors"], 3, "other.safetensors"),
                 ("in.csv", "out.csv", ["memory.arena_gib=0.0001"], 2, "a frame of 64x64 needs")):
             with self.subTest(said=said):
-                self.refused(self.score(table, output, *overrides, ranks=2, expect=None), code, said)
+                self.refused(self.score(table, output, *overrides, expect=None), code, said)
                 self.assertFalse((self.dir / "out.csv").exists())
 
 
 class Restarts(Score):
-    def many(self, count=60, *options):
-        self.table("in.csv", self.pictures(count) + ["missing.png"])
-        self.score("in.csv", "one.csv", *options, expect=3)
-        return (self.dir / "one.csv").read_bytes()
-
-    def scored(self, job, output, files):
-        """Waits until so many files are scored, or the job has ended."""
+    def test_killed_it_gives_the_same_table(self):
+        """A table, whose parts are joined at the end. Stops: tests/jobs/engine, test_generate.py."""
+        self.table("in.csv", self.pictures(60) + ["missing.png"])
+        self.score("in.csv", "one.csv", expect=3)
+        job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", ranks=2)
         found = 0
-        while found < files and job.process.poll() is None:
+        while found < 20 and job.process.poll() is None:
             with contextlib.suppress(FileNotFoundError):
-                found = sum(p.read_bytes().count(b'{"name"') for p in (self.dir / f"{output}.parts").glob("score*.jsonl"))
+                found = sum(p.read_bytes().count(b'{"name"') for p in (self.dir / "two.csv.parts").glob("score*.jsonl"))
             time.sleep(0.002)
-
-    def test_killed_anywhere_it_gives_the_same_table(self):
-        wanted = self.many()
-        for done in (1, 40):  # what was in hand at the first kill is not in hand at the second
-            job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", ranks=2)
-            self.scored(job, "two.csv", done)
-            job.kill()
-            job.wait()
+        job.kill()
+        job.wait()
         job = self.score("in.csv", "two.csv", ranks=2, expect=3)
         self.assertIn("scored before", job.err)
-        self.assertEqual((self.dir / "two.csv").read_bytes(), wanted)
-
-    def test_stopped_it_goes_on(self):
-        wanted = self.many(600)  # in all much longer than until the file is looked for
-        job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", ranks=2)
-        self.scored(job, "two.csv", 3)
-        (self.dir / "two.csv.parts/stop").touch()
-        self.assertEqual(job.wait(), 75, job.err)
-        self.assertFalse((self.dir / "two.csv").exists())
-        self.score("in.csv", "two.csv", ranks=2, expect=3)
-        self.assertEqual((self.dir / "two.csv").read_bytes(), wanted)
+        self.assertEqual((self.dir / "two.csv").read_bytes(), (self.dir / "one.csv").read_bytes())
 
 
 class Threads(Score):

@@ -1,7 +1,6 @@
 """Storage that is slow or stalls: reads of clips that take seconds, by a library between weft and the system (tests/shim)."""
 
 import re
-import time
 import unittest
 
 from harness import WeftTest
@@ -14,15 +13,8 @@ class Storage(WeftTest):
         super().setUp()
         self.ingest(seconds=12, size=16)
 
-    def wait_until(self, job, true, timeout=120):
-        until = time.monotonic() + timeout
-        while not true():
-            self.assertIsNone(job.process.poll(), job.err_so_far())
-            self.assertLess(time.monotonic(), until, job.err_so_far())
-            time.sleep(0.01)
-
     def wait_for_text(self, job, text):
-        self.wait_until(job, lambda: text in job.err_so_far())
+        self.until(job, lambda: text in job.err_so_far())
 
     def train_slowly(self, shim, *overrides, expect=0):
         return self.weft("train", "deck.toml", "data.path=clips.h5", "train.steps=4",
@@ -76,7 +68,7 @@ class Storage(WeftTest):
         # The last save is complete, and going on from it is exact.
         self.weft("inspect", "run/step_20", ranks=0)
         on = self.train("run", "train.steps=24", "train.checkpoint_every=0", *wide)
-        self.assertIn("going on from run/step_20", on.err)
+        self.assertIn("resuming from run/step_20", on.err)
         self.assert_same_run("whole", "run")
 
     def test_a_save_that_is_asked_for_waits_and_happens(self):
@@ -86,7 +78,7 @@ class Storage(WeftTest):
         self.wait_for_text(job, "asked to save")
         self.release.touch()
         saved = self.dir / "run"
-        self.wait_until(job, lambda: any(p.name.startswith("step_") and p.name != "step_20" and (p / "verified").exists()
+        self.until(job, lambda: any(p.name.startswith("step_") and p.name != "step_20" and (p / "verified").exists()
                                          for p in saved.iterdir()))
         (self.dir / "run" / "stop").touch()
         self.assertEqual(job.wait(), 75, job.err)

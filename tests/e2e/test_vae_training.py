@@ -48,7 +48,7 @@ class VaeTraining(WeftTest):
         self.assertEqual(self.samples("two"), self.samples("one")[:6])
         self.assert_close(self.losses("two"), losses[:6], 1e-4)
         self.vae("parts", "train.steps=4", ranks=2)
-        self.assertIn("going on from", self.vae("parts", ranks=2).err)
+        self.assertIn("resuming from", self.vae("parts", ranks=2).err)
         self.assert_same_run("two", "parts")
 
     def test_the_discriminator_and_its_averages_are_in_the_checkpoint(self):

@@ -1,7 +1,7 @@
-// Drives a fuzz target without libFuzzer: DRIVER CORPUS RUNS [SEED]. Runs every file of the folder
-// CORPUS, then RUNS mutations of them, the same ones for the same seed. CORPUS.dict, where there is
-// one, holds words to insert, as libFuzzer reads them. An input that ends the process is kept as
-// finding_NAME in the directory the driver was started in.
+// Drives a fuzz target without libFuzzer: weft_fuzz CORPUS RUNS [SEED]. The folder CORPUS has the
+// target's name. Runs every file of it, then RUNS mutations of them, the same ones for the same
+// seed. CORPUS.dict, where there is one, holds words to insert, as libFuzzer reads them. An input
+// that ends the process is kept as finding_NAME in the directory the driver was started in.
 #include <sanitizer/common_interface_defs.h>
 
 #include <algorithm>
@@ -142,7 +142,9 @@ int main(int argc, char** argv) {
   }
   const fs::path folder = argv[1];
   const long runs = std::atol(argv[2]);
-  finding = "finding_" + folder.filename().string();
+  const std::string name = folder.filename().string();
+  finding = "finding_" + name;
+  weft::fuzz::choose(name);
   __sanitizer_set_death_callback(keep);
   const std::vector<std::string> corpus = read_corpus(folder);
   weft::fuzz::require(!corpus.empty(), folder.string() + " is empty");
@@ -151,6 +153,6 @@ int main(int argc, char** argv) {
   Mutator mutator(corpus, read_dictionary(folder.string() + ".dict"),
                   argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
   for (long i = 0; i < runs; ++i) run(mutator.next());
-  std::printf("%s: %zu files, %ld mutations\n", folder.filename().c_str(), corpus.size(), runs);
+  std::printf("%s: %zu files, %ld mutations\n", name.c_str(), corpus.size(), runs);
   return 0;
 }

@@ -1,6 +1,5 @@
-// What the fuzz targets share. A target is one parser and LLVMFuzzerTestOneInput; what it may do
-// with any bytes is to take them or to throw weft::Error. libFuzzer drives it (make fuzz), or
-// driver.cpp (ctest).
+// What the fuzz targets (targets.cpp) share. libFuzzer drives them (make fuzz), or driver.cpp
+// (ctest).
 #pragma once
 
 #include <cstddef>
@@ -15,6 +14,9 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
 namespace weft::fuzz {
+
+// Which target LLVMFuzzerTestOneInput runs: by name. libFuzzer's has it from WEFT_FUZZ_TARGET.
+void choose(std::string_view name);
 
 // A finding unless `holds`: says `what` and aborts.
 void require(bool holds, const std::string& what);

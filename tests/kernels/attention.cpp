@@ -49,9 +49,7 @@ Tensor rotary_table(std::int64_t positions, std::int64_t D) {
 }
 
 // A tensor that may be missing: its place among a case's inputs, or -1.
-Tensor at(const Tensors& in, int place) {
-  return place < 0 ? Tensor() : in[static_cast<std::size_t>(place)];
-}
+Tensor at(const Tensors& in, int place) { return place < 0 ? Tensor() : in[place]; }
 
 void add_self(Cases& cases, const Self& a, DType dtype) {
   const std::int64_t C = a.H * a.D;
@@ -128,8 +126,8 @@ void add_cross(Cases& cases, std::int64_t N, std::int64_t H, std::int64_t D,
   std::int32_t total = 0, longest = 0;
   for (std::int64_t b = 0; b < B; ++b) {
     offsets.data<std::int32_t>()[b] = total;
-    total += lengths[static_cast<std::size_t>(b)];
-    longest = std::max(longest, lengths[static_cast<std::size_t>(b)]);
+    total += lengths[b];
+    longest = std::max(longest, lengths[b]);
   }
   offsets.data<std::int32_t>()[B] = total;
   const std::int64_t rows = total + padding;

@@ -1,5 +1,5 @@
-// Cases of ops/batch_norm.h (kernels/norm/batch_norm.cu beside src/ops/cpu/batch_norm.cpp).
-#include "ops/batch_norm.h"
+// Cases of ops/norm.h (kernels/norm/batch_norm.cu beside src/ops/cpu/batch_norm.cpp).
+#include "ops/norm.h"
 
 #include <fmt/format.h>
 

@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/philox.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

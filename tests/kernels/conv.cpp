@@ -1,11 +1,10 @@
-// Cases of ops/conv.h and ops/conv/pyramid.h (kernels/conv/ beside src/ops/cpu/conv/).
+// Cases of ops/conv.h and ops/conv.h (kernels/conv/ beside src/ops/cpu/conv/).
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "ops/conv.h"
-#include "ops/conv/pyramid.h"
 #include "tests/kernels/cases.h"
 #include "tests/kernels/fp64.h"
 

@@ -1,10 +1,10 @@
-// Cases of ops/conv/deform.h (kernels/conv/deform.cu beside src/ops/cpu/conv/deform.cpp).
+// Cases of ops/conv.h (kernels/conv/deform.cu beside src/ops/cpu/conv/deform.cpp).
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "ops/conv/deform.h"
+#include "ops/conv.h"
 #include "tests/kernels/cases.h"
 #include "tests/kernels/fp64.h"
 

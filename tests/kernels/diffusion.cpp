@@ -1,9 +1,9 @@
-// Cases of ops/diffusion.h (kernels/diffusion.cu beside src/ops/cpu/diffusion.cpp).
+// Cases of ops/random.h (kernels/diffusion.cu beside src/ops/cpu/diffusion.cpp).
 #include <fmt/format.h>
 
 #include <iterator>
 
-#include "ops/diffusion.h"
+#include "ops/random.h"
 #include "tests/kernels/cases.h"
 #include "tests/kernels/fp64.h"
 

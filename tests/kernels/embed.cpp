@@ -1,9 +1,9 @@
-// Cases of ops/embed.h (kernels/embed.cu beside src/ops/cpu/embed.cpp).
+// Cases of ops/layout.h (kernels/embed.cu beside src/ops/cpu/embed.cpp).
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "ops/embed.h"
+#include "ops/layout.h"
 #include "tests/kernels/cases.h"
 #include "tests/kernels/fp64.h"
 

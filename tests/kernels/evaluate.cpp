@@ -1,5 +1,5 @@
-// Cases of ops/evaluate.h (kernels/evaluate.cu beside src/ops/cpu/evaluate.cpp).
-#include "ops/evaluate.h"
+// Cases of ops/loss.h (kernels/evaluate.cu beside src/ops/cpu/evaluate.cpp).
+#include "ops/loss.h"
 
 #include <fmt/format.h>
 

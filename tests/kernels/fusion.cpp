@@ -1,5 +1,5 @@
-// Cases of ops/fusion.h (kernels/fusion.cu beside src/ops/cpu/fusion.cpp).
-#include "ops/fusion.h"
+// Cases of ops/pointwise.h (kernels/fusion.cu beside src/ops/cpu/fusion.cpp).
+#include "ops/pointwise.h"
 
 #include <fmt/format.h>
 

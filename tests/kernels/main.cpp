@@ -4,12 +4,12 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "bench/ceiling.h"
-#include "cli/program.h"
+#include "bench/bench.h"
+#include "cli/cli.h"
 #include "core/error.h"
-#include "core/version.h"
+#include "core/host.h"
 #include "parallel/rank_device.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "tests/kernels/cases.h"
 #include "train/memory_plan.h"
 

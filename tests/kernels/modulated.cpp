@@ -1,5 +1,5 @@
-// Cases of ops/conv/modulated.h (kernels/conv/modulated.cu beside src/ops/cpu/conv/modulated.cpp).
-#include "ops/conv/modulated.h"
+// Cases of ops/conv.h (kernels/conv/modulated.cu beside src/ops/cpu/conv/modulated.cpp).
+#include "ops/conv.h"
 
 #include <fmt/format.h>
 

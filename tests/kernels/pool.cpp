@@ -1,11 +1,11 @@
-// Cases of ops/pool.h (kernels/pool.cu beside src/ops/cpu/pool.cpp).
+// Cases of ops/resize.h (kernels/pool.cu beside src/ops/cpu/pool.cpp).
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "ops/pointwise.h"
-#include "ops/pool.h"
+#include "ops/resize.h"
 #include "tests/kernels/cases.h"
 #include "tests/kernels/fp64.h"
 

@@ -1,10 +1,10 @@
-// Cases of ops/reduce.h (kernels/reduce.cu beside src/ops/cpu/reduce.cpp).
+// Cases of ops/optimizer.h (kernels/reduce.cu beside src/ops/cpu/reduce.cpp).
 #include <fmt/format.h>
 
 #include <cmath>
 #include <limits>
 
-#include "ops/reduce.h"
+#include "ops/optimizer.h"
 #include "tests/kernels/cases.h"
 #include "tests/kernels/fp64.h"
 
@@ -42,8 +42,8 @@ void add_carry(Cases& cases, std::int64_t count, double odd) {
   c.tolerance = 0;
   c.inputs = {};
   c.run = [=](std::vector<Tensor>&) {
-    std::vector<double> values(static_cast<std::size_t>(count), 0.5);
-    values[static_cast<std::size_t>(count / 2)] = odd;
+    std::vector<double> values(count, 0.5);
+    values[count / 2] = odd;
     const Tensor of = Tensor::from_host(std::span<const double>(values), {count});
     Tensor sum = Tensor::empty({1}, DType::f64);
     const double before = 3;

@@ -1,5 +1,5 @@
-// Cases of ops/norm/spade.h (kernels/norm/spade.cu beside src/ops/cpu/spade.cpp).
-#include "ops/norm/spade.h"
+// Cases of ops/norm.h (kernels/norm/spade.cu beside src/ops/cpu/spade.cpp).
+#include "ops/norm.h"
 
 #include <fmt/format.h>
 

@@ -1,11 +1,11 @@
-// Cases of ops/text_loss.h (kernels/text_loss.cu beside src/ops/cpu/text_loss.cpp).
+// Cases of ops/loss.h (kernels/text_loss.cu beside src/ops/cpu/text_loss.cpp).
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
-#include "ops/text_loss.h"
+#include "ops/loss.h"
 #include "tests/kernels/cases.h"
 #include "tests/kernels/fp64.h"
 

@@ -1,5 +1,5 @@
-// Cases of ops/volume.h (kernels/volume.cu beside src/ops/cpu/volume.cpp).
-#include "ops/volume.h"
+// Cases of ops/resize.h (kernels/volume.cu beside src/ops/cpu/volume.cpp).
+#include "ops/resize.h"
 
 #include <fmt/format.h>
 

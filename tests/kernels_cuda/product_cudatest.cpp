@@ -15,15 +15,14 @@
 #include "matmul/product.cuh"
 #include "matmul/tuning.cuh"
 #include "ops/matmul.h"
-#include "tensor/arena.h"
 #include "tensor/device.h"
-#include "tensor/tf32.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 namespace {
 
 std::vector<float> numbers(std::int64_t n, int seed) {
-  std::vector<float> v(static_cast<std::size_t>(n));
+  std::vector<float> v(n);
   std::uint32_t state = static_cast<std::uint32_t>(seed) * 2654435761u + 1;
   for (float& x : v) {
     state = state * 1664525u + 1013904223u;
@@ -288,8 +287,7 @@ TEST_F(Products, ACaptureNeitherMeasuresNorKeepsWhatItTook) {
   const std::int64_t m = 24, n = 48, k = 32;  // a shape that no other test has
   const auto dy = numbers(m * n, 1), w = numbers(n * k, 2);
   const Tensor tdy = on_device(dy, {m, n}, DType::f32), tw = on_device(w, {n, k}, DType::f32);
-  Tensor dx =
-      on_device(std::vector<float>(static_cast<std::size_t>(m * k), 0.0f), {m, k}, DType::f32);
+  Tensor dx = on_device(std::vector<float>(m * k, 0.0f), {m, k}, DType::f32);
   Tensor other = Tensor::empty({m, m}, DType::f32);
   ops::linear_forward(tdy, tdy, Tensor(), Tensor(), other);  // the library's workspace is made
   kernels::set_matmul_tuning(table_, 0);
@@ -298,7 +296,7 @@ TEST_F(Products, ACaptureNeitherMeasuresNorKeepsWhatItTook) {
   const DeviceGraph graph = device_runtime().end_capture({});
   EXPECT_TRUE(lines().empty());
   for (int i = 0; i < 3; ++i) device_runtime().launch(graph);
-  std::vector<float> expected(static_cast<std::size_t>(m * k));
+  std::vector<float> expected(m * k);
   for (std::int64_t i = 0; i < m; ++i)
     for (std::int64_t q = 0; q < k; ++q)
       for (std::int64_t j = 0; j < n; ++j) expected[i * k + q] += dy[i * n + j] * w[j * k + q];

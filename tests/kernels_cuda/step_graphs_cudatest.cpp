@@ -13,14 +13,14 @@
 #include "core/philox.h"
 #include "data/clip_source.h"
 #include "data/step_plan.h"
-#include "jobs/deck_tables.h"
+#include "jobs/jobs.h"
 #include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
 #include "nn/parameters.h"
 #include "ops/pointwise.h"
-#include "tensor/arena.h"
 #include "tensor/device.h"
-#include "train/step_device.h"
+#include "tensor/tensor.h"
+#include "train/step_work.h"
 
 namespace weft {
 namespace {
@@ -59,7 +59,7 @@ TEST_P(StageDecks, NineOfTenMicroBatchesAreReplayed) {
     const std::vector<MicroBatch> plan = planner->plan(step);
     std::vector<double> costs;
     for (const MicroBatch& m : plan)
-      costs.push_back(static_cast<double>(tokens(buckets[static_cast<std::size_t>(m.bucket)])) *
+      costs.push_back(static_cast<double>(tokens(buckets[m.bucket])) *
                       static_cast<double>(m.clips.size()));
     const std::vector<int> owner = owners(costs, ranks, false);
     std::vector<const MicroBatch*> mine;
@@ -72,11 +72,10 @@ TEST_P(StageDecks, NineOfTenMicroBatchesAreReplayed) {
       const std::int64_t clips = std::ssize(m.clips);
       // As Trainer::run_micro_batch() and Stdit3Task::prepare() make it; new weights are on their
       // way in a step's first.
-      const std::string key = fmt::format(
-          "bucket {} clips {} first {} last {} arriving {} captions {}", m.bucket, clips, i == 0,
-          i + 1 == mine.size(), i == 0 && step > 0,
-          padded_caption_rows(rows, clips,
-                              clips * tokens(buckets[static_cast<std::size_t>(m.bucket)])));
+      const std::string key =
+          fmt::format("bucket {} clips {} first {} last {} arriving {} captions {}", m.bucket,
+                      clips, i == 0, i + 1 == mine.size(), i == 0 && step > 0,
+                      padded_caption_rows(rows, clips, clips * tokens(buckets[m.bucket])));
       graphs.run(key, table, [&] { ops::fill_zero(scratch); });
     }
   }

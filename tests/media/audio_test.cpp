@@ -14,30 +14,16 @@
 #include "core/error.h"
 #include "media/video_reader.h"
 #include "media/writers.h"
+#include "tests/folder.h"
 #include "tests/media/wav.h"
 
 namespace weft {
 namespace {
 
 using testing::HasSubstr;
-namespace fs = std::filesystem;
 
-class AudioTest : public testing::Test {
+class AudioTest : public FolderTest {
  protected:
-  void SetUp() override {
-    dir_ =
-        fs::temp_directory_path() / ("weft_audio_" + std::to_string(getpid()) + "_" +
-                                     testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(dir_);
-    fs::create_directories(dir_);
-  }
-  void TearDown() override { fs::remove_all(dir_); }
-
-  std::string write(const std::string& name, const std::string& bytes) const {
-    const std::string path = (dir_ / name).string();
-    std::ofstream(path, std::ios::binary) << bytes;
-    return path;
-  }
   void expect_broken(const std::string& path, const std::string& what,
                      const MediaAccess& access = {}) {
     try {
@@ -49,8 +35,6 @@ class AudioTest : public testing::Test {
       EXPECT_THAT(e.what(), HasSubstr(what));
     }
   }
-
-  fs::path dir_;
 };
 
 TEST_F(AudioTest, SamplesOfTheSameRateAreTheFilesOwn) {
@@ -82,8 +66,7 @@ TEST_F(AudioTest, StereoIsTheMeanAndResampled) {
 TEST_F(AudioTest, LengthsAreExactAtAnyRate) {
   for (const int rate : {8000, 11025, 22050, 44100, 96000})
     for (const int count : {1, 1000, 44101}) {
-      const auto path = write(
-          "a.wav", wav(std::vector<std::int16_t>(static_cast<std::size_t>(count), 100), 1, rate));
+      const auto path = write("a.wav", wav(std::vector<std::int16_t>(count, 100), 1, rate));
       EXPECT_EQ(read_speech(path).size(),
                 static_cast<std::size_t>((count * 16000LL + rate - 1) / rate))
           << rate << " " << count;

@@ -1,4 +1,4 @@
-#include "media/bytes/file_kind.h"
+#include "media/file_kind.h"
 
 #include <gtest/gtest.h>
 

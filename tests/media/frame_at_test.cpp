@@ -1,5 +1,5 @@
 // One frame of a video; validation/check_frames.py compares its bytes with OpenCV's.
-#include "media/frame_at.h"
+#include "media/video_reader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,41 +10,31 @@
 
 #include "core/error.h"
 #include "media/writers.h"
+#include "tests/folder.h"
 
 namespace weft {
 namespace {
 
 using testing::HasSubstr;
-namespace fs = std::filesystem;
 
 constexpr std::int64_t height = 48, width = 64, frames = 14;
 
 // Grey of the upper half of a frame; the lower one is 10 levels darker.
 int grey(std::int64_t frame) { return 30 + 15 * static_cast<int>(frame); }
 
-class FrameAt : public testing::Test {
+class FrameAt : public FolderTest {
  protected:
   void SetUp() override {
-    dir_ =
-        fs::temp_directory_path() / ("weft_frame_" + std::to_string(getpid()) + "_" +
-                                     testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(dir_);
-    fs::create_directories(dir_);
+    FolderTest::SetUp();
     std::vector<std::uint8_t> rgb;
     for (std::int64_t i = 0; i < frames * height * width * 3; ++i) {
       const std::int64_t frame = i / (height * width * 3), row = i / (width * 3) % height;
       rgb.push_back(static_cast<std::uint8_t>(grey(frame) - (row < height / 2 ? 0 : 10)));
     }
     write_mp4(path("clip.mp4"), {rgb.data(), frames, height, width}, 24);
-    std::ifstream in(path("clip.mp4"), std::ios::binary);
-    clip_.assign(std::istreambuf_iterator<char>(in), {});
+    clip_ = read("clip.mp4");
   }
-  void TearDown() override { fs::remove_all(dir_); }
 
-  std::string path(const std::string& name) const { return (dir_ / name).string(); }
-  void write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(path(name), std::ios::binary) << bytes;
-  }
   PickedFrame at(const std::string& name, std::int64_t index,
                  const MediaAccess& access = {}) const {
     return frame_at({path(name)}, index, access);
@@ -55,11 +45,10 @@ class FrameAt : public testing::Test {
   static void is_black(const PickedFrame& f, std::int64_t side_y, std::int64_t side_x) {
     EXPECT_EQ(f.height, side_y);
     EXPECT_EQ(f.width, side_x);
-    EXPECT_EQ(f.rgb, std::vector<std::uint8_t>(static_cast<std::size_t>(side_y * side_x * 3)));
+    EXPECT_EQ(f.rgb, std::vector<std::uint8_t>(side_y * side_x * 3));
     EXPECT_THAT(f.fault, HasSubstr("a black frame stands in"));
   }
 
-  fs::path dir_;
   std::string clip_;  // bytes of clip.mp4
 };
 

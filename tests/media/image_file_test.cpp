@@ -10,8 +10,8 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "media/bytes/orientation.h"
-#include "media/pillow_resize.h"
+#include "media/file_kind.h"
+#include "media/resize.h"
 #include "media/video_reader.h"
 
 namespace weft {
@@ -57,7 +57,7 @@ TEST(PillowResize, MakesThePixelsOfPillow) {
   for (const auto& c : cases) {
     const auto rgb = picture(c.from_height, c.from_width);
     const std::int64_t stride = c.width * 3 + 5;
-    std::vector<std::uint8_t> wide(static_cast<std::size_t>(c.height * stride), 77), out;
+    std::vector<std::uint8_t> wide(c.height * stride, 77), out;
     pillow_resize({rgb.data(), c.from_height, c.from_width, c.from_width * 3}, c.height, c.width,
                   PillowFilter::bilinear, wide.data(), stride);
     for (std::int64_t y = 0; y < c.height; ++y) {
@@ -93,7 +93,7 @@ TEST(PillowResize, OfAWindowIsTheCropOfTheWhole) {
     for (const PillowFilter filter : {PillowFilter::bilinear, PillowFilter::bicubic}) {
       const auto rgb = picture(c.from_height, c.from_width);
       const RgbView in = {rgb.data(), c.from_height, c.from_width, c.from_width * 3};
-      std::vector<std::uint8_t> whole(static_cast<std::size_t>(c.height * c.width * 3)), wanted;
+      std::vector<std::uint8_t> whole(c.height * c.width * 3), wanted;
       pillow_resize(in, c.height, c.width, filter, whole.data(), c.width * 3);
       const PixelWindow& w = c.window;
       for (std::int64_t y = w.top; y < w.top + w.height; ++y)
@@ -103,6 +103,32 @@ TEST(PillowResize, OfAWindowIsTheCropOfTheWhole) {
       pillow_resize_window(in, c.height, c.width, filter, w, got.data(), w.width * 3);
       EXPECT_EQ(got, wanted) << c.from_height;
     }
+}
+
+// Of the same pictures through Image.resize(..., BICUBIC) of Pillow and the crop of
+// resize_crop_to_fill.
+TEST(PillowResize, CoversAsOpenSoraCropsReferences) {
+  const struct {
+    std::int64_t from_height, from_width, height, width, sum, weighted;
+    std::vector<std::uint8_t> first_row;
+  } cases[] = {
+      {9, 14, 4, 4, 6186, 150336, {122, 131, 149, 127, 132, 132}},
+      {5, 4, 7, 10, 27688, 2896369, {40, 89, 160, 44, 98, 167}},
+      {6, 6, 6, 6, 14033, 762416, {0, 53, 106, 37, 90, 143}},
+      {40, 31, 13, 29, 143822, 82452436, {153, 195, 25, 50, 106, 127}},
+  };
+  for (const auto& c : cases) {
+    const auto rgb = picture(c.from_height, c.from_width);
+    VideoFrame frame;
+    frame.rgb = rgb.data();
+    frame.stride = c.from_width * 3;
+    frame.height = c.from_height;
+    frame.width = c.from_width;
+    const auto out = cover_bicubic(frame, c.height, c.width);
+    ASSERT_EQ(out.size(), static_cast<std::size_t>(c.height * c.width * 3));
+    EXPECT_EQ(sums(out), std::pair(c.sum, c.weighted)) << c.height;
+    EXPECT_EQ(std::vector<std::uint8_t>(out.begin(), out.begin() + 6), c.first_row) << c.height;
+  }
 }
 
 // Where (i + 0.5) * in / out would be 1.
@@ -306,7 +332,7 @@ TEST(ImageFile, RefusesOtherLabels) {
     EXPECT_THAT(refused([&] { decode_labels(from_hex(f->hex), "the labels", {}); }),
                 HasSubstr("labels the labels are"));
   EXPECT_THAT(refused([] { decode_labels(from_hex(jpeg_grey.hex), "the labels", {}); }),
-              HasSubstr("no PNG"));
+              HasSubstr("PNG"));
 }
 
 // Every beginning of a file is an error that names it, and so is every file with one byte changed,
@@ -461,9 +487,7 @@ TEST_F(ImageFileOnDisk, FootageIsSetUprightAlike) {
     const UprightWalk walk = upright_walk(orientation, 5, 6, 6 * 3);
     for (std::int64_t y = 0, i = 0; y < height; ++y)
       for (std::int64_t x = 0; x < width; ++x, i += 3)
-        ASSERT_EQ(turned[static_cast<std::size_t>(i)],
-                  plain[static_cast<std::size_t>(walk.first + y * walk.down + x * walk.along)])
-            << orientation;
+        ASSERT_EQ(turned[i], plain[walk.first + y * walk.down + x * walk.along]) << orientation;
   }
 }
 

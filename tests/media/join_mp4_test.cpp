@@ -1,5 +1,5 @@
 // Clips joined from segments, with sound.
-#include "media/join_mp4.h"
+#include "media/writers.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,30 +12,23 @@
 #include "core/error.h"
 #include "media/audio.h"
 #include "media/video_reader.h"
-#include "media/writers.h"
+#include "tests/folder.h"
 #include "tests/media/wav.h"
 
 namespace weft {
 namespace {
 
 using testing::HasSubstr;
-namespace fs = std::filesystem;
 
 constexpr double fps = 25;
 
-class JoinMp4 : public testing::Test {
+class JoinMp4 : public FolderTest {
  protected:
   void SetUp() override {
-    dir_ =
-        fs::temp_directory_path() / ("weft_join_" + std::to_string(getpid()) + "_" +
-                                     testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(dir_);
-    fs::create_directories(dir_);
+    FolderTest::SetUp();
     clip_ = read_frames({"lavfi:testsrc2=duration=2:rate=25:size=64x48", MediaTrust::deck});
     ASSERT_EQ(clip_.frames, 50);
   }
-  void TearDown() override { fs::remove_all(dir_); }
-
   std::string file(const std::string& name) const { return (dir_ / name).string(); }
   std::string bytes(const std::string& path) const {
     std::ifstream in(path, std::ios::binary);
@@ -84,7 +77,6 @@ class JoinMp4 : public testing::Test {
     EXPECT_FALSE(fs::exists(file("out.mp4.tmp")));
   }
 
-  fs::path dir_;
   Footage clip_;
 };
 

@@ -10,29 +10,16 @@
 #include "media/resize.h"
 #include "media/video_reader.h"
 #include "media/writers.h"
+#include "tests/folder.h"
 
 namespace weft {
 namespace {
 
 using testing::HasSubstr;
-namespace fs = std::filesystem;
 
 const std::string bars = "lavfi:testsrc2=duration=1:rate=12:size=64x48";
 
-class MediaTest : public testing::Test {
- protected:
-  void SetUp() override {
-    dir_ =
-        fs::temp_directory_path() / ("weft_media_" + std::to_string(getpid()) + "_" +
-                                     testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(dir_);
-    fs::create_directories(dir_);
-  }
-  void TearDown() override { fs::remove_all(dir_); }
-  std::string file(const std::string& name) const { return (dir_ / name).string(); }
-
-  fs::path dir_;
-};
+using MediaTest = FolderTest;
 
 ClipView view(const Footage& clip) {
   return {clip.rgb.data(), clip.frames, clip.height, clip.width};
@@ -97,11 +84,11 @@ TEST_F(MediaTest, Mp4RoundTrip) {
       {"lavfi:gradients=size=96x64:rate=10:duration=1.2:c0=0x202020:c1=0xE0E0E0:n=2:seed=3",
        MediaTrust::deck});
   ASSERT_EQ(made.frames, 12);
-  write_mp4(file("clip.mp4"), view(made), 10);
-  VideoReader reader({file("clip.mp4"), MediaTrust::untrusted});
+  write_mp4(path("clip.mp4"), view(made), 10);
+  VideoReader reader({path("clip.mp4"), MediaTrust::untrusted});
   EXPECT_NEAR(reader.fps(), 10, 0.01);
   EXPECT_EQ(reader.frames(), 12);
-  const Footage back = read_frames({file("clip.mp4"), MediaTrust::untrusted});
+  const Footage back = read_frames({path("clip.mp4"), MediaTrust::untrusted});
   ASSERT_EQ(back.frames, 12);
   ASSERT_EQ(back.rgb.size(), made.rgb.size());
   EXPECT_GT(psnr(made.rgb, back.rgb), 38);
@@ -109,37 +96,32 @@ TEST_F(MediaTest, Mp4RoundTrip) {
 
 TEST_F(MediaTest, AnMp4GrowsPieceByPiece) {
   const Footage made = read_frames({bars, MediaTrust::deck}, 12);
-  write_mp4(file("whole.mp4"), view(made), 10);
+  write_mp4(path("whole.mp4"), view(made), 10);
   {
-    Mp4Writer writer(file("pieces.mp4"), made.height, made.width, 10);
+    Mp4Writer writer(path("pieces.mp4"), made.height, made.width, 10);
     const std::int64_t frame = made.height * made.width * 3;
     for (const auto& [first, count] : {std::pair(0, 5), {5, 1}, {6, 6}})
       writer.add({made.rgb.data() + first * frame, count, made.height, made.width});
     writer.finish();
-    Mp4Writer unfinished(file("unfinished.mp4"), made.height, made.width, 10);
+    Mp4Writer unfinished(path("unfinished.mp4"), made.height, made.width, 10);
     unfinished.add(view(made));
   }
-  EXPECT_FALSE(fs::exists(file("unfinished.mp4")));
-  const auto bytes = [&](const char* name) {
-    std::ifstream in(file(name), std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(in), {});
-  };
-  EXPECT_EQ(bytes("pieces.mp4"), bytes("whole.mp4"));
+  EXPECT_FALSE(fs::exists(path("unfinished.mp4")));
+  EXPECT_EQ(read("pieces.mp4"), read("whole.mp4"));
 }
 
 TEST_F(MediaTest, Mp4KeepsColours) {
   const Footage made =
       read_frames({"lavfi:color=c=0xC04020:size=32x32:rate=5:duration=1", MediaTrust::deck});
-  write_mp4(file("clip.mp4"), view(made), 5);
-  const Footage back = read_frames({file("clip.mp4"), MediaTrust::untrusted}, 1);
-  for (int c = 0; c < 3; ++c)
-    EXPECT_NEAR(back.rgb[static_cast<std::size_t>(c)], made.rgb[static_cast<std::size_t>(c)], 4);
+  write_mp4(path("clip.mp4"), view(made), 5);
+  const Footage back = read_frames({path("clip.mp4"), MediaTrust::untrusted}, 1);
+  for (int c = 0; c < 3; ++c) EXPECT_NEAR(back.rgb[c], made.rgb[c], 4);
 }
 
 TEST_F(MediaTest, OddSizesGrowByOne) {
   const Footage made = read_frames({bars, MediaTrust::deck}, 3, 33, 45);
-  write_mp4(file("odd.mp4"), view(made), 23.976);
-  const Footage back = read_frames({file("odd.mp4"), MediaTrust::untrusted});
+  write_mp4(path("odd.mp4"), view(made), 23.976);
+  const Footage back = read_frames({path("odd.mp4"), MediaTrust::untrusted});
   EXPECT_EQ(back.frames, 3);
   EXPECT_EQ(back.height, 34);
   EXPECT_EQ(back.width, 46);
@@ -148,42 +130,42 @@ TEST_F(MediaTest, OddSizesGrowByOne) {
 
 TEST_F(MediaTest, OneFrame) {
   const Footage made = read_frames({bars, MediaTrust::deck}, 1);
-  write_mp4(file("one.mp4"), view(made), 24);
-  EXPECT_EQ(read_frames({file("one.mp4"), MediaTrust::untrusted}).frames, 1);
+  write_mp4(path("one.mp4"), view(made), 24);
+  EXPECT_EQ(read_frames({path("one.mp4"), MediaTrust::untrusted}).frames, 1);
 }
 
 TEST_F(MediaTest, PngRoundTripIsExact) {
   const Footage made = read_frames({bars, MediaTrust::deck}, 1);
-  write_png(file("a.png"), made.height, made.width, made.rgb);
-  VideoReader reader({file("a.png"), MediaTrust::untrusted});
+  write_png(path("a.png"), made.height, made.width, made.rgb);
+  VideoReader reader({path("a.png"), MediaTrust::untrusted});
   EXPECT_TRUE(reader.is_image());
   EXPECT_EQ(reader.frames(), 1);
-  const Footage back = read_frames({file("a.png"), MediaTrust::untrusted});
+  const Footage back = read_frames({path("a.png"), MediaTrust::untrusted});
   EXPECT_EQ(back.frames, 1);
   EXPECT_EQ(back.rgb, made.rgb);
 }
 
 TEST_F(MediaTest, BrokenVideos) {
-  expect_broken(file("missing.mp4"), "No such file");
-  std::ofstream(file("text.mp4")) << "this is no video\n";
-  expect_broken(file("text.mp4"), "cannot");
-  std::ofstream(file("empty.avi")).flush();
-  expect_broken(file("empty.avi"), "cannot");
+  expect_broken(path("missing.mp4"), "No such file");
+  std::ofstream(path("text.mp4")) << "this is no video\n";
+  expect_broken(path("text.mp4"), "cannot");
+  std::ofstream(path("empty.avi")).flush();
+  expect_broken(path("empty.avi"), "cannot");
   expect_broken("lavfi:nosuchfilter=1", "is not allowed");
 }
 
 // An MP4 keeps its index at the end: without it nothing can be read.
 TEST_F(MediaTest, TruncatedMp4) {
-  write_mp4(file("clip.mp4"), view(read_frames({bars, MediaTrust::deck})), 12);
-  fs::resize_file(file("clip.mp4"), fs::file_size(file("clip.mp4")) / 2);
-  expect_broken(file("clip.mp4"), "cannot open");
+  write_mp4(path("clip.mp4"), view(read_frames({bars, MediaTrust::deck})), 12);
+  fs::resize_file(path("clip.mp4"), fs::file_size(path("clip.mp4")) / 2);
+  expect_broken(path("clip.mp4"), "cannot open");
 }
 
 TEST_F(MediaTest, UnwritableResults) {
   const Footage made = read_frames({bars, MediaTrust::deck}, 1);
-  EXPECT_THROW(write_mp4(file("no/such/dir.mp4"), view(made), 24), Error);
-  EXPECT_THROW(write_png(file("no/such/dir.png"), made.height, made.width, made.rgb), Error);
-  EXPECT_THROW(write_mp4(file("a.mp4"), view(made), 0), Error);
+  EXPECT_THROW(write_mp4(path("no/such/dir.mp4"), view(made), 24), Error);
+  EXPECT_THROW(write_png(path("no/such/dir.png"), made.height, made.width, made.rgb), Error);
+  EXPECT_THROW(write_mp4(path("a.mp4"), view(made), 0), Error);
   EXPECT_TRUE(fs::is_empty(dir_));
 }
 
@@ -200,8 +182,7 @@ VideoFrame frame_of(const std::vector<std::uint8_t>& rgb, std::int64_t height, s
 TEST(CoverResizeTest, KnownValues) {
   std::vector<std::uint8_t> ramp(8 * 3);  // one row, 0 30 60 ... 210
   for (int x = 0; x < 8; ++x)
-    for (int c = 0; c < 3; ++c)
-      ramp[static_cast<std::size_t>(x * 3 + c)] = static_cast<std::uint8_t>(30 * x);
+    for (int c = 0; c < 3; ++c) ramp[x * 3 + c] = static_cast<std::uint8_t>(30 * x);
   CoverResize resize;
   std::vector<std::uint8_t> out(2 * 3);
   // 1x8 -> covers 1x2 as 1x8, cropped to the two in the middle.
@@ -213,7 +194,7 @@ TEST(CoverResizeTest, KnownValues) {
   out.resize(4 * 4 * 3);
   resize(frame_of(square, 2, 2), 4, 4, out.data());
   const int expected[] = {0, 25, 75, 100};
-  for (int x = 0; x < 4; ++x) EXPECT_EQ(out[static_cast<std::size_t>(x * 3)], expected[x]);
+  for (int x = 0; x < 4; ++x) EXPECT_EQ(out[x * 3], expected[x]);
 }
 
 // References of a clip go on unrounded.

@@ -9,11 +9,10 @@
 #include "core/error.h"
 #include "media/video_reader.h"
 #include "media/writers.h"
+#include "tests/folder.h"
 
 namespace weft {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::int64_t height = 48, width = 64;
 
@@ -28,25 +27,8 @@ std::vector<std::uint8_t> quarters(std::int64_t frame) {
   return rgb;
 }
 
-class ShownTest : public testing::Test {
+class ShownTest : public FolderTest {
  protected:
-  void SetUp() override {
-    dir_ =
-        fs::temp_directory_path() / ("weft_shown_" + std::to_string(getpid()) + "_" +
-                                     testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(dir_);
-    fs::create_directories(dir_);
-  }
-  void TearDown() override { fs::remove_all(dir_); }
-
-  std::string path(const std::string& name) const { return (dir_ / name).string(); }
-  std::string read(const std::string& name) const {
-    std::ifstream in(path(name), std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
-  void write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(path(name), std::ios::binary) << bytes;
-  }
   void make(const std::string& name, std::int64_t frames, double fps) const {
     Mp4Writer writer(path(name), height, width, fps);
     for (std::int64_t i = 0; i < frames; ++i) writer.add({quarters(i).data(), 1, height, width});
@@ -58,8 +40,6 @@ class ShownTest : public testing::Test {
     while (reader.next() != nullptr) ++frames;
     return frames;
   }
-
-  fs::path dir_;
 };
 
 std::string big_endian(std::int64_t value) {

@@ -126,8 +126,7 @@ TEST_F(WeightsTest, OtherFormatsAreRoundedOnceAndBuffersAdded) {
 TEST_F(WeightsTest, HalfPrecisionFilesAreWidened) {
   Model model(tiny_model(), 4);
   std::vector<bf16> low(12);
-  for (int i = 0; i < 12; ++i)
-    low[static_cast<std::size_t>(i)] = bf16(0.1f * static_cast<float>(i));
+  for (int i = 0; i < 12; ++i) low[i] = bf16(0.1f * static_cast<float>(i));
   std::vector<SafetensorWrite> list;
   for (const auto& p : model.net.params().all())
     list.push_back({p->name,
@@ -142,8 +141,7 @@ TEST_F(WeightsTest, HalfPrecisionFilesAreWidened) {
   write_safetensors(path_, list);
   load_weights(path_, model.net.params());
   const Tensor& bias = model.net.params().find("t_embedder.mlp.0.bias")->value;
-  for (int i = 0; i < 12; ++i)
-    EXPECT_EQ(bias.data<float>()[i], static_cast<float>(low[static_cast<std::size_t>(i)]));
+  for (int i = 0; i < 12; ++i) EXPECT_EQ(bias.data<float>()[i], static_cast<float>(low[i]));
 }
 
 TEST_F(WeightsTest, AModelThatIsOnlyRunKeepsBf16Alone) {

@@ -99,8 +99,8 @@ inline Vec differences(Vec& v, const std::function<double()>& loss, double h = 1
 inline void randomise_batch_norm(const nn::BatchNorm& w, std::uint64_t stream) {
   const Vec v = random_values(2 * w.weight->shape[0], stream, 0.4);
   for (std::int64_t c = 0; c < w.weight->shape[0]; ++c) {
-    w.weight->value.data<float>()[c] = static_cast<float>(1 + v[static_cast<std::size_t>(2 * c)]);
-    w.bias->value.data<float>()[c] = static_cast<float>(v[static_cast<std::size_t>(2 * c + 1)]);
+    w.weight->value.data<float>()[c] = static_cast<float>(1 + v[2 * c]);
+    w.bias->value.data<float>()[c] = static_cast<float>(v[2 * c + 1]);
   }
 }
 

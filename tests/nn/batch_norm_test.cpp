@@ -198,8 +198,7 @@ TEST_F(BatchNormTest, FrozenWeightsAndInputs) {
   EXPECT_FALSE(a_.weight->grad_written);
   for (std::int64_t i = 0; i < shape.numel(); ++i)
     EXPECT_EQ(residual->grad.data<float>()[i],
-              y.data<float>()[i] > 0 ? static_cast<float>(cotangent_[static_cast<std::size_t>(i)])
-                                     : 0.0f);
+              y.data<float>()[i] > 0 ? static_cast<float>(cotangent_[i]) : 0.0f);
 }
 
 TEST_F(BatchNormTest, OnePositionHasNoVariance) {

@@ -96,18 +96,16 @@ class AnnounceTest : public OpTest {
     table_.begin_step([this](int b) { announced_.push_back(b); });
   }
   void use(std::initializer_list<int> which) {
-    for (const int i : which) table_.note_use(*p_[static_cast<std::size_t>(i)]);
+    for (const int i : which) table_.note_use(*p_[i]);
   }
   void done(std::initializer_list<int> which) {
     for (const int i : which) {
-      Parameter& p = *p_[static_cast<std::size_t>(i)];
+      Parameter& p = *p_[i];
       if (p.trainable) p.grad_to_add().data<float>()[0] += 1;
       table_.note_done(p);
     }
   }
-  float grad(int i, std::int64_t element) {
-    return p_[static_cast<std::size_t>(i)]->grad.data<float>()[element];
-  }
+  float grad(int i, std::int64_t element) { return p_[i]->grad.data<float>()[element]; }
   using Order = std::vector<int>;
 
   ParameterTable table_;
@@ -161,7 +159,7 @@ TEST_F(AnnounceTest, UnusedParametersAreZeroAndAnnouncedAtTheEnd) {
   table_.finish_step();
   EXPECT_EQ(announced_, (Order{0, 1, 2, 3, 4}));
   for (const int i : {1, 3})
-    for (const float g : p_[static_cast<std::size_t>(i)]->grad.span<float>()) ASSERT_EQ(g, 0);
+    for (const float g : p_[i]->grad.span<float>()) ASSERT_EQ(g, 0);
   EXPECT_EQ(grad(2, 0), 1);
 }
 

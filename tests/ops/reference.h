@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "core/philox.h"
-#include "tensor/arena.h"
 #include "tensor/tensor.h"
 
 namespace weft::test {

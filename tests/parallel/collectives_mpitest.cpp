@@ -1,5 +1,6 @@
 // Reduce-scatter, all-gather, all-to-all, bf16 as the communication dtype: right values at any
 // length, the same bits on every rank and every time, and operations that do not fit together.
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "core/parts.h"
 #include "core/philox.h"
 #include "parallel/communicator.h"
+#include "parallel/mpi_collectives.h"
 #include "tests/parallel/tensors.h"
 
 namespace weft {
@@ -103,7 +105,7 @@ TEST_P(CollectivesTest, DoublesAreSummedAsDoubles) {
 
 template <class T>
 void expect_gathered(Communicator& comm, std::int64_t n) {
-  std::vector<T> v(static_cast<std::size_t>(n)), whole(v.size());
+  std::vector<T> v(n), whole(v.size());
   for (std::size_t i = 0; i < whole.size(); ++i)
     for (std::size_t b = 0; b < sizeof(T); ++b)
       reinterpret_cast<unsigned char*>(&whole[i])[b] = static_cast<unsigned char>(i * 37 + b * 11);
@@ -169,7 +171,7 @@ TEST_P(CollectivesTest, ManyAtOnceOfAllKinds) {
       tickets.push_back(comm_->all_reduce_sum(std::span<double>(doubles.back())));
       tensors.push_back(values(n * size_, rank_, stream + 1000));
       received.emplace_back(tensors.back().size());
-      const std::vector<std::int64_t> counts(static_cast<std::size_t>(size_), n);
+      const std::vector<std::int64_t> counts(size_, n);
       tickets.push_back(
           comm_->all_to_all(over(tensors.back()), counts, over(received.back()), counts));
     }
@@ -183,8 +185,7 @@ TEST_P(CollectivesTest, ManyAtOnceOfAllKinds) {
       EXPECT_EQ(doubles[at][0], size_ * (size_ - 1) / 2);
       for (int r = 0; r < size_; ++r) {
         const std::vector<float> sent = values(n * size_, r, static_cast<std::uint64_t>(1100 + k));
-        EXPECT_EQ(received[at][static_cast<std::size_t>(r * n)],
-                  sent[static_cast<std::size_t>(rank_ * n)]);
+        EXPECT_EQ(received[at][r * n], sent[rank_ * n]);
       }
     }
     tensors.insert(tensors.end(), received.begin(), received.end());
@@ -199,12 +200,12 @@ TEST_P(CollectivesTest, ManyAtOnceOfAllKinds) {
 TEST_P(CollectivesTest, AnAllToAllThatDoesNotFitIsTold) {
   if (size_ == 1) GTEST_SKIP() << "one rank agrees with itself";
   const auto comm = make_mpi_communicator(MPI_COMM_WORLD, 30);
-  std::vector<std::int64_t> from_counts(static_cast<std::size_t>(size_), 4);
+  std::vector<std::int64_t> from_counts(size_, 4);
   const std::vector<std::int64_t> to_counts = from_counts;
   // Rank 0 alone has more for the last than that one awaits.
   if (rank_ == 0) from_counts.back() = 5;
-  std::vector<float> from(static_cast<std::size_t>(4 * size_ + (rank_ == 0 ? 1 : 0)), 1.0f);
-  std::vector<float> to(static_cast<std::size_t>(4 * size_));
+  std::vector<float> from(4 * size_ + (rank_ == 0 ? 1 : 0), 1.0f);
+  std::vector<float> to(4 * size_);
   if (rank_ != size_ - 1) {
     comm->wait(comm->all_to_all(over(from), from_counts, over(to), to_counts));
     MPI_Barrier(MPI_COMM_WORLD);
@@ -246,6 +247,42 @@ TEST(TwoCommunicators, DoNotMix) {
     EXPECT_EQ(in_a[k], std::vector<float>(100000, ranks));
     EXPECT_EQ(in_b[k], std::vector<float>(70000, 2 * ranks));
   }
+}
+
+}  // namespace
+
+// The sizes of boxes. What they carry is tested by the collectives (collectives_mpitest.cpp).
+namespace {
+
+struct Sizes {
+  std::size_t room = 0, under_way = 0;
+};
+
+// With so many ranks a host.
+Sizes sizes_of(const char* ranks_a_host) {
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  setenv("WEFT_COMM_NODE_RANKS", ranks_a_host, 1);
+  const std::atomic<bool> stop = false;
+  Mailboxes boxes(comm, stop);
+  unsetenv("WEFT_COMM_NODE_RANKS");
+  const Sizes sizes{boxes.room(), boxes.room() * static_cast<std::size_t>(boxes.depth())};
+  boxes.close(true);
+  MPI_Comm_free(&comm);
+  return sizes;
+}
+
+// Open MPI's btl_tcp_eager_limit is 64 KiB, its own header included: a longer message waits for the
+// receiver's leave.
+TEST(MailboxTest, MessagesToOtherHostsNeedNoLeave) {
+  int ranks = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  if (ranks == 1) GTEST_SKIP() << "no other host";
+  const Sizes together = sizes_of("4"), apart = sizes_of("1");
+  EXPECT_LE(apart.room + 1024, std::size_t{64} << 10);
+  // Smaller boxes, but nearly as many bytes under way.
+  EXPECT_GE(apart.under_way * 10, together.under_way * 9);
+  EXPECT_LE(apart.under_way, together.under_way);
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ TEST_F(CommunicatorTest, KnowsItsPlace) {
 TEST_F(CommunicatorTest, SumsOfAllLengths) {
   for (const std::int64_t n :
        {std::int64_t{1}, std::int64_t{7}, std::int64_t{1} << 16, 3 * (std::int64_t{1} << 20) + 5}) {
-    std::vector<double> expected(static_cast<std::size_t>(n), 0.0);
+    std::vector<double> expected(n, 0.0);
     for (int r = 0; r < size_; ++r) {
       const auto part = values(n, r, 7);
       for (std::size_t i = 0; i < part.size(); ++i) expected[i] += static_cast<double>(part[i]);
@@ -102,9 +102,9 @@ TEST_F(CommunicatorTest, WaitInAnyOrderAndTwice) {
     tensors.emplace_back(std::size_t{5000}, static_cast<float>(rank_ + k));
   for (auto& t : tensors) tickets.push_back(comm_->all_reduce_sum(over(t)));
   for (const int k : {3, 5, 0, 4, 1, 2, 5, 0}) {
-    comm_->wait(tickets[static_cast<std::size_t>(k)]);
+    comm_->wait(tickets[k]);
     const float expected = static_cast<float>(size_ * (size_ - 1) / 2 + size_ * k);
-    EXPECT_EQ(tensors[static_cast<std::size_t>(k)], std::vector<float>(5000, expected)) << k;
+    EXPECT_EQ(tensors[k], std::vector<float>(5000, expected)) << k;
   }
 }
 

@@ -140,9 +140,7 @@ TEST_P(DeviceCommunicatorTest, OrderAgainstTheComputeStream) {
     device.zero(t.raw(), t.bytes(), Stream::compute);
   }
   for (int round = 0; round < 6; ++round)
-    EXPECT_EQ(on_host<float>(results[static_cast<std::size_t>(round)]),
-              sums<float>(n, size_, round))
-        << round;
+    EXPECT_EQ(on_host<float>(results[round]), sums<float>(n, size_, round)) << round;
 }
 
 TEST_P(DeviceCommunicatorTest, ManyOutstandingWaitedForInAnyOrder) {
@@ -153,12 +151,9 @@ TEST_P(DeviceCommunicatorTest, ManyOutstandingWaitedForInAnyOrder) {
     tensors.push_back(on_device(terms<float>(length(k), rank_, k)));
     tickets.push_back(comm_->all_reduce_sum(tensors.back()));
   }
-  for (const int k : {3, 11, 0, 5, 3, 1, 2, 4, 6, 7, 10, 9, 8, 11})
-    comm_->wait(tickets[static_cast<std::size_t>(k)]);
+  for (const int k : {3, 11, 0, 5, 3, 1, 2, 4, 6, 7, 10, 9, 8, 11}) comm_->wait(tickets[k]);
   for (int k = 0; k < 12; ++k)
-    EXPECT_EQ(on_host<float>(tensors[static_cast<std::size_t>(k)]),
-              sums<float>(length(k), size_, k))
-        << k;
+    EXPECT_EQ(on_host<float>(tensors[k]), sums<float>(length(k), size_, k)) << k;
 }
 
 TEST_P(DeviceCommunicatorTest, SaysWhatItIs) {

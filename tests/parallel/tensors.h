@@ -12,7 +12,7 @@ namespace weft {
 // Numbers of [-0.5, 0.5) that every rank can compute for any other.
 inline std::vector<float> values(std::int64_t n, int rank, std::uint64_t stream) {
   const Philox random(1, Purpose::noise, static_cast<std::uint64_t>(rank), stream);
-  std::vector<float> v(static_cast<std::size_t>(n));
+  std::vector<float> v(n);
   // One block of four a time: lengths here go into the millions.
   for (std::size_t i = 0; i < v.size(); i += 4) {
     const auto b = random.block(static_cast<std::uint32_t>(i / 4));

@@ -24,12 +24,14 @@ class OpTimesTest : public testing::Test {
   Tensor none_;
 };
 
-// FLOPs of what `call` does and the rate that they are to run at.
+// FLOPs of what `call` does, the rate that they are to run at, and the share of them that are the
+// model's.
 template <class Call>
-void expect_flops(const Rates& rates, double flops, double rate, const Call& call) {
+void expect_flops(const Rates& rates, double flops, double rate, const Call& call,
+                  double counted = 1) {
   OpTimes times(rates);
   call();
-  EXPECT_DOUBLE_EQ(times.flops(), flops);
+  EXPECT_NEAR(times.flops(), counted * flops, 1e-9 * flops);
   EXPECT_NEAR(times.seconds(), 1.5 * flops / rate, 1e-9 * flops / rate);
 }
 
@@ -72,14 +74,58 @@ TEST_F(OpTimesTest, LinearLayers) {
   expect_flops(rates_, product, rate, [&] { ops::linear_backward_weight(y, x, w, bias, false); });
 }
 
-TEST_F(OpTimesTest, WideAttention) {
-  // 2 frames, 6 x 6 pairs of positions, 4 channels; two products forward, five backward.
-  const double product = 2.0 * 2 * 36 * 4;
-  Tensor qkv = tensor({2, 6, 3, 4}), out = tensor({2, 6, 4}), lse = tensor({2, 6});
-  expect_flops(rates_, 2 * product, rates_.attention_forward,
-               [&] { ops::wide_attention_forward(qkv, out, lse); });
-  expect_flops(rates_, 5 * product, rates_.attention_backward,
-               [&] { ops::wide_attention_backward(qkv, out, lse, out, qkv); });
+TEST_F(OpTimesTest, LinearLayersWithAnActivation) {
+  const double product = 2.0 * 7 * 3 * 5;
+  Tensor x = tensor({7, 3}), w = tensor({5, 3}), bias = tensor({5}), z = tensor({7, 5});
+  const double rate = rates_.products;
+  expect_flops(rates_, product, rate, [&] { ops::linear_gelu_forward(x, w, bias, z, z); });
+  Tensor next = tensor({5, 3}), dy = tensor({7, 5}), dz = tensor({7, 3});
+  expect_flops(rates_, product, rate,
+               [&] { ops::linear_gelu_backward_input(dy, next, dz, dz, dz); });
+}
+
+// Two products forward; five backward, of which one repeats the scores.
+TEST_F(OpTimesTest, Attention) {
+  const double forward = rates_.attention_forward, backward = rates_.attention_backward;
+  {
+    // 2 frames, 6 x 6 pairs of positions, 4 channels.
+    const double product = 2.0 * 2 * 36 * 4;
+    Tensor qkv = tensor({2, 6, 3, 4}), out = tensor({2, 6, 4}), lse = tensor({2, 6});
+    expect_flops(rates_, 2 * product, forward, [&] { ops::wide_attention_forward(qkv, out, lse); });
+    expect_flops(
+        rates_, 5 * product, backward,
+        [&] { ops::wide_attention_backward(qkv, out, lse, out, qkv); }, 0.8);
+  }
+  {
+    // 2 clips of 3 frames of 5 tokens, 2 heads of 4 channels.
+    Tensor qkv = tensor({2, 3, 5, 3, 2, 4}), out = tensor({2, 3, 5, 8}), none;
+    for (const auto axis : {ops::Axis::space, ops::Axis::time}) {
+      const std::int64_t length = axis == ops::Axis::space ? 5 : 3;
+      const double product = 2.0 * 2 * 15 * static_cast<double>(length) * 8;
+      Tensor lse = tensor({30 / length, 2, length});
+      expect_flops(rates_, 2 * product, forward,
+                   [&] { ops::self_attention_forward(qkv, none, none, none, axis, out, lse); });
+      expect_flops(
+          rates_, 5 * product, backward,
+          [&] {
+            ops::self_attention_backward(qkv, none, none, none, axis, out, lse, out, qkv, none_,
+                                         none_);
+          },
+          0.8);
+    }
+  }
+  {
+    // 2 clips of 6 tokens, which see 3 and 4 rows of captions.
+    const double product = 2.0 * 6 * 7 * 8;
+    Tensor q = tensor({2, 6, 8}), kv = tensor({7, 16}), offsets = tensor({3}),
+           out = tensor({2, 6, 8});
+    Tensor lse = tensor({24});
+    expect_flops(rates_, 2 * product, forward,
+                 [&] { ops::cross_attention_forward(q, kv, offsets, 2, out, lse); });
+    expect_flops(
+        rates_, 5 * product, backward,
+        [&] { ops::cross_attention_backward(q, kv, offsets, 2, out, lse, out, q, kv); }, 0.8);
+  }
 }
 
 TEST_F(OpTimesTest, WhatMemoryBounds) {

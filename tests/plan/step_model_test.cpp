@@ -1,67 +1,88 @@
-// The formulas against the tables of docs/plan.md: traffic of a block, machine constants, expected
-// maximum.
+// Dry runs and formulas against the tables of docs/plan.md: traffic of a block, machine constants,
+// expected maximum.
 #include "plan/step_model.h"
-#include "models/stdit3/cost.h"
-#include "models/stdit3/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 
 #include "core/error.h"
-#include "models/stdit3/stdit3.h"
-#include "plan/machine.h"
+#include "models/stdit3/task.h"
+#include "plan/plan.h"
 
 namespace weft {
 namespace {
 
 using testing::HasSubstr;
 
-Stdit3Config xl2() {
-  Stdit3Config m;
-  m.dtype = "bf16";
-  m.freeze_y_embedder = true;
-  return m;
-}
+// STDiT3-XL/2 in bf16, and clips of T frames of S tokens with captions of 300.
+struct Xl2 {
+  Deck deck;
+  std::unique_ptr<Stdit3Task> task;
+  AbsentRanks sharing{1, 2};
 
-Rates ideal() { return {790e12, 790e12, 790e12, 4.3e12, 0, "ideal"}; }
+  explicit Xl2(bool shared = false) {
+    deck.model.dtype = "bf16";
+    deck.get<Stdit3Deck>().freeze_y_embedder = true;
+    task = std::make_unique<Stdit3Task>(deck);
+    task->share_clips(shared ? &sharing : nullptr);
+    task->params().allocate(1 << 22, true, true);
+  }
+  MicroBatchCost cost(std::int64_t clips, std::int64_t T, std::int64_t S, double recompute = 0) {
+    const Rates ideal{790e12, 790e12, 790e12, 4.3e12, 0, "ideal"};
+    Bucket b;
+    b.clips = clips;
+    b.channels = 4;
+    b.dtype = DType::f32;
+    b.frames = T;
+    b.height = S == 256 ? 32 : S == 1590 ? 60 : 90;
+    b.width = 4 * S / b.height;
+    b.pixel_frames = 51, b.pixel_height = 8 * b.height, b.pixel_width = 8 * b.width;
+    return dry_run_cost(*task, b, clips, recompute, DeviceKind::cuda, ideal, 370e9);
+  }
+};
 
-TEST(MicroBatchCost, RooflineTable) {
+// Against docs/plan.md, Traffic of a block: sums by hand for operations whose gates, residuals and
+// modulations cost nothing of their own, so that the model's own code takes a little longer.
+TEST(DryRun, RooflineTable) {
   struct Row {
     std::int64_t clips, T, S;
     double forward, backward;  // ms
   };
   const Row rows[] = {{1, 4, 256, 3.0, 6.2},   {20, 15, 256, 228, 465}, {5, 15, 1590, 378, 785},
                       {2, 30, 1590, 303, 628}, {2, 15, 3600, 378, 800}, {1, 30, 3600, 378, 800}};
+  Xl2 model;
   for (const Row& r : rows) {
-    const MicroBatchCost c = micro_batch_cost(xl2(), {r.clips, r.T, r.S, 300, 0}, ideal());
-    // The table has two to three digits; it leaves out what stands before and behind the blocks.
-    EXPECT_NEAR(1e3 * c.forward, r.forward, 0.02 * r.forward + 0.2) << r.T << "x" << r.S;
-    EXPECT_NEAR(1e3 * c.backward, r.backward, 0.02 * r.backward + 0.2) << r.T << "x" << r.S;
+    const MicroBatchCost c = model.cost(r.clips, r.T, r.S);
+    EXPECT_GE(1e3 * c.forward, 0.99 * r.forward) << r.T << "x" << r.S;
+    EXPECT_LE(1e3 * c.forward, 1.13 * r.forward) << r.T << "x" << r.S;
+    EXPECT_GE(1e3 * c.backward, 0.99 * r.backward) << r.T << "x" << r.S;
+    EXPECT_LE(1e3 * c.backward, 1.07 * r.backward) << r.T << "x" << r.S;
   }
 }
 
 // Three times the forward's operations (docs/models/stdit3.md, Operations), as the model itself
 // counts them.
-TEST(MicroBatchCost, Flops) {
-  const MicroBatchCost c = micro_batch_cost(xl2(), {1, 15, 1590, 300, 0}, ideal());
+TEST(DryRun, Flops) {
+  Xl2 model;
+  const MicroBatchCost c = model.cost(1, 15, 1590);
   EXPECT_NEAR(c.flops, 169.5e12, 0.01 * 169.5e12);
-  const Stdit3 model(xl2());
-  EXPECT_NEAR(c.flops, 3 * model.forward_flops(15, 1590, 300), 1e-6 * c.flops);
+  EXPECT_NEAR(c.flops, 3 * model.task->model().forward_flops(15, 1590, 300), 5e-3 * c.flops);
 }
 
-TEST(MicroBatchCost, RecomputationAndSequenceParallelism) {
-  const MicroBatchShape shape{2, 30, 1590, 300, 0.5};
-  const MicroBatchCost half = micro_batch_cost(xl2(), shape, ideal());
-  EXPECT_NEAR(half.again, 0.5 * half.forward, 0.01 * half.forward);
-  const MicroBatchCost shared = micro_batch_cost(xl2(), shape, ideal(), 2, 370e9);
-  // Half the tokens, but the captions whole; and 4 exchanges a pair of half a rank's share.
-  EXPECT_NEAR(shared.forward, half.forward / 2, 0.03 * half.forward);
-  EXPECT_NEAR(shared.exchange, 28 * 4 * (2.0 * 1152 * 47700) / 2 / 370e9, 1e-9);
+TEST(DryRun, RecomputationAndSequenceParallelism) {
+  const MicroBatchCost half = Xl2().cost(2, 30, 1590, 0.5);
+  EXPECT_NEAR(half.again, 0.5 * half.forward, 0.02 * half.forward);
   EXPECT_EQ(half.exchange, 0);
+  const MicroBatchCost shared = Xl2(true).cost(2, 30, 1590, 0.5);
+  // Half the tokens, but the captions whole, and pieces that are packed. The cut changes before
+  // every block but the first, forward and backward; then the output is gathered.
+  EXPECT_NEAR(shared.forward, half.forward / 2, 0.05 * half.forward);
+  EXPECT_NEAR(shared.exchange, 2 * 55 * (2.0 * 1152 * 47700) / 2 / 370e9, 0.01 * shared.exchange);
 }
 
 CommModel comm(const std::string& fabric, double share, bool hierarchical) {
@@ -173,35 +194,43 @@ TEST(StepTime, WhatCannotBeHidden) {
 
 // Gradients are complete in the order of the backward, and the weights of what comes first are
 // needed at once.
-TEST(BucketSchedule, FollowsTheBlocks) {
-  Stdit3Config deck = xl2();
-  deck.hidden_size = 64;
-  deck.num_heads = 4;
-  deck.depth = 4;
-  deck.caption_channels = 16;
-  Stdit3 model(deck);
-  model.params().allocate(1 << 16, true, true);
-  const auto schedule = bucket_schedule(model.params(), deck);
+TEST(DryRun, ScheduleFollowsTheBlocks) {
+  Deck deck;
+  deck.model.dtype = "bf16";
+  Stdit3Deck& m = deck.get<Stdit3Deck>();
+  m.freeze_y_embedder = true;
+  m.hidden_size = 64;
+  m.num_heads = m.depth = 4;
+  m.caption_channels = 16;
+  Stdit3Task task(deck);
+  task.params().allocate(1 << 16, true, true);
+  Bucket b;
+  b.clips = 1, b.channels = 4, b.dtype = DType::f32;
+  b.frames = 5, b.height = b.width = 16;
+  const auto schedule = dry_run_schedule(task, std::span(&b, 1), DeviceKind::cuda, h200_targets());
   ASSERT_GT(schedule.size(), 3u);
-  ASSERT_EQ(schedule.size(), model.params().buckets().size());
-  double before = 0, needed = 1;
-  for (const BucketSchedule& b : schedule) {
-    EXPECT_GE(b.ready, before);
-    EXPECT_LE(b.ready, 1);
-    EXPECT_LE(b.needed, needed);
-    EXPECT_GE(b.needed, 1 - b.ready - 0.1) << "the forward needs first what the backward ends with";
-    needed = b.needed;
-    before = b.ready;
+  ASSERT_EQ(schedule.size(), task.params().buckets().size());
+  double before = 0;
+  for (const BucketSchedule& s : schedule) {
+    EXPECT_GE(s.ready, before);
+    EXPECT_LE(s.ready, 1);
+    EXPECT_GE(s.needed, 1 - s.ready - 0.25)
+        << "the forward needs first what the backward ends with";
+    before = s.ready;
   }
   EXPECT_LT(schedule[0].ready, 0.5);
   EXPECT_GT(schedule[0].needed, 0.5);
-  EXPECT_EQ(schedule.back().ready, 1);
-  EXPECT_EQ(schedule.back().needed, 0);
+  EXPECT_GT(schedule.back().ready, 0.95);
+  EXPECT_LT(schedule.back().needed, 0.05);
 }
 
 TEST(Variation, ExpectedMaximum) {
   EXPECT_NEAR(expected_maximum(1), 0, 1e-6);
-  EXPECT_NEAR(expected_maximum(2), 0.5642, 1e-3);
+  // Tabulated values (Harter, Expected values of normal order statistics, Biometrika 48, 1961).
+  EXPECT_NEAR(expected_maximum(2), 1 / std::sqrt(M_PI), 1e-6);
+  EXPECT_NEAR(expected_maximum(8), 1.42360, 1e-4);
+  EXPECT_NEAR(expected_maximum(32), 2.06967, 1e-4);
+  EXPECT_NEAR(expected_maximum(100), 2.50759, 1e-4);
   const std::pair<int, double> expected[] = {{8, 1.42},  {16, 1.77}, {32, 2.07},
                                              {64, 2.34}, {96, 2.49}, {128, 2.59}};
   for (const auto& [n, m] : expected) EXPECT_NEAR(expected_maximum(n), m, 0.02) << n;

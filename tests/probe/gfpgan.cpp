@@ -2,10 +2,8 @@
 
 #include "checkpoint/weights.h"
 #include "core/error.h"
-#include "models/gfpgan/parse_net.h"
-#include "models/gfpgan/paste.h"
-#include "models/gfpgan/restorer.h"
-#include "models/gfpgan/warp.h"
+#include "models/sadtalker/gfpgan/networks.h"
+#include "models/sadtalker/gfpgan/paste.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "parallel/rank_device.h"
@@ -122,8 +120,7 @@ int probe_gfpgan_paste(const Deck& deck, const ProbeRequest& request) {
     const std::vector<std::uint8_t> crop = warp_face(frame, *transform);
     crops.insert(crops.end(), crop.begin(), crop.end());
     const auto at = [&](const auto& all, std::int64_t each) {
-      return std::span<const std::uint8_t>(all).subspan(static_cast<std::size_t>(i * each),
-                                                        static_cast<std::size_t>(each));
+      return std::span<const std::uint8_t>(all).subspan(i * each, each);
     };
     auto patch = make_patch(at(faces, pixels * 3), face_mask(at(classes, pixels)),
                             back_transform(*transform, static_cast<int>(scales[0])), result.height,

@@ -5,7 +5,7 @@
 #include "data/images/image_source.h"
 #include "data/step_plan.h"
 #include "media/image_file.h"
-#include "media/pillow_resize.h"
+#include "media/resize.h"
 #include "tests/probe/probe.h"
 #include "tests/probe/probe_case.h"
 #include "train/memory_plan.h"
@@ -44,11 +44,11 @@ void resize_image(const ProbeInputs& inputs, ProbeOutputs& outputs) {
                "the inputs of image {} do not fit each other", i);
     const std::int64_t width = size[0], height = size[1];
     const std::vector<std::uint8_t> rgb = inputs.u8(image), labels = inputs.u8(label);
-    std::vector<std::uint8_t> scaled(static_cast<std::size_t>(height * width * 3));
+    std::vector<std::uint8_t> scaled(height * width * 3);
     pillow_resize({rgb.data(), shape[0], shape[1], shape[1] * 3}, height, width,
                   PillowFilter::bilinear, scaled.data(), width * 3);
     outputs.add(fmt::format("bilinear.{}", i), u8_tensor(scaled, {height, width, 3}));
-    scaled.resize(static_cast<std::size_t>(height * width));
+    scaled.resize(height * width);
     nearest_resize(labels.data(), shape[0], shape[1], height, width, scaled.data());
     outputs.add(fmt::format("nearest.{}", i), u8_tensor(scaled, {height, width}));
   }
@@ -98,7 +98,7 @@ void segmentation_batch(const Deck& deck, const ProbeInputs& inputs, ProbeOutput
   for (std::int64_t i = 0; i < n; ++i) {
     const ImageSize size = given->size(i), view = training_size(size, side[0], data.max_side);
     batch.clips.push_back(i);
-    batch.views.push_back({view.height, view.width, flip[static_cast<std::size_t>(i)] != 0});
+    batch.views.push_back({view.height, view.width, flip[i] != 0});
     WEFT_CHECK(i == 0 || portrait == (size.height > size.width), Exit::data,
                "a micro-batch has images of one orientation",
                "the images are portrait and landscape");
@@ -111,12 +111,12 @@ void segmentation_batch(const Deck& deck, const ProbeInputs& inputs, ProbeOutput
 
   const std::int64_t rows = size.height / data.label_rate, columns = size.width / data.label_rate;
   std::vector<std::byte> clip(source->clip_bytes(batch));
-  std::vector<float> image(static_cast<std::size_t>(n * 3 * size.height * size.width));
+  std::vector<float> image(n * 3 * size.height * size.width);
   std::vector<std::int64_t> labels;
   for (std::int64_t i = 0; i < n; ++i) {
     source->read_sample(batch, static_cast<std::size_t>(i), clip);
     const auto* pixels = reinterpret_cast<const std::uint8_t*>(clip.data());
-    const ImageView& view = batch.views[static_cast<std::size_t>(i)];
+    const ImageView& view = batch.views[i];
     normalise(pixels, size, {view.height, view.width},
               image.data() + i * 3 * size.height * size.width);
     const std::uint8_t* label = pixels + size.height * size.width * 3;
@@ -138,7 +138,7 @@ void segmentation_scales(const Deck& deck, const ProbeInputs& inputs, ProbeOutpu
   for (std::size_t s = 0; s < sides.size(); ++s) {
     WEFT_CHECK(sides[s] > 0, Exit::data, "give sides in pixels", "a short side of {}", sides[s]);
     const ImageSize at = evaluation_size(size, sides[s], deck.data.max_side, deck.data.padding);
-    std::vector<std::uint8_t> scaled(static_cast<std::size_t>(at.height * at.width * 3));
+    std::vector<std::uint8_t> scaled(at.height * at.width * 3);
     pillow_resize({image.rgb.data(), size.height, size.width, size.width * 3}, at.height, at.width,
                   PillowFilter::bilinear, scaled.data(), at.width * 3);
     std::vector<float> out(scaled.size());

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "cli/program.h"
+#include "cli/cli.h"
 #include "core/error.h"
-#include "jobs/deck_tables.h"
+#include "jobs/jobs.h"
 #include "models/registry.h"
 #include "tests/probe/probe.h"
 

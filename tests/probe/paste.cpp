@@ -1,4 +1,4 @@
-#include "models/face/paste.h"
+#include "models/sadtalker/face/paste.h"
 #include "core/error.h"
 #include "tests/probe/probe.h"
 #include "tests/probe/probe_case.h"
@@ -14,7 +14,7 @@ int probe_paste(const Deck&, const ProbeRequest& request) {
              Exit::data, probe_hint, "image is not [H,W,3], frames not [n,h,w,3], or box not [4]");
   const ImageFile picture{size[0], size[1], inputs.u8("image")};
   const std::vector<std::uint8_t> values = inputs.u8("frames");
-  const PasteBox at{box[0], box[1], box[2], box[3]};
+  const PixelBox at{box[0], box[1], box[2], box[3]};
   const Pasting pasting(picture, at);
   const std::int64_t frame_bytes = frames[1] * frames[2] * 3;
   std::vector<std::uint8_t> resized, pasted;

@@ -1,11 +1,12 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "models/face/crop.h"
-#include "models/sadtalker/render/renderer.h"
-#include "models/sadtalker/render/transform.h"
-#include "models/sadtalker/render/volume.h"
-#include "models/sadtalker/weights.h"
+#include "models/images.h"
+#include "models/sadtalker/coefficients.h"
+#include "models/sadtalker/face/crop.h"
+#include "models/sadtalker/generator.h"
+#include "models/sadtalker/keypoints.h"
+#include "models/sadtalker/renderer.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "parallel/rank_device.h"
@@ -60,7 +61,7 @@ void probe_keypoints(const Deck& deck, const ProbeRequest& request, const ModelS
   const ProbeInputs inputs(request.inputs);
   ProbeOutputs outputs;
   const Tensor pictures = read_pictures(inputs, net.stride());
-  outputs.add("keypoints", net.forward(picture_values(pictures, DType::f32)));
+  outputs.add("keypoints", net.forward(network_pixels(pictures, unit_scale, DType::f32)));
   outputs.write(request.outputs);
 }
 
@@ -115,8 +116,8 @@ void probe_generator(const Deck& deck, const ProbeRequest& request, const ModelS
                driving = inputs.f32("kp_driving", {B, d.num_kp, 3});
   std::vector<Tensor> masks, occlusions, deformations, images;
   for (std::int64_t b = 0; b < B; ++b) {
-    const FaceGenerator::Features features =
-        net.encode(picture_values(pictures.slice(b, b + 1), bf16 ? DType::bf16 : DType::f32));
+    const FaceGenerator::Features features = net.encode(
+        network_pixels(pictures.slice(b, b + 1), unit_scale, bf16 ? DType::bf16 : DType::f32));
     const FaceGenerator::Frames f =
         net.render(features, source.slice(b, b + 1), driving.slice(b, b + 1), true);
     const Shape& m = f.motion.mask.shape();

@@ -1,9 +1,9 @@
+#include "jobs/evaluate/scores.h"
 #include "core/error.h"
-#include "jobs/evaluate/segmentation_scores.h"
+#include "models/segmentation/classes.h"
 #include "models/segmentation/options.h"
-#include "models/segmentation/palette.h"
-#include "ops/evaluate.h"
 #include "ops/layout.h"
+#include "ops/loss.h"
 #include "parallel/rank_device.h"
 #include "tests/probe/probe.h"
 #include "tests/probe/probe_case.h"
@@ -74,7 +74,7 @@ int probe_scores(const Deck& deck, const ProbeRequest& request) {
   const ProbeInputs inputs(request.inputs);
   ProbeOutputs outputs;
   const std::int64_t C = deck.get<SegmentationDeck>().num_classes;
-  const std::vector<std::string> names(static_cast<std::size_t>(C));
+  const std::vector<std::string> names(C);
   SegmentationScores all(names);
   for (std::int64_t i = 0; inputs.has(fmt::format("image{}.label", i)); ++i) {
     const std::string image = fmt::format("image{}.", i);
@@ -85,7 +85,7 @@ int probe_scores(const Deck& deck, const ProbeRequest& request) {
                image);
     const Shape size = inputs.shape(image + "label", 2);
     const std::vector<std::uint8_t> labels = labels_of(inputs, image + "label", C);
-    const std::vector<std::int64_t> zeros(static_cast<std::size_t>(3 * C));
+    const std::vector<std::int64_t> zeros(3 * C);
     Tensor prediction = Tensor::empty(size, DType::u8);
     Tensor counts = Tensor::from_host(std::span<const std::int64_t>(zeros), {3, C});
     Tensor scores = Tensor::empty({C, size[0], size[1]}, DType::f32);

@@ -1,11 +1,11 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "models/segmentation/segmentation.h"
 #include "models/segmentation/task.h"
-#include "models/segmentation/weights.h"
 #include "nn/exchange.h"
-#include "ops/evaluate.h"
 #include "ops/layout.h"
+#include "ops/loss.h"
 #include "ops/pointwise.h"
 #include "parallel/rank_device.h"
 #include "tests/probe/probe.h"
@@ -157,7 +157,7 @@ void add_of_ranks(ProbeOutputs& outputs, const std::string& step, const std::str
                   float value, MPI_Comm world) {
   int ranks = 1;
   MPI_Comm_size(world, &ranks);
-  std::vector<float> all(static_cast<std::size_t>(ranks));
+  std::vector<float> all(ranks);
   MPI_Gather(&value, 1, MPI_FLOAT, all.data(), 1, MPI_FLOAT, 0, world);
   double sum = 0;
   for (const float v : all) sum += static_cast<double>(v);
@@ -172,7 +172,7 @@ void add_updates(ProbeOutputs& outputs, const ParameterTable& params,
     const Parameter& p = *params.all()[i];
     if (!p.trainable) continue;
     outputs.add("grad.param." + p.name, p.value);
-    const std::int64_t at = p.offset - params.buckets()[static_cast<std::size_t>(p.bucket)].begin;
+    const std::int64_t at = p.offset - params.buckets()[p.bucket].begin;
     outputs.add("grad.momentum." + p.name,
                 parallel.state().exp_avg(p.bucket).slice(at, at + p.shape.numel()).view(p.shape));
     Tensor step = copy_of(before[i]), change = Tensor::empty(p.shape, DType::f32);
@@ -262,7 +262,7 @@ void gather_tensor(const Tensor& mine, const ProbeInputs& inputs, int rank, int 
   outputs.add(name(0), mine);
   for (int r = 1; r < ranks; ++r) {
     const Shape s = inputs.shape(like(r), 4);
-    std::vector<float> values(static_cast<std::size_t>(s.numel()));
+    std::vector<float> values(s.numel());
     MPI_Recv(values.data(), static_cast<int>(values.size()), MPI_FLOAT, r, 0, world,
              MPI_STATUS_IGNORE);
     outputs.add(name(r), Tensor::from_host(std::span<const float>(values), s));
@@ -313,7 +313,7 @@ void sync_batch_norm(const Deck& deck, const ProbeRequest& request, MPI_Comm wor
                   world, outputs);
     for (Parameter* p : {layer.weight, layer.bias}) {
       const Tensor mine = p->grad.to_host();
-      std::vector<float> sum(static_cast<std::size_t>(mine.numel()));
+      std::vector<float> sum(mine.numel());
       MPI_Reduce(mine.raw(), sum.data(), static_cast<int>(sum.size()), MPI_FLOAT, MPI_SUM, 0,
                  world);
       add_number(outputs, step + "grad." + p->name.substr(3), sum);

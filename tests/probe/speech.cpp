@@ -1,13 +1,11 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "models/sadtalker/coefficients.h"
+#include "models/sadtalker/mel.h"
 #include "models/sadtalker/options.h"
-#include "models/sadtalker/speech/exp_net.h"
-#include "models/sadtalker/speech/mel.h"
-#include "models/sadtalker/speech/pose_vae.h"
-#include "models/sadtalker/speech/smoothing.h"
-#include "models/sadtalker/speech/speech_motion.h"
-#include "models/sadtalker/weights.h"
+#include "models/sadtalker/speech_motion.h"
+#include "models/sadtalker/speech_networks.h"
 #include "parallel/rank_device.h"
 #include "tests/probe/probe.h"
 #include "tests/probe/probe_case.h"
@@ -40,8 +38,7 @@ void for_each_block(std::int64_t frames, F f) {
 }
 std::span<const float> part(const std::vector<float>& all, std::int64_t first, std::int64_t count,
                             std::int64_t each) {
-  return std::span(all).subspan(static_cast<std::size_t>(first * each),
-                                static_cast<std::size_t>(count * each));
+  return std::span(all).subspan(first * each, count * each);
 }
 
 template <class Net>

@@ -64,9 +64,8 @@ int probe_stdit3(const Deck& deck, const ProbeRequest& request) {
                "input \"num_frames\" has {} elements", frames.size());
     // The first sample decides whether the batch is of images, as in the original.
     for (std::int64_t b = 0; b < B; ++b)
-      s.sizes.push_back({static_cast<double>(height[static_cast<std::size_t>(b)]),
-                         static_cast<double>(width[static_cast<std::size_t>(b)]),
-                         frames[0] == 1 ? 1 : frames[static_cast<std::size_t>(b)]});
+      s.sizes.push_back({static_cast<double>(height[b]), static_cast<double>(width[b]),
+                         frames[0] == 1 ? 1 : frames[b]});
     outputs.add("samples",
                 flow_sample(model, deck.get<SamplerDeck>(), deck.get<DiffusionDeck>(), s));
   }

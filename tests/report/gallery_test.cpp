@@ -8,7 +8,7 @@
 #include <cmath>
 #include <fstream>
 
-#include "core/seal.h"
+#include "core/hash.h"
 #include "report/html.h"
 #include "report/report.h"
 

@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "core/progress/job_status.h"
+#include "core/progress.h"
 #include "report/plot.h"
 #include "train/metrics/metrics.h"
 

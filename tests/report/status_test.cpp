@@ -7,8 +7,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "report/data.h"
 #include "report/report.h"
-#include "report/tensorboard.h"
 
 namespace weft {
 namespace {

@@ -9,7 +9,7 @@ import signal
 import time
 import unittest
 
-from scripts import ENDED, WEFT, ScriptTest
+from scripts import ENDED, ScriptTest
 from test_animate import DECK as ANIMATE_DECK, drawn_face, face_points, write_wav
 from test_evaluate import png
 from test_score import DECK as SCORE_DECK
@@ -132,79 +132,6 @@ class ListJobs(ListTest):
         self.assertTrue((self.site / "latents.h5").exists())
         self.show(f"job {vae}: two steps of a VAE; job {encode}: 4 clips encoded; job {generate}: stopped by SIGUSR1 after "
                   f"{before} clips, queued again, Restarts={facts['Restarts']}, went on until out/stop; job {rest} made the rest")
-
-    def test_encode_with_a_failed_rank_a_stop_and_a_damaged_clip(self):
-        (self.site / "generate.toml").write_text(TINY_GENERATE_DECK)
-        run = [str(WEFT), "ingest", "generate.toml", 'ingest.inputs=["lavfi:testsrc2=size=64x64:rate=10:duration=60"]',
-               "ingest.output=clips.h5", "ingest.height=32", "ingest.width=32", "ingest.frames=[3]"]
-        self.cluster.run(*run, cwd=self.site)
-        jobs = ("data.path=clips.h5", "encode.text=false", "vae.weights=random:1")
-        # 1. Rank 1 is killed, and the job with it; the next start encodes the rest.
-        killed, store = self.lose(lambda task: os.kill(task, signal.SIGKILL), "normal", "encode", *jobs)
-        facts = self.finish(killed)
-        said = (self.site / f"weft-encode-{killed}.out").read_text()
-        self.assertEqual(facts["Restarts"], "1", said)
-        for text in "weft encode ended with 137", "queued again", "weft encode ended with 0":
-            self.assertIn(text, said)
-        # 2. A file stops a job of more clips than are made; the same store is untouched by it.
-        many = self.sbatch("encode", "data.path=synthetic:clips=100000,frames=3,height=32,width=32", *jobs[1:],
-                           "encode.output=many.h5", deck="generate.toml", options=PAIR)
-        parts = self.site / "many.h5.parts"
-        self.until("a clip", lambda: any(p.stat().st_size for p in parts.glob("encoded.rank*.jsonl")))
-        (parts / "stop").touch()
-        self.finish(many, "FAILED", "75:0")
-        made = (parts / "encoded.jsonl").read_bytes().count(b"\n")
-        self.assertGreater(made, 0)
-        # 3. A damaged clip is named and the others are kept; whole again, it alone is made, and the store is the same.
-        clips = self.site / "clips.h5"
-        self.cluster.run("h5dump", "-d", "/clips/32x32-3/frames", "-b", "LE", "-o", "raw", "clips.h5", cwd=self.site)
-        at = clips.read_bytes().index((self.site / "raw").read_bytes()[:3 * 32 * 32 * 3]) + 1000
-        times = clips.stat()
-
-        def flip():
-            with open(clips, "r+b") as file:
-                file.seek(at)
-                byte = file.read(1)[0]
-                file.seek(at)
-                file.write(bytes([byte ^ 1]))
-            os.utime(clips, ns=(times.st_atime_ns, times.st_mtime_ns))  # the same store, as the job knows it
-        flip()
-        again = (*jobs, "encode.output=again.h5")
-        self.finish(damaged := self.sbatch("encode", *again, deck="generate.toml", options=PAIR), "FAILED", "3:0")
-        self.assertIn("failed    32x32-3/0: ", (self.site / f"weft-encode-{damaged}.out").read_text())
-        self.assertFalse((self.site / "again.h5").exists())
-        flip()
-        self.finish(whole := self.sbatch("encode", *again, deck="generate.toml", options=PAIR))
-        self.assertIn("clips     1 made, ", (self.site / f"weft-encode-{whole}.out").read_text())
-        self.assertEqual((self.site / "again.h5").read_bytes(), store.read_bytes())
-        self.show(f"job {killed}: SIGKILL of rank 1 while encoding, exit 137, queued again, the store whole, exit 0; job {many}: "
-                  f"stopped by the file after {made} clips, exit 75; job {damaged}: one damaged clip, exit 3; job {whole} made it")
-
-    def test_animate_with_a_failed_rank_and_a_stop(self):
-        (self.site / "deck.toml").write_text(ANIMATE_DECK)
-        write_face(self.site)
-        clip = ("animate.picture=face.png", "animate.speech=speech.wav")
-        # 1. Of one clip that two nodes share, rank 1 is killed, and the job with it; the next start makes the rest.
-        killed, out = self.lose(lambda task: os.kill(task, signal.SIGKILL), "normal", "animate", *clip, deck="deck.toml")
-        facts = self.finish(killed)
-        said = (self.site / f"weft-animate-{killed}.out").read_text()
-        self.assertEqual(facts["Restarts"], "1", said)
-        for text in "weft animate ended with 137", "weft animate ended with 0":
-            self.assertIn(text, said)
-        # 2. A signal stops it, and it goes on where it was.
-        stopped = self.sbatch("animate", *clip, "animate.output=stopped", options=PAIR)
-        segments = self.site / "stopped" / ".work"
-        self.until("a segment", lambda: any(segments.glob("*/*.mp4")))
-        self.cluster.run("scancel", "--signal=USR1", stopped)
-        facts = self.finish(stopped)
-        said = (self.site / f"weft-animate-{stopped}.out").read_text()
-        self.assertEqual(facts["Restarts"], "1", said)
-        for text in "weft animate ended with 75", "parts made before", "weft animate ended with 0":
-            self.assertIn(text, said)
-        clips = [(folder / "face_speech.mp4").read_bytes() for folder in (out, self.site / "stopped")]
-        self.assertEqual(clips[0], clips[1])
-        self.show(f"job {killed}: SIGKILL of rank 1 in the middle of a clip, exit 137, queued again, exit 0; job {stopped}: SIGUSR1, "
-                  "exit 75, queued again, the same file")
 
     def test_score_as_an_array_of_which_one_is_queued_again(self):
         (self.site / "deck.toml").write_text(SCORE_DECK)

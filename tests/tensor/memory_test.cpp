@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "core/error.h"
-#include "tensor/arena.h"
 #include "tensor/tensor.h"
 
 namespace weft {

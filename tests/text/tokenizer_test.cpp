@@ -9,20 +9,13 @@
 #include <fstream>
 
 #include "core/error.h"
+#include "tests/folder.h"
 
 namespace weft {
 namespace {
 
-namespace fs = std::filesystem;
-
-class TokenizerTest : public testing::Test {
+class TokenizerTest : public FolderTest {
  protected:
-  void SetUp() override {
-    dir_ = fs::temp_directory_path() / ("weft_tokenizer_test_" + std::to_string(::getpid()));
-    fs::create_directories(dir_);
-  }
-  void TearDown() override { fs::remove_all(dir_); }
-
   // A model of a few pieces; `ids` are its --pad_id and so on.
   fs::path model(const std::string& name, const std::string& ids) {
     std::ofstream text(dir_ / "text.txt");
@@ -45,7 +38,6 @@ class TokenizerTest : public testing::Test {
   }
 
   const std::string t5_ids_ = "--pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1";
-  fs::path dir_;
 };
 
 TEST_F(TokenizerTest, PiecesEndMarkAndLength) {
@@ -70,7 +62,7 @@ TEST_F(TokenizerTest, PiecesEndMarkAndLength) {
 TEST_F(TokenizerTest, SaysWhatDoesNotFit) {
   using testing::HasSubstr;
   std::ofstream(dir_ / "text") << "no model";
-  EXPECT_THAT(refused([&] { Tokenizer t(dir_ / "text"); }), HasSubstr("no SentencePiece model"));
+  EXPECT_THAT(refused([&] { Tokenizer t(dir_ / "text"); }), HasSubstr("text is not"));
   EXPECT_THAT(refused([&] { Tokenizer t(model("other", "--pad_id=3")); }),
               HasSubstr("T5's are 0, 1 and 2"));
   const std::string weights = (dir_ / "t5.safetensors").string();

@@ -34,9 +34,7 @@ struct Small {
     return plan_memory(*task, source->buckets(), sizes, capacity);
   }
   std::size_t bytes(int bucket, double recompute, std::int64_t clips = 2) {
-    return plan_step_memory(*task, source->buckets()[static_cast<std::size_t>(bucket)], clips,
-                            recompute)
-        .bytes;
+    return plan_step_memory(*task, source->buckets()[bucket], clips, recompute).bytes;
   }
 };
 
@@ -47,8 +45,8 @@ TEST(MemoryPlan, NothingIsRecomputedWhereAllFits) {
   const auto plan = s.plan(plenty);
   ASSERT_EQ(plan.size(), 2u);
   for (int b = 0; b < 2; ++b) {
-    EXPECT_EQ(plan[static_cast<std::size_t>(b)].recompute, 0);
-    EXPECT_EQ(plan[static_cast<std::size_t>(b)].bytes, s.bytes(b, 0));
+    EXPECT_EQ(plan[b].recompute, 0);
+    EXPECT_EQ(plan[b].bytes, s.bytes(b, 0));
   }
   EXPECT_GT(plan[1].bytes, 4 * plan[0].bytes);
 }
@@ -66,12 +64,12 @@ TEST(MemoryPlan, AsManyBlocksAsItTakes) {
   ASSERT_GT(need[0], need[5]);
   for (int count = 0; count <= 5; ++count) {
     // Holes take an eighth at most here.
-    const std::size_t capacity = arena_for(need[static_cast<std::size_t>(count)] * 9 / 8);
+    const std::size_t capacity = arena_for(need[count] * 9 / 8);
     const auto plan = s.plan(capacity);
     EXPECT_EQ(plan[0].recompute, 0);
     EXPECT_LE(plan[1].bytes, capacity);
     const auto taken = static_cast<int>(std::lround(plan[1].recompute * blocks));
-    EXPECT_EQ(plan[1].bytes, need[static_cast<std::size_t>(taken)]);
+    EXPECT_EQ(plan[1].bytes, need[taken]);
     EXPECT_LE(taken, count);
     for (int fewer = 0; fewer < taken; ++fewer)
       EXPECT_FALSE(plan_step_memory(*s.task, s.source->buckets()[1], 2, fewer / blocks,

@@ -1,5 +1,5 @@
 """The loss of a text detector with differentiable binarization in PyTorch, from the formulas of docs/models/dbnet.md
-(arXiv:1911.08947, weights and details as in mmocr): the other side of weft's ops/text_loss.h."""
+(arXiv:1911.08947, weights and details as in mmocr): the other side of weft's ops/loss.h."""
 import torch
 import torch.nn.functional as F
 

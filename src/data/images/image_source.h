@@ -1,17 +1,87 @@
-// Labelled images as a ClipSource: what a training of a segmentation reads.
+// Labelled images as a training of a segmentation reads them: which of them a step takes, at which
+// sizes, and their pixels and labels at these sizes.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
 
 #include "data/clip_source.h"
 #include "data/images/labelled_images.h"
+#include "data/step_plan.h"
 
 namespace weft {
 
-// A bucket for each orientation that occurs and each of data.short_sides, "landscape-300" ...
-// "portrait-600": 1 frame, 3 channels, u8, label_rate; height and width are the largest that a
-// micro-batch of it can have. Portrait is height > width. A bucket's clips are the images of its
-// orientation, in their order; a sample's id is the image's number among all.
+struct ImagePlanOptions {
+  std::vector<std::int64_t> short_sides;
+  std::int64_t max_side = 1000, padding = 8;
+  bool balanced = true;
+  std::int64_t batch_size = 1;     // images of a micro-batch
+  std::int64_t micro_batches = 1;  // of a step
+  std::uint64_t seed = 42;
+};
+
+// The walk: each epoch shuffles the images with Philox(seed, sample_order, epoch). Going through
+// them, an image is put with those of its orientation; as soon as these are batch_size images, they
+// are the next micro-batch. Images left over at an epoch's end are the first of the next one. Each
+// micro-batch is given one of the short sides, each sample of it a flip with probability 1/2.
+//
+// Policy original: step s takes the micro-batches [s*G, (s+1)*G) of the walk, G = micro_batches.
+// Policy balanced: the walk is cut into stretches of an epoch or more, a multiple of G
+// micro-batches each; those of a stretch are sorted by their padded area, so that each G
+// consecutive ones, a step, cost about the same, and the steps are shuffled. A stretch has the same
+// samples, sizes and flips as under the policy original.
+//
+// Buckets are numbered as ImageSource does: orientation (landscape first, if it occurs) times the
+// number of short sides, plus the short side's index.
+class ImagePlan : public StepPlan {
+ public:
+  ImagePlan(std::vector<ImageSize> sizes, ImagePlanOptions options);
+
+  std::vector<MicroBatch> plan(std::int64_t step) const override;
+  // Of the walk, rounded down.
+  std::int64_t micro_batches_per_epoch() const override;
+  std::int64_t stretch_steps() const { return stretch_steps_; }  // of policy balanced
+
+ private:
+  struct Orientation {
+    std::vector<std::int64_t> images;  // by number
+    int first_bucket = -1;
+  };
+  // Of all micro-batches before an epoch of the walk: their number.
+  std::int64_t before_epoch(std::int64_t epoch) const;
+  std::int64_t epoch_of(std::int64_t micro_batch) const;
+  std::vector<std::int64_t> order(std::int64_t epoch) const;
+  std::vector<MicroBatch> walk(std::int64_t epoch) const;
+  std::vector<MicroBatch> stretch(std::int64_t number) const;
+  // The bucket, the size and the views of the walk's micro-batch `number`, of which the samples are
+  // known.
+  void size_up(MicroBatch& batch, std::size_t orientation, std::int64_t number) const;
+  // An epoch of the walk (original), or a stretch (balanced). The caller holds mutex_.
+  const std::vector<MicroBatch>& cached(std::int64_t number) const;
+
+  std::vector<ImageSize> sizes_;
+  ImagePlanOptions options_;
+  std::array<Orientation, 2> orientations_;  // landscape, portrait
+  std::vector<std::int64_t> position_;       // of each image among those of its orientation
+  std::int64_t stretch_steps_ = 1;           // steps of a stretch of policy balanced
+  // Readers are already in the next stretch (or epoch) while the trainer finishes one.
+  mutable std::mutex mutex_;  // guards the cache below
+  struct Cached {
+    std::int64_t number = -1;
+    std::vector<MicroBatch> batches;
+  };
+  mutable std::array<Cached, 2> cache_;
+};
+
+// Labelled images as a ClipSource. A bucket for each orientation that occurs and each of
+// data.short_sides, "landscape-300" ... "portrait-600": 1 frame, 3 channels, u8, label_rate; height
+// and width are the largest that a micro-batch of it can have. Portrait is height > width. A
+// bucket's clips are the images of its orientation, in their order; a sample's id is the image's
+// number among all.
 //
 // read_sample() gives the image scaled to its view by Pillow's BILINEAR, after it was flipped if
 // the view says so, u8 [H,W,3] from the top left corner, the rest 0; then the labels u8 [H/rate,

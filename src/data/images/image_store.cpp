@@ -9,70 +9,124 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/log.h"
-#include "core/printable.h"
-#include "data/images/image_store_open.h"
+#include "data/hdf5.h"
 
 namespace weft {
 namespace {
 
+PackedTexts packed(const std::vector<std::string>& texts) {
+  PackedTexts out;
+  for (const std::string& text : texts) out.add(text);
+  return out;
+}
+
+// XXH3-64 of all tables, each behind its size in bytes.
+std::uint64_t hash_of_tables(const StoredImages& images, std::int64_t version) {
+  ClipHash hash;
+  const auto add = [&](const auto& table) {
+    const auto bytes = std::as_bytes(std::span(table));
+    const std::uint64_t size = bytes.size();
+    hash.update(reinterpret_cast<const std::byte*>(&size), sizeof size);
+    hash.update(bytes.data(), bytes.size());
+  };
+  const auto add_texts = [&](const std::vector<std::string>& texts) {
+    const PackedTexts all = packed(texts);
+    add(all.bytes), add(all.ends);
+  };
+  add(images.height), add(images.width), add(images.xxh3), add(images.labels_xxh3);
+  add_texts(images.sources), add_texts(images.class_names);
+  if (version > 1) add(images.palette), add(images.label_images);
+  return hash.digest();
+}
+
+}  // namespace
+
+void read_image_facts(StoreReader& r, StoreFacts& facts) {
+  r.call_it("image store");
+  StoredImages& s = facts.images;
+  const h5::Handle top = r.top();
+  const std::int64_t version = r.attribute(top, "", "schema_version");
+  r.check(
+      version == 1 || version == image_store_version, "",
+      fmt::format("has schema version {}, this weft reads 1 and {}", version, image_store_version));
+  s.num_classes = r.attribute(top, "", "num_classes");
+  r.check(s.num_classes >= 0 && s.num_classes <= 255, "",
+          fmt::format("has {} classes", s.num_classes));
+  r.check(r.has(r.file(), "images"), "", "has no group /images");
+  const h5::Handle group(H5Gopen2(r.file(), "images", H5P_DEFAULT), H5Gclose);
+  r.check(group.valid(), "", "has no group /images");
+
+  // Pixels and labels are read later, by pread: here only where they lie.
+  const auto place = [&](const char* name, std::uint64_t& begin) {
+    r.alive();
+    const h5::Handle d = r.dataset(group, "", name);
+    const h5::Handle type(H5Dget_type(d), H5Tclose);
+    const auto dims = r.dims_of(d);
+    r.check(H5Tequal(type, H5T_STD_U8LE) > 0 && dims.size() == 1, "",
+            fmt::format("has a dataset {} that is not a row of bytes", name));
+    begin = r.place_of(d, "", name, dims[0], 1);
+    return dims[0];
+  };
+  const std::uint64_t pixels_bytes = place("pixels", s.pixels_begin);
+  s.labels_bytes = place("labels", s.labels_begin);
+  s.height = r.table<std::uint32_t>(group, "", "height");
+  s.width = r.table<std::uint32_t>(group, "", "width");
+  s.xxh3 = r.table<std::uint64_t>(group, "", "xxh3");
+  s.labels_xxh3 = r.table<std::uint64_t>(group, "", "labels_xxh3");
+  s.sources = r.texts(group, "", "sources");
+  s.class_names = r.texts(group, "", "class_names");
+  if (version > 1) {
+    s.palette = r.table<std::uint8_t>(group, "", "palette");
+    s.label_images = r.table<std::uint64_t>(group, "", "label_images");
+  }
+  s.tables_xxh3 = static_cast<std::uint64_t>(r.attribute(top, "", "tables_xxh3"));
+  r.check_hash("", hash_of_tables(s, version), s.tables_xxh3);
+
+  const std::size_t n = s.height.size();
+  r.check(n > 0, "", "holds no image");
+  r.check(s.width.size() == n && s.xxh3.size() == n && s.labels_xxh3.size() == n &&
+              s.sources.size() == n,
+          "", "has tables of different lengths");
+  r.check(s.label_images.empty() || s.label_images.size() == 256, "",
+          "has no count for each label");
+  r.check(s.class_names.empty() || std::ssize(s.class_names) == s.num_classes, "",
+          fmt::format("has {} names for {} classes", s.class_names.size(), s.num_classes));
+  std::uint64_t left = s.labels_bytes;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint64_t size = std::uint64_t{s.height[i]} * s.width[i];  // of 32 bits each
+    r.check(size > 0 && size <= left, "",
+            fmt::format("claims {}x{} pixels for image {}, more than it has", s.height[i],
+                        s.width[i], i));
+    left -= size;
+  }
+  r.check(left == 0 && pixels_bytes / 3 == s.labels_bytes && pixels_bytes % 3 == 0, "",
+          "has pixels or labels that do not fit its images' sizes");
+}
+
+namespace {
+
 class ImageStore : public LabelledImages {
  public:
-  ImageStore(StoreFile file, bool verify) : file_(std::move(file)), verify_(verify) {
-    const StoreFacts& facts = file_.facts();
-    check(facts.arrays.size() == image_arrays.size() || facts.arrays.size() == image_arrays_v1,
-          "has no tables");
-    num_classes_ = facts.num_classes;
-    read_table(image_height, height_);
-    read_table(image_width, width_);
-    read_table(image_xxh3, xxh3_);
-    read_table(image_labels_xxh3, labels_xxh3_);
-    sources_ = read_texts(image_sources, image_sources_end);
-    class_names_ = read_texts(image_class_names, image_class_names_end);
-    if (facts.arrays.size() > image_arrays_v1) {
-      read_table(image_palette, palette_);
-      read_table(image_label_images, label_images_);
-    }
-    check(hash_.digest() == facts.tables_xxh3,
-          fmt::format("has damaged tables: their XXH3 is {:016x}, expected {:016x}", hash_.digest(),
-                      facts.tables_xxh3));
-
-    const std::size_t n = height_.size();
-    check(n > 0, "holds no image");
-    check(
-        width_.size() == n && xxh3_.size() == n && labels_xxh3_.size() == n && sources_.size() == n,
-        "has tables of different lengths");
-    check(label_images_.empty() || label_images_.size() == 256, "has no count for each label");
-    check(class_names_.empty() || std::ssize(class_names_) == num_classes_,
-          fmt::format("has {} names for {} classes", class_names_.size(), num_classes_));
-    first_pixel_.push_back(0);
-    const std::uint64_t pixels = facts.arrays[image_labels].bytes;
-    for (std::size_t i = 0; i < n; ++i) {
-      const std::uint64_t size = std::uint64_t{height_[i]} * width_[i];  // of 32 bits each
-      check(size > 0 && size <= pixels - first_pixel_.back(),
-            fmt::format("claims {}x{} pixels for image {}, more than it has", height_[i], width_[i],
-                        i));
-      first_pixel_.push_back(first_pixel_.back() + size);
-    }
-    check(first_pixel_.back() == pixels && facts.arrays[image_pixels].bytes / 3 == pixels &&
-              facts.arrays[image_pixels].bytes % 3 == 0,
-          "has pixels or labels that do not fit its images' sizes");
+  ImageStore(StoreFile file, bool verify)
+      : file_(std::move(file)), verify_(verify), s_(std::move(file_.facts().images)) {
+    for (std::size_t i = 0; i < s_.height.size(); ++i)
+      first_pixel_.push_back(first_pixel_.back() + std::uint64_t{s_.height[i]} * s_.width[i]);
   }
 
-  std::int64_t count() const override { return std::ssize(height_); }
+  std::int64_t count() const override { return std::ssize(s_.height); }
   ImageSize size(std::int64_t i) const override {
     const auto n = static_cast<std::size_t>(i);
-    return {height_.at(n), width_.at(n)};
+    return {s_.height.at(n), s_.width.at(n)};
   }
   std::string name(std::int64_t i) const override {
-    return sources_.at(static_cast<std::size_t>(i));
+    return s_.sources.at(static_cast<std::size_t>(i));
   }
-  std::int64_t num_classes() const override { return num_classes_; }
-  const std::vector<std::string>& class_names() const override { return class_names_; }
-
-  std::vector<std::uint8_t> palette() const override { return palette_; }
-  std::vector<std::uint64_t> label_images() const override { return label_images_; }
-
-  std::string content_id() const override { return fmt::format("{:016x}", hash_.digest()); }
+  std::int64_t num_classes() const override { return s_.num_classes; }
+  const std::vector<std::string>& class_names() const override { return s_.class_names; }
+  std::vector<std::uint8_t> palette() const override { return s_.palette; }
+  std::vector<std::uint64_t> label_images() const override { return s_.label_images; }
+  // The tables hold the images' hashes.
+  std::string content_id() const override { return fmt::format("{:016x}", s_.tables_xxh3); }
 
   void read(std::int64_t i, LabelledImage& out) const override {
     const auto n = static_cast<std::size_t>(i);
@@ -80,45 +134,13 @@ class ImageStore : public LabelledImages {
     const std::uint64_t first = first_pixel_[n], pixels = first_pixel_[n + 1] - first;
     out.rgb.resize(pixels * 3);
     out.labels.resize(pixels);
-    read_bytes("image", n, place(image_pixels) + first * 3, xxh3_[n], out.rgb);
-    read_bytes("labels", n, place(image_labels) + first, labels_xxh3_[n], out.labels);
+    read_bytes("image", n, s_.pixels_begin + first * 3, s_.xxh3[n], out.rgb);
+    read_bytes("labels", n, s_.labels_begin + first, s_.labels_xxh3[n], out.labels);
   }
 
   std::string describe() const;
 
  private:
-  void check(bool ok, const std::string& fault) const {
-    WEFT_CHECK(ok, Exit::data, "make the store again with `weft ingest`", "image store {} {}",
-               file_.path(), fault);
-  }
-  std::uint64_t place(ImageArrayNumber array) const { return arrays_[array].offset; }
-
-  template <class T>
-  void read_table(ImageArrayNumber which, std::vector<T>& out) {
-    const StoredArray& array = file_.facts().arrays[which];
-    out.resize(array.bytes / sizeof(T));
-    const auto bytes = std::as_writable_bytes(std::span(out));
-    file_.read(fmt::format("table {}", image_arrays[which].name), array.offset, bytes, false);
-    add_table(hash_, bytes);
-  }
-  std::vector<std::string> read_texts(ImageArrayNumber texts, ImageArrayNumber ends_of) {
-    std::vector<char> all;
-    std::vector<std::uint64_t> ends;
-    read_table(texts, all);
-    read_table(ends_of, ends);
-    check(std::is_sorted(ends.begin(), ends.end()) &&
-              (ends.empty() ? all.empty() : ends.back() == all.size()),
-          fmt::format("has a table {} that does not divide {}", image_arrays[ends_of].name,
-                      image_arrays[texts].name));
-    std::vector<std::string> out;
-    std::uint64_t begin = 0;
-    for (const std::uint64_t end : ends) {
-      out.emplace_back(all.data() + begin, end - begin);
-      begin = end;
-    }
-    return out;
-  }
-
   void read_bytes(const char* what, std::size_t image, std::uint64_t offset, std::uint64_t xxh3,
                   std::vector<std::uint8_t>& out) const {
     const std::uint64_t found = file_.read(fmt::format("{} {}", what, image), offset,
@@ -127,7 +149,7 @@ class ImageStore : public LabelledImages {
     throw DamagedClip(
         Exit::data,
         fmt::format("{} {} in {} is damaged: XXH3 is {:016x}, expected {:016x} ({})", what, image,
-                    file_.path(), found, xxh3, sources_[image]),
+                    file_.path(), found, xxh3, s_.sources[image]),
         "the file was damaged after it was made: copy it again, or make it again; or let "
         "data.max_damaged skip such images",
         __FILE__, __LINE__);
@@ -136,14 +158,8 @@ class ImageStore : public LabelledImages {
   // Written only by the constructor, so reading needs no lock.
   StoreFile file_;
   bool verify_;
-  std::vector<StoredArray> arrays_ = file_.facts().arrays;
-  std::int64_t num_classes_ = 0;
-  std::vector<std::uint32_t> height_, width_;
-  std::vector<std::uint64_t> xxh3_, labels_xxh3_, label_images_;
-  std::vector<std::uint8_t> palette_;
-  std::vector<std::string> sources_, class_names_;
-  std::vector<std::uint64_t> first_pixel_;  // of each image, and the end
-  ClipHash hash_;                           // of the tables
+  StoredImages s_;
+  std::vector<std::uint64_t> first_pixel_ = {0};  // of each image, and the end
 };
 
 // "smallest / median / largest" of a list that is not empty.
@@ -177,15 +193,15 @@ std::string ImageStore::describe() const {
                      counted(count(), "image"), portraits, 3e-6 * all, 1e-6 * all);
   out += fmt::format("  shorter side {}, longer side {} (smallest / median / largest)\n",
                      spread(std::move(shorter)), spread(std::move(longer)));
-  out += fmt::format("  {}\n", num_classes_ > 0 ? counted(num_classes_, "class", "classes")
-                                                : "number of classes not given");
+  out += fmt::format("  {}\n", s_.num_classes > 0 ? counted(s_.num_classes, "class", "classes")
+                                                  : "number of classes not given");
   out += fmt::format("  {:>9.5f} % of the pixels in {:>7} images: unlabelled\n",
                      100 * static_cast<double>(pixels[0]) / all, images[0]);
   for (std::size_t v = 1; v < pixels.size(); ++v) {
-    if (static_cast<std::int64_t>(v) > num_classes_ && pixels[v] == 0) continue;
+    if (static_cast<std::int64_t>(v) > s_.num_classes && pixels[v] == 0) continue;
     out += fmt::format("  {:>9.5f} % of the pixels in {:>7} images: class {}{}\n",
                        100 * static_cast<double>(pixels[v]) / all, images[v], v - 1,
-                       v <= class_names_.size() ? " " + printable(class_names_[v - 1]) : "");
+                       v <= s_.class_names.size() ? " " + printable(s_.class_names[v - 1]) : "");
   }
   return out + "  every hash verified\n";
 }
@@ -198,13 +214,112 @@ std::unique_ptr<LabelledImages> make_image_store(StoreFile file, bool verify) {
 
 std::unique_ptr<LabelledImages> open_image_store(const std::string& path, bool verify) {
   StoreFile file(path);
-  WEFT_CHECK(file.facts().images, Exit::data, "make it from labelled images, with ingest.images",
+  WEFT_CHECK(file.facts().holds_images, Exit::data,
+             "make it from labelled images, with ingest.images",
              "{} holds clips, not labelled images", path);
   return make_image_store(std::move(file), verify);
 }
 
 std::string describe_image_store(StoreFile file) {
   return ImageStore(std::move(file), true).describe();
+}
+
+struct ImageStoreWriter::State {
+  explicit State(const std::string& path) : file(path, "image store", false) {}
+
+  StoreWriter file;  // outlives all handles
+  std::vector<Entry> entries;
+  h5::Handle group, pixels, labels;
+  StoredImages images;
+  std::uint64_t written = 0;  // pixels
+
+  // Of `bytes` bytes; all will be written.
+  h5::Handle new_array(const char* name, std::uint64_t bytes) const {
+    const hsize_t n = bytes;
+    return file.new_dataset(group, name, H5T_STD_U8LE, {&n, 1}, StoreWriter::Fill::none);
+  }
+  // The bytes from `first` on; returns their hash.
+  std::uint64_t write(hid_t array, std::uint64_t first, std::span<const std::uint8_t> bytes) const {
+    const hsize_t from = first, count = bytes.size();
+    file.write_part(array, "an image", H5T_NATIVE_UINT8, {&from, 1}, {&count, 1}, bytes.data());
+    ClipHash hash;
+    hash.update(reinterpret_cast<const std::byte*>(bytes.data()), bytes.size());
+    return hash.digest();
+  }
+  template <class T>
+  void table(const char* name, const std::vector<T>& values) const {
+    file.table<T>(group, name, values, StoreWriter::Fill::none);
+  }
+};
+
+ImageStoreWriter::ImageStoreWriter(const std::string& path, std::vector<Entry> entries,
+                                   std::int64_t num_classes, std::vector<std::string> class_names,
+                                   std::vector<std::uint8_t> palette) {
+  WEFT_ASSERT(class_names.empty() || std::ssize(class_names) == num_classes);
+  const h5::QuietErrors quiet;
+  state_ = std::make_unique<State>(path);
+  State& s = *state_;
+  s.entries = std::move(entries);
+  s.images.num_classes = num_classes;
+  s.images.class_names = std::move(class_names);
+  s.images.palette = std::move(palette);
+  s.images.label_images.resize(256);
+  s.group = s.file.new_group(s.file.file(), "images");
+  const h5::Handle top = s.file.top();
+  s.file.attribute(top, "format", image_store_format);
+  s.file.attribute(top, "schema_version", image_store_version);
+  s.file.attribute(top, "num_classes", num_classes);
+  std::uint64_t pixels = 0;
+  for (const Entry& e : s.entries) {
+    s.images.height.push_back(static_cast<std::uint32_t>(e.size.height));
+    s.images.width.push_back(static_cast<std::uint32_t>(e.size.width));
+    s.images.sources.push_back(e.source);
+    pixels += static_cast<std::uint64_t>(e.size.height) * static_cast<std::uint64_t>(e.size.width);
+  }
+  s.pixels = s.new_array("pixels", 3 * pixels);
+  s.labels = s.new_array("labels", pixels);
+}
+
+ImageStoreWriter::~ImageStoreWriter() {
+  const h5::QuietErrors quiet;
+  state_.reset();
+}
+
+void ImageStoreWriter::append(std::span<const std::uint8_t> rgb,
+                              std::span<const std::uint8_t> labels) {
+  State& s = *state_;
+  const h5::QuietErrors quiet;
+  const ImageSize size = s.entries.at(s.images.xxh3.size()).size;
+  WEFT_ASSERT(std::ssize(labels) == size.height * size.width && rgb.size() == 3 * labels.size());
+  s.images.xxh3.push_back(s.write(s.pixels, 3 * s.written, rgb));
+  s.images.labels_xxh3.push_back(s.write(s.labels, s.written, labels));
+  s.written += labels.size();
+  std::array<bool, 256> here{};
+  for (const std::uint8_t label : labels) here[label] = true;
+  for (std::size_t v = 0; v < here.size(); ++v) s.images.label_images[v] += here[v] ? 1 : 0;
+}
+
+const std::vector<std::uint64_t>& ImageStoreWriter::label_images() const {
+  return state_->images.label_images;
+}
+
+void ImageStoreWriter::commit() {
+  State& s = *state_;
+  const StoredImages& images = s.images;
+  WEFT_ASSERT(images.xxh3.size() == s.entries.size());
+  const h5::QuietErrors quiet;
+  s.table("height", images.height);
+  s.table("width", images.width);
+  s.table("xxh3", images.xxh3);
+  s.table("labels_xxh3", images.labels_xxh3);
+  s.file.texts(s.group, "sources", packed(images.sources), StoreWriter::Fill::none);
+  s.file.texts(s.group, "class_names", packed(images.class_names), StoreWriter::Fill::none);
+  s.table("palette", images.palette);
+  s.table("label_images", images.label_images);
+  s.file.attribute(s.file.top(), "tables_xxh3",
+                   static_cast<std::int64_t>(hash_of_tables(images, image_store_version)));
+  s.file.check(s.pixels.close_now() && s.labels.close_now() && s.group.close_now(), "close");
+  s.file.commit();
 }
 
 }  // namespace weft

@@ -32,6 +32,9 @@
 
 namespace weft {
 
+inline constexpr const char* image_store_format = "weft images";  // the attribute
+inline constexpr std::int64_t image_store_version = 2;
+
 // Opens and checks everything but the images' bytes; takes memory for the tables, some dozens of
 // bytes and a path for each image. Throws Exit::data with one message that names file and fault.
 std::unique_ptr<LabelledImages> open_image_store(const std::string& path, bool verify);

@@ -1,5 +1,6 @@
 // Images of any size with a class for each pixel: a store (image_store.h), or drawn in memory
-// (shapes.h). Training reads them through an ImageSource, an evaluation directly.
+// ("shapes:"). Training reads them through an ImageSource, an evaluation directly. Sides are in
+// pixels throughout.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +9,35 @@
 #include <string>
 #include <vector>
 
-#include "data/images/image_sizes.h"
+#include "data/step_plan.h"
 
 namespace weft {
+
+struct ImageSize {
+  std::int64_t height = 0, width = 0;
+  bool operator==(const ImageSize&) const = default;
+};
+
+// Portraits and landscapes are batched apart: 1 of a portrait, else 0.
+constexpr std::size_t orientation_of(ImageSize size) { return size.height > size.width ? 1 : 0; }
+
+// n rounded up to a multiple of `multiple`.
+constexpr std::int64_t rounded_up(std::int64_t n, std::int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+// The image scaled, in double, by min(short_side / its shorter side, max_side / its longer one);
+// sides are cut to whole pixels, 1 at least.
+ImageSize training_size(ImageSize image, std::int64_t short_side, std::int64_t max_side);
+
+// The size of a micro-batch: the greatest height and width of its views, rounded up to multiples of
+// `padding`.
+ImageSize micro_batch_size(std::span<const ImageView> views, std::int64_t padding);
+
+// An evaluation stretches the image to training_size with both sides rounded up to multiples of
+// `padding`, and pads nothing.
+ImageSize evaluation_size(ImageSize image, std::int64_t short_side, std::int64_t max_side,
+                          std::int64_t padding);
 
 struct LabelledImage {
   ImageSize size;
@@ -47,5 +74,21 @@ std::string missing_classes(std::span<const std::uint64_t> label_images, std::in
 // `path` is a store of labelled images, or "shapes:key=value,...". `verify` checks the XXH3 of
 // every image that is read.
 std::unique_ptr<LabelledImages> open_labelled_images(const std::string& path, bool verify);
+
+// Labelled pictures drawn in memory: shapes over a textured ground. For tests, benchmarks and a
+// first run without data. `path` is "shapes:key=value,..." (spaces and line ends do not count):
+//   images=400               how many
+//   classes=6                2 to 8: ground, disc, square, triangle, ring, stripes, cross, checks
+//   height=96..160           of each picture: drawn from this range, or one number
+//   width=96..160
+//   hues=0                   1: each class in shades of a colour of its own, which is learnt fast
+//   seed=1                   another seed, other pictures: training and held-out ones differ by it
+// Without hues every class occurs in every colour, so that only shape and texture tell them apart;
+// a network learns that slowly. Pictures have noise, and shapes overlap; a margin of a few pixels
+// at some sides is unlabelled. Everything about picture i follows from (seed, i). Throws
+// Exit::usage on an unknown key (naming the nearest) or a value out of range.
+inline constexpr const char* shapes_prefix = "shapes:";
+inline bool is_shapes(const std::string& path) { return path.starts_with(shapes_prefix); }
+std::unique_ptr<LabelledImages> make_shapes(const std::string& path);
 
 }  // namespace weft

@@ -180,7 +180,7 @@ CutResult cut_video(
     if (!cutter) {
       auto size = choose_clip_size(deck, frame->height, frame->width);
       if (!size) {
-        result.unused = fmt::format("{}x{} pixels are too few for every resolution asked for",
+        result.unused = fmt::format("{}x{} pixels are too few for all requested resolutions",
                                     frame->width, frame->height);
         return result;
       }

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <exception>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -16,7 +15,6 @@
 #include <vector>
 
 #include "config/deck_table.h"
-#include "config/keep_inputs.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "data/aspect.h"
@@ -24,11 +22,13 @@
 #include "data/ingest/cut.h"
 #include "data/ingest/ingest_images.h"
 #include "data/ingest/progress.h"
-#include "data/ingest/scores.h"
 #include "data/ingest/selection.h"
+#include "data/lists/lists.h"
 
 namespace weft {
 namespace {
+
+namespace fs = std::filesystem;
 
 void check_deck(const IngestDeck& deck) {
   WEFT_CHECK(!deck.inputs.empty(), Exit::usage,
@@ -88,7 +88,8 @@ Share cut_share(const Deck& deck, const std::vector<MediaItem>& inputs, int rank
                 IngestProgress& progress) {
   Share share;
   std::unique_ptr<BucketedWriter> part;
-  const std::int64_t limit = deck.get<IngestDeck>().max_clips;
+  const IngestDeck& d = deck.get<IngestDeck>();
+  const std::int64_t limit = d.max_clips;
   const int threads = omp_get_max_threads();
   for (std::size_t i = static_cast<std::size_t>(rank); i < inputs.size();
        i += static_cast<std::size_t>(size)) {
@@ -97,10 +98,9 @@ Share cut_share(const Deck& deck, const std::vector<MediaItem>& inputs, int rank
     };
     if (enough()) break;
     const CutResult cut = cut_video(
-        inputs[i], deck.get<IngestDeck>(), {deck.media, {}}, threads,
+        inputs[i], d, {deck.media, {}}, threads,
         [&](const Bucket& bucket, std::span<const std::byte> clip, const ClipInfo& info) {
-          if (!part)
-            part = std::make_unique<BucketedWriter>(part_path(deck.get<IngestDeck>().output, rank));
+          if (!part) part = std::make_unique<BucketedWriter>(part_path(d.output, rank));
           part->append(bucket, clip, info);
           share.clips.push_back({static_cast<std::int64_t>(i), bucket.name});
           progress.add(0, 1, 0);
@@ -116,12 +116,13 @@ Share cut_share(const Deck& deck, const std::vector<MediaItem>& inputs, int rank
       if (cut.frames == 0)
         log::warn("skipped {}: {}", inputs[i].media.name(), cut.broken);
       else
-        log::warn("{} breaks after frame {}, {} whole clips before that are kept: {}",
-                  inputs[i].media.name(), cut.frames, cut.clips, cut.broken);
+        log::warn(
+            "{} cannot be decoded after frame {}; the {} complete clips before it are kept: {}",
+            inputs[i].media.name(), cut.frames, cut.clips, cut.broken);
     } else if (cut.damaged > 0) {
       // FFmpeg guesses what it cannot decode; such clips are kept, but never silently.
       ++share.broken;
-      log::warn("{} is damaged: {} of its {} frames could not be decoded whole, {} kept",
+      log::warn("{} is damaged: {} of its {} frames could not be decoded completely, {} kept",
                 inputs[i].media.name(), cut.damaged, cut.frames, counted(cut.clips, "clip"));
     } else if (!cut.unused.empty()) {
       ++share.unused;
@@ -137,7 +138,7 @@ std::vector<std::string> gather_text(const std::string& mine, MPI_Comm comm) {
   int rank = 0, size = 1;
   MPI_Comm_rank(comm, &rank);
   MPI_Comm_size(comm, &size);
-  std::vector<std::string> all(static_cast<std::size_t>(size));
+  std::vector<std::string> all(size);
   // Point to point and 64-bit lengths: a gather's displacements would overflow with many clips.
   const std::uint64_t bytes = mine.size();
   constexpr int tag = 18;
@@ -153,7 +154,7 @@ std::vector<std::string> gather_text(const std::string& mine, MPI_Comm comm) {
   for (int r = 1; r < size; ++r) {
     std::uint64_t length = 0;
     MPI_Recv(&length, 1, MPI_UINT64_T, r, tag, comm, MPI_STATUS_IGNORE);
-    std::string& text = all[static_cast<std::size_t>(r)];
+    std::string& text = all[r];
     text.resize(length);
     for (std::size_t at = 0; at < length; at += piece)
       MPI_Recv(text.data() + at, static_cast<int>(std::min<std::size_t>(piece, length - at)),
@@ -217,7 +218,7 @@ Written merge(const std::string& output, const std::vector<std::vector<Share::Ma
     Part& part = parts[from];
     const std::string& name = made[from][part.next++].bucket;
     const int b = part.bucket.at(name);
-    Bucket bucket = part.source->buckets()[static_cast<std::size_t>(b)];
+    Bucket bucket = part.source->buckets()[b];
     clip.resize(bucket.clip_bytes());
     const std::int64_t index = part.taken[name]++;
     part.source->read(b, index, clip);
@@ -252,7 +253,6 @@ void print_table(const std::string& output, const Written& written,
 // Removes what a killed job with more ranks left beside its output: OUTPUT.partN and what it was
 // writing, OUTPUT.partN.tmp...
 void remove_left_parts(const std::string& output) {
-  namespace fs = std::filesystem;
   const fs::path path = fs::absolute(output);
   const std::string begin = path.filename().string() + ".part";
   std::error_code error;
@@ -275,118 +275,107 @@ struct PartRemover {
   ~PartRemover() { unlink(path.c_str()); }
 };
 
+// All items of ingest.inputs, with the facts that ingest.scores has of them.
+std::vector<MediaItem> list_items(const IngestDeck& deck, const MediaDeck& limits) {
+  std::vector<MediaItem> items =
+      list_media(deck.inputs, "ingest.inputs", limits, Described::yes, deck.output);
+  WEFT_CHECK(!items.empty(), Exit::data, "check the lists in ingest.inputs",
+             "ingest.inputs names no video and no picture");
+  for (const std::string& table : deck.scores) {
+    const std::size_t joined = join_scores(table, limits, items);
+    if (joined > 0)
+      log::info("ingest: {} has scores of {} of {}", table, joined,
+                counted(std::ssize(items), "item"));
+    else if (log::rank() == 0)
+      log::warn("{} has scores of none of {}: its relative paths begin in its own folder", table,
+                counted(std::ssize(items), "item"));
+  }
+  return items;
+}
+
+// On rank 0: puts the parts of all ranks together and reports what came out. `lists` are their
+// to_text(), `faults` each one's first fault, "" for none.
+void collect(const IngestDeck& deck, const std::vector<std::string>& lists,
+             const std::vector<std::string>& faults, const std::array<std::int64_t, 3>& sums,
+             const std::string& media, std::chrono::steady_clock::time_point begin) {
+  std::vector<std::vector<Share::Made>> made;
+  std::size_t clips = 0;
+  for (const std::string& list : lists) clips += made.emplace_back(from_text(list)).size();
+  const auto fault = std::ranges::find_if(faults, [](const std::string& f) { return !f.empty(); });
+  WEFT_CHECK(clips > 0, Exit::data,
+             fault == faults.end()
+                 ? "try fewer ingest.frames, a lower ingest.resolutions, or other footage"
+             : names_a_list(deck)
+                 ? "see to that file; the paths of a list start in the list's folder"
+                 : "see to that file; paths in ingest.inputs begin where weft was started",
+             "no clip came out of {}; the first fault: {}", media,
+             fault == faults.end() ? "none" : *fault);
+  const Written written = merge(deck.output, made, deck.max_clips);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  print_table(deck.output, written, sums, media, seconds);
+  remove_left_parts(deck.output);
+}
+
 }  // namespace
 
 int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   const auto begin = std::chrono::steady_clock::now();
+  const IngestDeck& d = deck.get<IngestDeck>();
+  if (!d.images.empty()) {
+    WEFT_CHECK(!plan, Exit::usage, "leave it out", "--plan is for footage, not for ingest.images");
+    return ingest_images(deck, comm);
+  }
   int rank = 0, size = 1;
   MPI_Comm_rank(comm, &rank);
   MPI_Comm_size(comm, &size);
 
-  if (!deck.get<IngestDeck>().images.empty()) {
-    WEFT_CHECK(!plan, Exit::usage, "leave it out", "--plan tells of footage, not of ingest.images");
-    return ingest_images(deck, comm);
-  }
-
-  // 1. List the items; every rank does so itself. Ranks then share out what has to be opened.
-  const IngestDeck& d = deck.get<IngestDeck>();
+  // 1. Which items are taken. Every rank lists them itself; what has to be opened to decide is
+  // shared out among the ranks, so that all come to the same list.
   check_deck(d);
-  std::vector<MediaItem> listed =
-      list_media(d.inputs, "ingest.inputs", deck.media, Described::yes, d.output);
-  WEFT_CHECK(!listed.empty(), Exit::data, "check the lists in ingest.inputs",
-             "ingest.inputs names no video and no picture");
-  for (const std::string& table : d.scores) {
-    const std::size_t joined = join_scores(table, deck.media, listed);
-    if (joined > 0)
-      log::info("ingest: {} has scores of {} of {}", table, joined,
-                counted(std::ssize(listed), "item"));
-    else if (rank == 0)
-      log::warn("{} has scores of none of {}: its relative paths begin in its own folder", table,
-                counted(std::ssize(listed), "item"));
-  }
+  std::vector<MediaItem> listed = list_items(d, deck.media);
   const std::size_t all = listed.size();
   const Selection selection = select_items(std::move(listed), d, {deck.media, {}}, plan, comm);
   const std::vector<MediaItem>& inputs = selection.kept;
   const Forecast expected = forecast(inputs, d);
   const std::string media = count_media(expected);
-  if (log::rank() == 0) report_selection(selection, all, expected);
+  if (rank == 0) report_selection(selection, all, expected);
   WEFT_CHECK(!inputs.empty(), Exit::data, "relax the filters of [ingest]",
              "none of {} items is left", all);
   if (plan) return 0;
-  if (rank == 0) {
-    std::vector<std::string> files = d.inputs;
-    files.insert(files.end(), d.scores.begin(), d.scores.end());
-    for (const MediaItem& i : inputs) files.push_back(i.media.path);
-    const fs::path store = absolute_path(d.output);
-    keep_files(deck, "ingest.output", files, [&](const fs::path& path) { return path == store; });
-  }
-  log::info("ingest: {} over {} into {}", media, counted(size, "rank"), d.output);
-  warn_of_replacing(d.output);
-  const auto lock = lock_store(d.output, "ingest.output");
-  MPI_Barrier(comm);  // nobody touches files beside the store before rank 0 has it
 
-  // 2. Cut this rank's videos into its part file.
+  // 2. The output must be none of the inputs, nor another job's.
+  log::info("ingest: {} over {} into {}", media, counted(size, "rank"), d.output);
+  std::vector<std::string> files = d.inputs;
+  files.insert(files.end(), d.scores.begin(), d.scores.end());
+  for (const MediaItem& i : inputs) files.push_back(i.media.path);
+  const auto lock = lock_output(deck, d.output, files, comm);
+
+  // 3. Each rank cuts its videos into a part file. It keeps that until the store is complete, or
+  // has failed.
   IngestProgress progress(comm, d.output, std::ssize(inputs),
                           expected.pictures == 0 ? "video"
                           : expected.videos == 0 ? "picture"
                                                  : "item");
-  const PartRemover remover{part_path(deck.get<IngestDeck>().output, rank)};
+  const PartRemover remover{part_path(d.output, rank)};
   const Share share = cut_share(deck, inputs, rank, size, progress);
   progress.finish();
 
-  // 3. Collect what all ranks made.
+  // 4. Rank 0 hears what all have made, and merges the parts in the order of the inputs.
   const std::vector<std::string> lists = gather_text(to_text(share.clips), comm);
   const std::vector<std::string> faults = gather_text(share.first_fault, comm);
-  const std::array<std::int64_t, 3> mine = {share.frames, share.broken, share.unused};
-  std::array<std::int64_t, 3> sums{};
-  MPI_Allreduce(mine.data(), sums.data(), 3, MPI_INT64_T, MPI_SUM, comm);
-
-  // 4. Merge into one store on rank 0. The other ranks keep their parts until it is complete or has
-  // failed.
-  int code = 0;
-  std::exception_ptr failure;
-  if (rank == 0) {
-    try {
-      std::vector<std::vector<Share::Made>> made;
-      std::size_t clips = 0;
-      for (const std::string& list : lists) clips += made.emplace_back(from_text(list)).size();
-      const auto fault = std::find_if(faults.begin(), faults.end(),
-                                      [](const std::string& f) { return !f.empty(); });
-      WEFT_CHECK(clips > 0, Exit::data,
-                 fault == faults.end()
-                     ? "try fewer ingest.frames, a lower ingest.resolutions, or other footage"
-                 : names_a_list(d)
-                     ? "see to that file; the paths of a list start in the list's folder"
-                     : "see to that file; paths in ingest.inputs begin where weft was started",
-                 "no clip came out of {}; the first fault: {}", media,
-                 fault == faults.end() ? "none" : *fault);
-      const Written written =
-          merge(deck.get<IngestDeck>().output, made, deck.get<IngestDeck>().max_clips);
-      const double seconds =
-          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-      print_table(d.output, written, sums, media, seconds);
-      remove_left_parts(deck.get<IngestDeck>().output);
-    } catch (const Error& e) {
-      failure = std::current_exception();
-      code = static_cast<int>(e.code());
-    }
-  }
-  MPI_Bcast(&code, 1, MPI_INT, 0, comm);
-  if (failure) std::rethrow_exception(failure);
+  std::array<std::int64_t, 3> sums = {share.frames, share.broken, share.unused};
+  MPI_Allreduce(MPI_IN_PLACE, sums.data(), 3, MPI_INT64_T, MPI_SUM, comm);
+  const int code = on_first_rank(comm, [&] { collect(d, lists, faults, sums, media, begin); });
   if (code != 0) return code;  // rank 0 reports the reason
 
   // 5. With ingest.strict a broken file sets the exit code.
-  if (const std::int64_t lost = sums[1] + selection.missing; d.strict && lost > 0) {
-    const std::string broken = fmt::format(
-        "{} of {} are broken{}, and ingest.strict is set", lost,
-        counted(std::ssize(inputs) + selection.missing, "item"),
-        selection.missing > 0 ? fmt::format(", {} of them not there", selection.missing) : "");
-    if (rank == 0) log::error("{}", broken);
-    progress.end(static_cast<int>(Exit::data), broken);
-    return static_cast<int>(Exit::data);
-  }
-  progress.end(0);
-  return 0;
+  const std::int64_t lost = sums[1] + selection.missing;
+  return progress.end(
+      lost, d.strict,
+      fmt::format(
+          "{} of {} are broken{}", lost, counted(std::ssize(inputs) + selection.missing, "item"),
+          selection.missing > 0 ? fmt::format(", {} of them not there", selection.missing) : ""));
 }
 
 namespace {
@@ -410,7 +399,7 @@ void ingest_rows(Rows& r, IngestDeck& d) {
            "Width of every clip in pixels instead of the bucket's; 0 keeps the bucket's.");
   r.number("fps", d.fps, 0, 1000,
            "Frames a second to resample the footage to; 0 keeps its own rate.");
-  r.number("max_clips", d.max_clips, 0, many, "Stop after so many clips; 0 takes all.");
+  r.number("max_clips", d.max_clips, 0, many, "Maximum number of clips; 0: no limit.");
   r.text("scores", d.scores,
          "Tables with scores of the items, joined by path, as weft score writes them: .csv or "
          ".jsonl.");
@@ -457,7 +446,7 @@ Command ingest_command() {
   Command c{"ingest", "make a store (HDF5) of clips from videos, or of labelled images",
             [plan](const Deck& deck, MPI_Comm comm) { return ingest(deck, comm, *plan); }};
   c.takes_deck();
-  c.option("--plan", *plan, "tell what would be taken, by filter and bucket, and write nothing");
+  c.option("--plan", *plan, "show what would be taken, by filter and bucket, without writing");
   for (const FilterKey& f : filter_keys()) {
     std::string name = std::string("--") + f.key;
     std::ranges::replace(name, '_', '-');

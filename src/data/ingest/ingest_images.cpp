@@ -7,25 +7,145 @@
 #include <chrono>
 #include <exception>
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <sstream>
 
-#include "config/keep_inputs.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "data/clip_store.h"
 #include "data/images/image_store.h"
-#include "data/ingest/image_list.h"
 #include "data/ingest/progress.h"
+#include "data/lists/folders.h"
 #include "data/lists/lists.h"
+#include "data/lists/table.h"
 #include "media/image_file.h"
 
 namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
+
+struct ImagePair {
+  std::string image, labels;  // paths
+  std::string name;           // the image's path as the list or the folder has it
+  std::string where;          // "train.odgt, line 3", or "" of a folder: for messages
+  ImageSize size;             // as the list says; 0 where it says nothing
+};
+
+constexpr const char* image_list_hint =
+    "a line is {\"fpath_img\": \"a.jpg\", \"fpath_segm\": \"a.png\", \"width\": 640, \"height\": "
+    "480}";
+
+std::vector<ImagePair> read_image_list(const IngestDeck& deck, const MediaDeck& limits) {
+  const std::string& list = deck.images;
+  const fs::path root = deck.root.empty() ? fs::path(list).parent_path() : fs::path(deck.root);
+  check_list_size(list, limits);
+  TableReader table(list, "fpath_img", TableForm::json_lines);
+  std::vector<ImagePair> pairs;
+  for (TableRow row; table.next(row);) {
+    const auto labels = table.value(row, "fpath_segm");
+    WEFT_CHECK(!row.path.empty() && labels.is_string() &&
+                   labels.get_ref<const std::string&>().find('\0') == std::string::npos,
+               Exit::data, image_list_hint, "{}: no texts fpath_img and fpath_segm",
+               table.where(row));
+    // 0 where the list does not say.
+    const auto side = [facts = facts_of(table, row)](Fact fact) {
+      return facts[fact] > 0 ? static_cast<std::int64_t>(std::min(facts[fact], 1e9)) : 0;
+    };
+    pairs.push_back({(root / row.path).string(),
+                     (root / labels.get<std::string>()).string(),
+                     row.path,
+                     table.where(row),
+                     {side(Fact::height), side(Fact::width)}});
+  }
+  return pairs;
+}
+
+// Files of a folder by their paths from there without an ending, sorted.
+std::map<std::string, std::string> files_of(const std::string& folder, const std::string& other,
+                                            const std::function<bool(const std::string&)>& wanted) {
+  const FolderFiles found = files_below(folder, wanted, other);
+  tell_left_out(folder, found.left_out, found.only_hidden);
+  std::map<std::string, std::string> files;
+  for (const std::string& path : found.files) {
+    const fs::path below = fs::path(path).lexically_relative(folder);
+    const auto [known, added] =
+        files.emplace(fs::path(below).replace_extension().string(), below.string());
+    WEFT_CHECK(added, Exit::data, "rename one of them, and its labels",
+               "folder {} has {} and {}, which have the same labels", folder, known->second,
+               below.string());
+  }
+  return files;
+}
+
+std::vector<ImagePair> read_folders(const IngestDeck& deck) {
+  std::error_code none;
+  WEFT_CHECK(!deck.labels.empty() && fs::is_directory(deck.labels, none), Exit::data,
+             "set ingest.labels to the folder of the label maps",
+             "ingest.images is the folder {}, and ingest.labels = \"{}\" is none", deck.images,
+             deck.labels);
+  auto labels = files_of(deck.labels, deck.images,
+                         [](const std::string& name) { return ending_of(name) == ".png"; });
+  std::vector<ImagePair> pairs;
+  for (const auto& [stem, file] : files_of(deck.images, deck.labels, is_picture_name)) {
+    const auto found = labels.extract(stem);
+    pairs.push_back(
+        {(fs::path(deck.images) / file).string(),
+         (fs::path(deck.labels) / (found.empty() ? stem + ".png" : found.mapped())).string(),
+         file,
+         "",
+         {}});
+  }
+  if (!labels.empty())
+    tell_left_out(deck.labels, counted(std::ssize(labels), "label map") + " without a picture");
+  return pairs;
+}
+
+// ingest.images is a folder, then ingest.labels is one too: files in them and below are matched by
+// their paths from there without an ending, sorted; a picture without labels has a path there that
+// does not exist, labels without a picture are left out and counted. Or it is a list, JSON lines or
+// CSV, with fpath_img, fpath_segm and perhaps width and height (.odgt): paths count from
+// ingest.root, by default the list's folder. Throws Exit::data, naming the line, for a list that
+// cannot be read.
+std::vector<ImagePair> list_images(const IngestDeck& deck, const MediaDeck& limits) {
+  std::error_code none;
+  const bool folder = fs::is_directory(deck.images, none);
+  WEFT_CHECK(folder || deck.labels.empty(), Exit::data,
+             "leave ingest.labels out with a list, which names the labels too",
+             "ingest.labels = \"{}\", but ingest.images = \"{}\" is not a folder", deck.labels,
+             deck.images);
+  std::vector<ImagePair> pairs = folder ? read_folders(deck) : read_image_list(deck, limits);
+  WEFT_CHECK(!pairs.empty(), Exit::data, "give a list (.odgt) or a folder of JPEG or PNG files",
+             "{} names no image", deck.images);
+  return pairs;
+}
+
+}  // namespace
+
+std::vector<std::string> read_class_names(const std::string& path, const MediaDeck& limits) {
+  std::vector<std::string> names;
+  check_list_size(path, limits);
+  if (form_of_name(path) == TableForm::csv) {
+    TableReader table(path, "Name");
+    for (TableRow row; table.next(row);) {
+      WEFT_CHECK(!row.path.empty(), Exit::data, "give every row a name",
+                 "{}, column Name: no value", table.where(row));
+      names.push_back(row.path.substr(0, row.path.find(';')));
+    }
+  } else {
+    std::istringstream lines(read_text_file(path, longest_text, ""));
+    for (std::string line; std::getline(lines, line);)
+      if (const std::string_view name = trimmed(line); !name.empty()) names.emplace_back(name);
+  }
+  WEFT_CHECK(!names.empty() && names.size() <= 255, Exit::data, "give 1 to 255 names",
+             "{} has {} names of classes", path, names.size());
+  return names;
+}
+
+namespace {
 
 constexpr std::size_t piece_images = 32;
 
@@ -58,7 +178,7 @@ class LabelValues {
     for (const std::uint8_t v : values) there[v] = true;
     const std::int64_t most = classes_ > 0 ? classes_ : 255;
     for (std::int64_t v = 255; v >= 0; --v)
-      WEFT_CHECK(!there[static_cast<std::size_t>(v)] || stored(v) <= most, Exit::data,
+      WEFT_CHECK(!there[v] || stored(v) <= most, Exit::data,
                  v == 255 ? "ingest.ignore_label = 255 leaves such pixels unlabelled"
                           : "give all classes, or see ingest.first_label and ignore_label",
                  "{} has the value {}, ingest.num_classes = {} (value {} is class 0{})", path, v,
@@ -205,8 +325,8 @@ void make_piece(const fs::path& path, std::span<const ImagePair> pairs, const La
           continue;
         }
         images.push_back({pairs[first + i].name, d.rgb.height, d.rgb.width});
-        for (const auto* values : {&d.rgb.values, &d.labels.values}) {
-          const auto part = std::as_bytes(std::span(*values));
+        for (const auto* plane : {&d.rgb.values, &d.labels.values}) {
+          const auto part = std::as_bytes(std::span(*plane));
           hasher.add(part);
           data.write(part, bytes);
           bytes += part.size();
@@ -352,6 +472,40 @@ void print_classes(const IngestDeck& deck, std::int64_t classes,
               254 + deck.first_label);
 }
 
+// ingest.class_names, which go with ingest.num_classes; none where no file is named.
+std::vector<std::string> class_names_of(const IngestDeck& deck, const MediaDeck& limits) {
+  if (deck.class_names.empty()) return {};
+  std::vector<std::string> names = read_class_names(deck.class_names, limits);
+  WEFT_CHECK(deck.num_classes == 0 || deck.num_classes == std::ssize(names), Exit::data,
+             "leave ingest.num_classes out, or give as many names",
+             "{} has {} names of classes, ingest.num_classes = {}", deck.class_names, names.size(),
+             deck.num_classes);
+  return names;
+}
+
+// Decodes this rank's pieces, except those that are there from an earlier attempt: returns how many
+// images these have.
+std::int64_t decode_pieces(const IngestDeck& deck, const MediaDeck& limits,
+                           std::span<const ImagePair> pairs, const LabelValues& values, int rank,
+                           int size, IngestProgress& progress) {
+  std::int64_t kept = 0;
+  const std::size_t pieces = (pairs.size() + piece_images - 1) / piece_images;
+  for (std::size_t k = static_cast<std::size_t>(rank); k < pieces;
+       k += static_cast<std::size_t>(size)) {
+    const auto part =
+        pairs.subspan(k * piece_images, std::min(piece_images, pairs.size() - k * piece_images));
+    const std::string id = identity(part, values, limits);
+    const fs::path path = piece_path(deck.output, k);
+    if (const auto there = read_header(path); there && there->identity == id) {
+      kept += std::ssize(part);
+      progress.add(0, std::ssize(there->images), std::ssize(part));
+      continue;
+    }
+    make_piece(path, part, values, limits, id, progress);
+  }
+  return kept;
+}
+
 }  // namespace
 
 int ingest_images(const Deck& deck, MPI_Comm comm) {
@@ -365,14 +519,7 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
              "ingest.output is empty");
 
   // 1. List the images; every rank does so itself.
-  std::vector<std::string> names;
-  if (!d.class_names.empty()) {
-    names = read_class_names(d.class_names, deck.media);
-    WEFT_CHECK(d.num_classes == 0 || d.num_classes == std::ssize(names), Exit::data,
-               "leave ingest.num_classes out, or give as many names",
-               "{} has {} names of classes, ingest.num_classes = {}", d.class_names, names.size(),
-               d.num_classes);
-  }
+  const std::vector<std::string> names = class_names_of(d, deck.media);
   const std::int64_t classes = names.empty() ? d.num_classes : std::ssize(names);
   const LabelValues values(d, classes);
   const std::vector<ImagePair> pairs = list_images(d, deck.media);
@@ -380,15 +527,9 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   const std::size_t pieces = (pairs.size() + piece_images - 1) / piece_images;
   log::info("ingest: {} over {} into {}", counted(std::ssize(pairs), "labelled image"),
             counted(size, "rank"), d.output);
-  if (rank == 0) {
-    std::vector<std::string> files = {d.images, d.labels, d.class_names};
-    for (const ImagePair& p : pairs) files.insert(files.end(), {p.image, p.labels});
-    const fs::path store = absolute_path(d.output);
-    keep_files(deck, "ingest.output", files, [&](const fs::path& path) { return path == store; });
-  }
-  warn_of_replacing(d.output);
-  const auto lock = lock_store(d.output, "ingest.output");
-  MPI_Barrier(comm);  // nobody touches files beside the store before rank 0 has it
+  std::vector<std::string> files = {d.images, d.labels, d.class_names};
+  for (const ImagePair& p : pairs) files.insert(files.end(), {p.image, p.labels});
+  const auto lock = lock_output(deck, d.output, files, comm);
 
   // 2. Decode this rank's pieces, those that are not there from an earlier attempt.
   std::error_code failed;
@@ -396,59 +537,32 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   WEFT_CHECK(!failed, Exit::data, "check the directory's permissions", "cannot make {}.parts: {}",
              d.output, failed.message());
   IngestProgress progress(comm, d.output, std::ssize(pairs), "image");
-  std::int64_t kept = 0;
-  for (std::size_t k = static_cast<std::size_t>(rank); k < pieces;
-       k += static_cast<std::size_t>(size)) {
-    const auto part = std::span(pairs).subspan(
-        k * piece_images, std::min(piece_images, pairs.size() - k * piece_images));
-    const std::string id = identity(part, values, deck.media);
-    const fs::path path = piece_path(d.output, k);
-    if (const auto there = read_header(path); there && there->identity == id) {
-      kept += std::ssize(part);
-      progress.add(0, std::ssize(there->images), std::ssize(part));
-      continue;
-    }
-    make_piece(path, part, values, deck.media, id, progress);
-  }
+  std::int64_t kept = decode_pieces(d, deck.media, pairs, values, rank, size, progress);
   progress.finish();
   MPI_Allreduce(MPI_IN_PLACE, &kept, 1, MPI_INT64_T, MPI_SUM, comm);
   if (kept > 0) log::info("ingest: {} decoded by an earlier attempt", counted(kept, "image"));
 
   // 3. Join them on rank 0.
-  std::array<std::int64_t, 2> end{};  // exit code; broken images
-  std::exception_ptr failure;
-  if (rank == 0) {
-    try {
-      const Joined joined =
-          join(d, pieces, pairs.size(), names, palette_of(pairs, values, deck.media));
-      fs::remove_all(d.output + ".parts", failed);
-      end[1] = joined.broken;
-      const double seconds =
-          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-      log::info("{}, {:.1f} MB of pixels and {:.1f} of labels in {}",
-                counted(joined.images, "image"), 3e-6 * static_cast<double>(joined.pixels),
-                1e-6 * static_cast<double>(joined.pixels), d.output);
-      print_classes(d, classes, names, joined.label_images);
-      log::info("{} of {} left out; {:.1f} s, {:.0f} images/s", joined.broken,
-                counted(std::ssize(pairs), "image"), seconds,
-                static_cast<double>(joined.images) / std::max(seconds, 1e-3));
-    } catch (const Error& e) {
-      failure = std::current_exception();
-      end[0] = static_cast<int>(e.code());
-    }
-  }
-  MPI_Bcast(end.data(), 2, MPI_INT64_T, 0, comm);
-  if (failure) std::rethrow_exception(failure);
-  if (end[0] != 0) return static_cast<int>(end[0]);  // rank 0 reports the reason
-  if (d.strict && end[1] > 0) {
-    const std::string broken =
-        fmt::format("{} of {} images are broken, and ingest.strict is set", end[1], pairs.size());
-    if (rank == 0) log::error("{}", broken);
-    progress.end(static_cast<int>(Exit::data), broken);
-    return static_cast<int>(Exit::data);
-  }
-  progress.end(0);
-  return 0;
+  std::int64_t left_out = 0;
+  const int code = on_first_rank(comm, [&] {
+    const Joined joined =
+        join(d, pieces, pairs.size(), names, palette_of(pairs, values, deck.media));
+    fs::remove_all(d.output + ".parts", failed);
+    left_out = joined.broken;
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    log::info("{}, {:.1f} MB of pixels and {:.1f} of labels in {}", counted(joined.images, "image"),
+              3e-6 * static_cast<double>(joined.pixels), 1e-6 * static_cast<double>(joined.pixels),
+              d.output);
+    print_classes(d, classes, names, joined.label_images);
+    log::info("{} of {} left out; {:.1f} s, {:.0f} images/s", joined.broken,
+              counted(std::ssize(pairs), "image"), seconds,
+              static_cast<double>(joined.images) / std::max(seconds, 1e-3));
+  });
+  if (code != 0) return code;  // rank 0 reports the reason
+  MPI_Bcast(&left_out, 1, MPI_INT64_T, 0, comm);
+  return progress.end(left_out, d.strict,
+                      fmt::format("{} of {} images are broken", left_out, pairs.size()));
 }
 
 }  // namespace weft

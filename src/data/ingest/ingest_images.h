@@ -1,11 +1,21 @@
-// `weft ingest` of labelled images: ingest.images is set.
+// `weft ingest` of labelled images (ingest.images is set): pairs of files from a list or from two
+// folders in, a store of them out.
 #pragma once
 
 #include <mpi.h>
 
+#include <string>
+#include <vector>
+
 #include "config/deck.h"
+#include "data/images/labelled_images.h"
+#include "data/ingest/ingest.h"
 
 namespace weft {
+
+// Names of classes: one a line; or of a .csv file the column Name, of which what stands before a
+// ";" counts. Throws Exit::data.
+std::vector<std::string> read_class_names(const std::string& path, const MediaDeck& limits);
 
 // Decodes the images of ingest.images with their labels and writes them to ingest.output, a store
 // of labelled images (data/images/image_store.h). Collective over `comm`.

@@ -1,11 +1,16 @@
 #include "data/ingest/progress.h"
 
 #include <chrono>
+#include <exception>
+#include <filesystem>
 #include <string_view>
 #include <thread>
 
+#include "config/keep_inputs.h"
 #include "core/clock.h"
+#include "core/error.h"
 #include "core/log.h"
+#include "data/clip_store.h"
 
 namespace weft {
 namespace {
@@ -21,6 +26,19 @@ int size_of(MPI_Comm comm) {
 
 }  // namespace
 
+std::unique_ptr<FolderLock> lock_output(const Deck& deck, const std::string& output,
+                                        const std::vector<std::string>& inputs, MPI_Comm comm) {
+  if (log::rank() == 0) {
+    const std::filesystem::path store = absolute_path(output);
+    keep_files(deck, "ingest.output", inputs,
+               [&](const std::filesystem::path& path) { return path == store; });
+  }
+  warn_of_replacing(output);
+  auto lock = lock_store(output, "ingest.output");
+  MPI_Barrier(comm);  // nobody touches files beside the store before rank 0 has it
+  return lock;
+}
+
 IngestProgress::IngestProgress(MPI_Comm comm, const std::string& output, std::int64_t total,
                                const char* noun)
     : comm_(comm),
@@ -33,7 +51,7 @@ IngestProgress::IngestProgress(MPI_Comm comm, const std::string& output, std::in
       progress_({output + ".status.json", "ingest", noun, "ingest", total, 0, rank_, size_}) {}
 
 void IngestProgress::add(std::int64_t frames, std::int64_t clips, std::int64_t inputs) {
-  Counts& mine = counts_[static_cast<std::size_t>(rank_)];
+  Counts& mine = counts_[rank_];
   mine[0] += frames;
   mine[1] += clips;
   mine[2] += inputs;
@@ -55,8 +73,8 @@ void IngestProgress::receive() {
     MPI_Status status;
     MPI_Iprobe(MPI_ANY_SOURCE, tag, comm_, &there, &status);
     if (there == 0) return;
-    MPI_Recv(counts_[static_cast<std::size_t>(status.MPI_SOURCE)].data(), 4, MPI_INT64_T,
-             status.MPI_SOURCE, tag, comm_, MPI_STATUS_IGNORE);
+    MPI_Recv(counts_[status.MPI_SOURCE].data(), 4, MPI_INT64_T, status.MPI_SOURCE, tag, comm_,
+             MPI_STATUS_IGNORE);
   }
 }
 
@@ -75,9 +93,9 @@ void IngestProgress::show() {
 }
 
 void IngestProgress::finish() {
-  counts_[static_cast<std::size_t>(rank_)][3] = 1;
+  counts_[rank_][3] = 1;
   if (rank_ != 0) {
-    MPI_Send(counts_[static_cast<std::size_t>(rank_)].data(), 4, MPI_INT64_T, 0, tag, comm_);
+    MPI_Send(counts_[rank_].data(), 4, MPI_INT64_T, 0, tag, comm_);
     return;
   }
   for (;;) {
@@ -90,8 +108,30 @@ void IngestProgress::finish() {
   show();
 }
 
-void IngestProgress::end(int code, const std::string& error) {
-  if (rank_ == 0) progress_.end(code, sum(2), error);
+int IngestProgress::end(std::int64_t lost, bool strict, const std::string& broken) {
+  const bool failed = strict && lost > 0;
+  const int code = failed ? static_cast<int>(Exit::data) : 0;
+  const std::string error = failed ? broken + ", and ingest.strict is set" : "";
+  if (rank_ != 0) return code;
+  if (failed) log::error("{}", error);
+  progress_.end(code, sum(2), error);
+  return code;
+}
+
+int on_first_rank(MPI_Comm comm, const std::function<void()>& work) {
+  int code = 0;
+  std::exception_ptr failure;
+  if (log::rank() == 0) {
+    try {
+      work();
+    } catch (const Error& e) {
+      failure = std::current_exception();
+      code = static_cast<int>(e.code());
+    }
+  }
+  MPI_Bcast(&code, 1, MPI_INT, 0, comm);
+  if (failure) std::rethrow_exception(failure);
+  return code;
 }
 
 }  // namespace weft

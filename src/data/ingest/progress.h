@@ -1,16 +1,27 @@
-// The progress of all ranks, told by rank 0.
+// What the ingests of footage and of labelled images share: their output is theirs alone, rank 0
+// reports the progress of all ranks, and all end together.
 #pragma once
 
 #include <mpi.h>
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "core/progress/progress.h"
+#include "config/deck.h"
+#include "core/file.h"
+#include "core/progress.h"
 
 namespace weft {
+
+// Keeps the output from other jobs while the result lives (on rank 0; null on others), and warns of
+// what it replaces. Collective. `inputs` are all files that the job reads, on rank 0. Exit::usage
+// where the output is one of them, Exit::data where another job writes it.
+std::unique_ptr<FolderLock> lock_output(const Deck& deck, const std::string& output,
+                                        const std::vector<std::string>& inputs, MPI_Comm comm);
 
 // Ranks report to rank 0 at most once a second, in small messages for which no rank waits.
 class IngestProgress {
@@ -24,8 +35,9 @@ class IngestProgress {
   void add(std::int64_t frames, std::int64_t clips, std::int64_t inputs);
   // This rank is done. Rank 0 goes on showing the others' progress until all are.
   void finish();
-  // The job ends with this exit code.
-  void end(int code, const std::string& error = "");
+  // The job ends: `lost` of its items were broken, which is a fault if `strict`; `broken` says so.
+  // Returns the exit code.
+  int end(std::int64_t lost, bool strict, const std::string& broken);
 
  private:
   using Counts = std::array<std::int64_t, 4>;  // frames, clips, inputs, done
@@ -42,5 +54,9 @@ class IngestProgress {
   double last_;                 // message or look at the messages
   Progress progress_;
 };
+
+// Runs `work` on rank 0 while the other ranks wait. Collective: all return 0, or the code of the
+// Error that it threw, which rank 0 throws on.
+int on_first_rank(MPI_Comm comm, const std::function<void()>& work);
 
 }  // namespace weft

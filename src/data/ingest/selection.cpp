@@ -10,7 +10,6 @@
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/log.h"
-#include "core/printable.h"
 #include "data/ingest/cut.h"
 #include "data/lists/folders.h"
 #include "media/video_reader.h"
@@ -30,7 +29,7 @@ double value_of(const Facts& facts, const FilterKey& f) {
   if (column == "pixels") return facts[Fact::height] * facts[Fact::width];
   const auto found = std::ranges::find(fact_names, column);
   WEFT_ASSERT(found != fact_names.end());
-  return facts.values[static_cast<std::size_t>(found - fact_names.begin())];
+  return facts.values[found - fact_names.begin()];
 }
 
 std::vector<FilterKey> filters_asked(const IngestDeck& deck, bool of_measures) {
@@ -222,19 +221,18 @@ const std::vector<FilterKey>& filter_keys() {
       {"min_match", "match", true, &IngestDeck::min_match,
        "Take only items whose caption fits at least this well (column match); -1 takes all."},
       {"max_ocr", "ocr", false, &IngestDeck::max_ocr,
-       "Take only items with at most so many text regions (column ocr); -1 takes all."},
+       "Maximum number of text regions (column ocr); -1: no limit."},
       {"min_frames", "num_frames", true, &IngestDeck::min_frames,
-       "Take only items of at least so many frames; -1 takes all."},
+       "Minimum number of frames; -1: no limit."},
       {"max_frames", "num_frames", false, &IngestDeck::max_frames,
-       "Take only items of at most so many frames; -1 takes all."},
-      {"min_fps", "fps", true, &IngestDeck::min_fps,
-       "Take only videos of at least so many frames a second; -1 takes all."},
+       "Maximum number of frames; -1: no limit."},
+      {"min_fps", "fps", true, &IngestDeck::min_fps, "Minimum frame rate of videos; -1: no limit."},
       {"max_fps", "fps", false, &IngestDeck::max_fps,
-       "Take only videos of at most so many frames a second; -1 takes all."},
+       "Maximum frame rate of videos; -1: no limit."},
       {"min_pixels", "pixels", true, &IngestDeck::min_pixels,
-       "Take only items of at least so many pixels, height times width; -1 takes all."},
+       "Minimum height x width in pixels; -1: no limit."},
       {"max_pixels", "pixels", false, &IngestDeck::max_pixels,
-       "Take only items of at most so many pixels, height times width; -1 takes all."},
+       "Maximum height x width in pixels; -1: no limit."},
   };
   return keys;
 }
@@ -326,7 +324,7 @@ void report_selection(const Selection& selection, std::size_t listed, const Fore
   else
     log::warn(
         "captions: 0 of {}: a list has them in a column `text` or `caption`, a file that is not in "
-        "a list in NAME.txt beside it",
+        "a file's caption in NAME.txt in the same folder",
         kept);
   if (f.small > 0) log::info("{:>10} too small for every resolution", f.small);
   if (f.brief > 0) log::info("{:>10} too short for every clip", f.brief);

@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <set>
+#include <string_view>
 
 #include "core/error.h"
 #include "core/log.h"
-#include "data/text_images/picture_files.h"
 
 namespace weft {
 namespace {
@@ -143,6 +144,35 @@ void tell_left_out(const std::string& where, const std::string& left_out, bool o
     log::write_info(line);
   else
     log::write_warn(line);
+}
+
+bool is_picture_name(const std::string& path) {
+  static constexpr std::array<std::string_view, 20> extensions = {
+      ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".tif",  ".tiff", ".webp",
+      ".ppm", ".pgm",  ".pbm", ".pnm",  ".jp2", ".jxl", ".qoi", ".avif", ".heic", ".heif"};
+  return std::ranges::find(extensions, ending_of(path)) != extensions.end();
+}
+
+bool has_pictures(const std::string& path) {
+  std::error_code error;
+  fs::directory_iterator entries(path, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error))
+    if (is_picture_name(entries->path().string())) return true;
+  return false;
+}
+
+std::vector<std::string> list_pictures(const std::string& folder) {
+  std::error_code error;
+  std::vector<std::string> paths;
+  fs::directory_iterator entries(folder, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error))
+    if (is_picture_name(entries->path().string())) paths.push_back(entries->path().string());
+  WEFT_CHECK(!error, Exit::data, "name a folder that can be read", "cannot list folder {}: {}",
+             folder, error.message());
+  WEFT_CHECK(!paths.empty(), Exit::data, "put .jpg, .png, .bmp, .tif or .webp files into it",
+             "folder {} has no pictures", folder);
+  std::ranges::sort(paths);
+  return paths;
 }
 
 }  // namespace weft

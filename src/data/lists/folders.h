@@ -9,8 +9,7 @@
 namespace weft {
 
 enum class MediumKind { other, video, picture };
-// By the ending of a file's name, in any case: the endings of pictures are in
-// text_images/picture_files.h, those of videos here.
+// By the ending of a file's name, in any case (folders.cpp has the lists).
 MediumKind kind_of_name(const std::string& name);
 
 // ".jpg" of "a/B.JPG"; "" where a name has no ending.
@@ -36,5 +35,14 @@ std::string count_by_ending(const std::vector<std::string>& others,
                             const std::vector<std::string>& taken);
 // Tells on rank 0 what was left out of `where`, as a warning unless it is `only_hidden`.
 void tell_left_out(const std::string& where, const std::string& left_out, bool only_hidden = false);
+
+// Whether a file's extension is that of a still picture, in any case: .jpg, .png, .tif, .webp ...
+// Those that are not read everywhere, as .heic, are among them, so that they are named as such.
+bool is_picture_name(const std::string& path);
+// Whether `path` is a folder with such a file in it.
+bool has_pictures(const std::string& path);
+// Paths of the pictures in a folder, not below it, sorted. Throws Exit::data if it is no folder or
+// has none.
+std::vector<std::string> list_pictures(const std::string& folder);
 
 }  // namespace weft

@@ -50,7 +50,7 @@ struct MediaItem {
 // The items of all inputs, in their order:
 //   NAME.csv, NAME.jsonl   a list, its rows in their order;
 //   a folder               the videos and pictures in it and below, sorted by path (folders.h);
-//   NAME.tar               the samples of a WebDataset shard (shards.h);
+//   NAME.tar               the samples of a WebDataset shard (add_shard());
 //   a glob                 what it matches, sorted, each as if it were named here;
 //   a file, lavfi:GRAPH    as it is.
 // A file that is not of a list has the text of NAME.txt beside it as its caption. Only what a deck
@@ -79,5 +79,23 @@ void report_missing(const std::vector<std::string>& missing, std::size_t all,
                     const std::string& noun, const std::string& hint, bool refuse = false);
 inline constexpr const char* missing_hint =
     "paths in a list begin in the list's folder, those of a deck where weft was started";
+
+// WebDataset shards: uncompressed tar files in which members of one name without endings, one after
+// the other, are a sample: a.mp4, a.txt, a.json.
+
+// Adds the samples of a shard that have a video, or else a picture. Its caption is the text of .txt
+// (.text, .caption), or `text` or `caption` of .json, which may have facts too. A member stays in
+// the shard and is read from there; its name is a label and never opened. Links, devices and
+// members of other kinds are left out; a WARN line counts links. Not trusted: captions and JSON of
+// more than a MiB, two videos in a sample, and a shard that is cut off, compressed or no tar are
+// Exit::data, naming shard and member.
+void list_shard(const std::string& path, Described described, std::vector<MediaItem>& out);
+
+// Sets the facts of items that a table of `weft score` has, such as `ocr`. Rows are matched by the
+// files that their paths lead to, whatever links lead there: relative ones begin in the table's
+// folder. Returns how many items it has. Exit::data for a table without facts, and for two rows of
+// one path that differ.
+std::size_t join_scores(const std::string& table, const MediaDeck& limits,
+                        std::vector<MediaItem>& items);
 
 }  // namespace weft

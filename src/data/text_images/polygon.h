@@ -5,6 +5,9 @@
 #include <span>
 #include <vector>
 
+#include "data/images/labelled_images.h"
+#include "media/writers.h"
+
 namespace weft {
 
 struct Point {
@@ -28,5 +31,10 @@ struct AreaRect {
   float shorter_side = 0;
 };
 AreaRect min_area_rect(std::span<const Point> points);
+
+// Draws the polygon's edges into rgb [height, width, 3], `thickness` pixels wide. What lies outside
+// the picture is left out, and so is a polygon with a corner that is not finite.
+void draw_outline(std::vector<std::uint8_t>& rgb, ImageSize size, std::span<const Point> polygon,
+                  Rgb colour, int thickness);
 
 }  // namespace weft

@@ -9,10 +9,10 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
-#include "core/printable.h"
+#include "core/log.h"
+#include "data/lists/folders.h"
 #include "data/lists/lists.h"
-#include "data/lists/text_file.h"
-#include "data/text_images/picture_files.h"
+#include "data/lists/table.h"
 
 namespace weft {
 namespace {
@@ -133,8 +133,8 @@ std::vector<TextRegion> read_icdar(const std::string& picture, const MediaDeck& 
   std::string file = (folder / name).string();
   if (!is_there(file, Exit::data)) file = (folder / "gt" / name).string();
   WEFT_CHECK(is_there(file, Exit::data), Exit::data,
-             fmt::format("put {} beside the picture, or into the folder gt beside it; it is empty "
-                         "where there is no text",
+             fmt::format("put {} into the picture's folder or its subfolder gt; the file is empty "
+                         "if the picture has no text",
                          name),
              "picture {} has no polygons", picture);
   std::vector<TextRegion> regions;

@@ -17,7 +17,7 @@ struct TextListEntry {
 //   LIST.jsonl   one JSON object a line: {"path": "a.jpg", "polygons": [{"points": [[x, y], ...],
 //                "ignore": false}, ...]}; other keys do not count, ignore may be left out
 //   LIST.txt     the path of a picture a line
-//   FOLDER       its pictures (picture_files.h), by name
+//   FOLDER       its pictures (folders.h), by name
 // For the last two the polygons of NAME.jpg are in gt_NAME.txt beside it or, if there is none, in
 // the folder gt/ beside it. A line is "x1,y1,x2,y2,x3,y3,x4,y4,TEXT"; a region with the text ###
 // is ignored. A byte order mark and CRLF do no harm. Paths in a list are relative to it.

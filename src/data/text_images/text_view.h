@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
+#include "data/images/labelled_images.h"
 #include "data/text_images/text_images.h"
 
 namespace weft {
@@ -26,5 +28,20 @@ void fit_text(const TextImage& in, std::int64_t side, TextImage& out);
 //   colour   brightness times 1 - 32/255 to 1 + 32/255, then or before (1/2) saturation times 0.5
 //            to 1.5, both cut to 0..255
 void change_text(const TextImage& in, std::int64_t side, std::uint64_t draw, TextImage& out);
+
+// What a text detector learns from a picture's regions (docs/models/dbnet.md, Training).
+// Writes flags (text_bit, counts_bit, threshold_bit of text_images.h) and thresholds, u8 [H,W]
+// each, of a picture of that size:
+//   ignored      regions marked so, those whose area is below 1 or whose least rectangle has a side
+//                below 8 pixels, and those of which shrinking leaves nothing or several pieces
+//   text         within a region whose corners are cut to whole pixels and which is then shrunk by
+//                int(A (1 - 0.4^2) / (P + 0.001) + 0.5), A its area, P its perimeter
+//   counts       everywhere but within ignored regions
+//   threshold    within a region grown by D = A (1 - 0.4^2) / P
+// A pixel (x, y) of an area is one that OpenCV's fillPoly fills, edges included. Its threshold is
+// 1 - min(1, d / D) as 0..255, with d the distance to the region's nearest edge, the greatest over
+// all regions that are not ignored; 0 where the threshold does not count.
+void write_text_targets(std::span<const TextRegion> regions, ImageSize size,
+                        std::span<std::uint8_t> flags, std::span<std::uint8_t> thresholds);
 
 }  // namespace weft

@@ -1,36 +1,508 @@
 #include "jobs/animate/animate.h"
 
 #include <algorithm>
+#include <charconv>
+#include <condition_variable>
+#include <deque>
 #include <filesystem>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <set>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "config/keep_inputs.h"
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
-#include "jobs/animate/animate_job.h"
-#include "parallel/rank_device.h"
+#include "jobs/animate/networks.h"
+#include "jobs/animate/prepare.h"
+#include "jobs/engine/list_job.h"
+#include "media/writers.h"
+#include "models/sadtalker/face/crop.h"
+#include "models/sadtalker/face/paste.h"
 #include "train/memory_plan.h"
-#include "train/stop.h"
 
 namespace weft {
 namespace {
 
+namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 using Kind = ClipPart::Kind;
 
-ListSettings settings_of(const Deck& deck) {
-  ListSettings s;
-  s.directory = deck.get<AnimateDeck>().output;
-  s.command = "animate";
-  s.stem = "animate";
-  s.report = "animate_report.json";
-  s.noun = "part";
-  s.batch_is_begun = false;  // a clip is a batch of many parts
-  s.key = "animate.output";
-  s.stop_margin = deck.run.stop_margin;
-  return s;
+// ---- Frames: from a clip's preparation to segments of MP4 ----
+
+// One thread that does tasks in their order, next to the thread that hands them over.
+class Worker {
+ public:
+  Worker() : thread_([this] { run(); }) {}
+  // Does what was handed over first.
+  ~Worker() {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // The future has the task's result, or what it threw.
+  template <class Task>
+  auto start(Task task) -> std::future<decltype(task())> {
+    auto job = std::make_shared<std::packaged_task<decltype(task())()>>(std::move(task));
+    auto result = job->get_future();
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.push_back([job] { (*job)(); });
+    }
+    changed_.notify_one();
+    return result;
+  }
+
+ private:
+  void run() {
+    for (;;) {
+      std::function<void()> task;
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return ended_ || !tasks_.empty(); });
+        if (tasks_.empty()) return;
+        task = std::move(tasks_.front());
+        tasks_.pop_front();
+      }
+      task();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;
+  bool ended_ = false;
+  std::thread thread_;
+};
+
+std::span<const float> source_row(const ClipRequest& clip, const PreparedClip& prepared) {
+  const auto columns = static_cast<std::size_t>(clip.sadtalker.coefficients());
+  return std::span(prepared.source).first(std::min(columns, prepared.source.size()));
 }
+
+// The name of a frame that is kept, in the folder of its clip's frames.
+std::string frame_file(std::int64_t frame) { return fmt::format("{:06d}.png", frame); }
+
+// A clip whose pieces a rank makes: what they share is computed once.
+class ClipInHand {
+ public:
+  // In the current arena, where the source's features stay.
+  ClipInHand(const ClipRequest& clip, PreparedClip prepared, const Renderer& renderer,
+             const MediaDeck& limits);
+  ClipInHand(const ClipInHand&) = delete;
+  ClipInHand& operator=(const ClipInHand&) = delete;
+
+  const ClipRequest& clip() const { return clip_; }
+  std::int64_t frames() const { return rows_.frames; }
+  std::vector<std::uint8_t> render(std::int64_t first, std::int64_t count) const {
+    return renderer_.render(source_, rows_, first, count);
+  }
+  // A rendered frame at its final size and, in the full modes, in its picture. Thread-safe.
+  ImageFile shaped(ImageFile frame) const;
+
+ private:
+  const ClipRequest& clip_;
+  const Renderer& renderer_;
+  PreparedClip prepared_;
+  DrivingRows rows_;
+  Renderer::Source source_;
+  ImageFile picture_;  // in the full modes
+  std::optional<Pasting> pasting_;
+};
+
+// Makes segments. The network's thread renders and enhances; beside it one thread shapes frames and
+// another one encodes them, so that a few batches of frames are in memory, whatever the length.
+class SegmentMaker {
+ public:
+  SegmentMaker(AnimateNetworks& networks, StageSeconds& seconds)
+      : networks_(networks), seconds_(seconds) {}
+
+  // Frames [first, first + count) to `file`, which is there only once it is whole. `pictures`: a
+  // folder for them as PNG too, which is there; empty: none. False if `go_on`, asked before each
+  // batch, said no.
+  bool make(const ClipInHand& clip, std::int64_t first, std::int64_t count,
+            const std::filesystem::path& file, const std::filesystem::path& pictures,
+            const std::function<bool()>& go_on);
+
+ private:
+  struct Batch {
+    std::vector<ImageFile> frames;
+    double seconds = 0;
+  };
+  struct Segment;
+
+  AnimateNetworks& networks_;
+  StageSeconds& seconds_;
+  Worker shaping_, encoding_;
+};
+
+ClipInHand::ClipInHand(const ClipRequest& clip, PreparedClip prepared, const Renderer& renderer,
+                       const MediaDeck& limits)
+    : clip_(clip),
+      renderer_(renderer),
+      prepared_(std::move(prepared)),
+      rows_(driving_rows(clip.sadtalker, prepared_.motion, source_row(clip, prepared_))),
+      source_(renderer.prepare(prepared_.crop, source_row(clip, prepared_))) {
+  if (!is_full(clip)) return;
+  picture_ = read_picture(clip.animate.picture, limits);
+  const PixelBox& p = prepared_.place;
+  pasting_.emplace(picture_, p);
+}
+
+ImageFile ClipInHand::shaped(ImageFile frame) const {
+  const auto [height, width] = frame_size(prepared_, clip_.sadtalker);
+  ImageFile sized = frame.height == height && frame.width == width
+                        ? std::move(frame)
+                        : resize_bilinear(frame, height, width);
+  return pasting_ ? pasting_->paste(sized) : sized;
+}
+
+// A segment on its way. Its destructor waits for the threads, which use it.
+struct SegmentMaker::Segment {
+  const ClipInHand& clip;
+  fs::path file, pictures;
+  std::int64_t next = 0;  // frame to be written, in the clip
+  std::optional<Mp4Writer> writer;
+  std::future<Batch> shaping;
+  std::future<double> encoding;
+
+  ~Segment() {
+    if (shaping.valid()) shaping.wait();
+    if (encoding.valid()) encoding.wait();
+  }
+
+  Batch shape(const std::vector<std::uint8_t>& rendered, std::int64_t count) const {
+    Batch batch;
+    const double begin = now_seconds();
+    const std::int64_t side = clip.clip().sadtalker.size;
+    const std::int64_t bytes = side * side * 3;
+    for (std::int64_t i = 0; i < count; ++i)
+      batch.frames.push_back(clip.shaped(
+          {side, side, {rendered.begin() + i * bytes, rendered.begin() + (i + 1) * bytes}}));
+    batch.seconds = now_seconds() - begin;
+    return batch;
+  }
+
+  double encode(const std::vector<ImageFile>& frames) {
+    const double begin = now_seconds();
+    for (const ImageFile& f : frames) {
+      if (!writer)
+        writer.emplace(file.string(), f.height, f.width,
+                       Mp4Options{.fps = speech_fps, .segment = true});
+      writer->add({f.values.data(), 1, f.height, f.width});
+      if (!pictures.empty())
+        write_png((pictures / frame_file(next)).string(), f.height, f.width, f.values);
+      ++next;
+    }
+    return now_seconds() - begin;
+  }
+};
+
+bool SegmentMaker::make(const ClipInHand& clip, std::int64_t first, std::int64_t count,
+                        const fs::path& file, const fs::path& pictures,
+                        const std::function<bool()>& go_on) {
+  Segment segment{clip, file, pictures, first, {}, {}, {}};
+  const auto encoded = [&] {
+    if (segment.encoding.valid()) seconds_.encode += segment.encoding.get();
+  };
+  const auto hand_on = [&](Batch batch) {
+    seconds_.paste += batch.seconds;
+    if (is_enhanced(clip.clip())) {
+      const double begin = now_seconds();
+      const auto scale = static_cast<int>(clip.clip().animate.enhancer_scale);
+      for (ImageFile& frame : batch.frames)
+        frame = networks_.enhancer().enhance(frame, scale, draws_of(clip.clip()));
+      seconds_.enhance += now_seconds() - begin;
+    }
+    encoded();
+    segment.encoding = encoding_.start(
+        [&segment, frames = std::move(batch.frames)] { return segment.encode(frames); });
+  };
+  const std::int64_t together = clip.clip().sadtalker.batch_size;
+  for (std::int64_t at = first; at < first + count; at += together) {
+    if (!go_on()) return false;
+    const double begin = now_seconds();
+    const std::int64_t n = std::min(together, first + count - at);
+    std::vector<std::uint8_t> rendered = clip.render(at, n);
+    seconds_.render += now_seconds() - begin;
+    std::future<Batch> next = shaping_.start(
+        [&segment, n, rendered = std::move(rendered)] { return segment.shape(rendered, n); });
+    std::swap(segment.shaping, next);
+    if (next.valid()) hand_on(next.get());
+  }
+  hand_on(segment.shaping.get());
+  encoded();
+  const double begin = now_seconds();
+  segment.writer->finish();
+  seconds_.encode += now_seconds() - begin;
+  return true;
+}
+
+// ---- Parts: pieces and whole clips, as a list job ----
+
+// Where a clip's frames are kept, in the output folder.
+std::string frames_folder(const ClipRequest& clip) { return clip.name + "_frames"; }
+
+// Frames of an earlier, longer clip of the same name.
+void remove_frames_from(std::int64_t frames, const fs::path& folder) {
+  std::vector<fs::path> others;
+  std::error_code failed;
+  for (fs::directory_iterator it(folder, failed), last; !failed && it != last;
+       it.increment(failed)) {
+    const std::string name = it->path().filename().string();
+    std::int64_t number = -1;
+    std::from_chars(name.data(), name.data() + name.size(), number);
+    if (number >= frames && name == frame_file(number)) others.push_back(it->path());
+  }
+  for (const fs::path& file : others) fs::remove(file, failed);
+}
+
+// Where the segments of clips are until they are joined, in the output folder.
+constexpr const char* work = ".work";
+
+fs::path segments_folder(const ClipRequest& clip, const fs::path& output) {
+  return output / work / clip.name;
+}
+
+// What the names of a clip's segments begin with.
+std::string mark_of(const std::string& key) { return key.substr(0, 16); }
+
+void remove_segments_but(const fs::path& folder, const std::string& key) {
+  std::error_code failed;
+  std::vector<fs::path> others;
+  for (fs::directory_iterator it(folder, failed), last; !failed && it != last; it.increment(failed))
+    if (!it->path().filename().string().starts_with(mark_of(key))) others.push_back(it->path());
+  for (const fs::path& file : others) fs::remove(file, failed);
+}
+
+// Removes the segments of all clips from the output folder.
+void remove_segments(const fs::path& output) {
+  std::error_code none;
+  fs::remove_all(output / work, none);
+}
+
+// A rank's state while it makes parts of clips.
+class AnimateJob : public ListJob {
+ public:
+  // The first rank removes what an earlier job left of the parts that are to be made: files that
+  // remain are whole.
+  AnimateJob(const Deck& deck, const std::vector<ClipRequest>& clips,
+             const std::vector<ClipPart>& parts, AnimateNetworks& networks,
+             const ListEngine& engine);
+  void make(const ItemBatch& items, ItemResults& results) override;
+  nlohmann::ordered_json share() const;
+
+ private:
+  const ClipPart& part(std::int64_t item) const { return parts_[item]; }
+  const ClipRequest& clip_of(std::int64_t item) const { return clips_[part(item).clip]; }
+  const ListItem& item_of(std::int64_t item) const { return engine_.items()[item]; }
+  // The part's file, relative to the output folder.
+  std::string file_of(std::int64_t item) const;
+  std::filesystem::path path_of(std::int64_t item) const;
+  void add_files(nlohmann::ordered_json& line, std::int64_t item) const;
+
+  bool make_part(std::int64_t item, nlohmann::ordered_json& line);
+  bool make_piece(std::int64_t item);
+  void join(std::int64_t item, nlohmann::ordered_json& line);
+  const ClipInHand& in_hand(std::int64_t item);
+
+  const Deck& deck_;
+  const std::vector<ClipRequest>& clips_;
+  const std::vector<ClipPart>& parts_;
+  AnimateNetworks& networks_;
+  const ListEngine& engine_;
+  StageSeconds seconds_;
+  std::int64_t frames_ = 0;
+  SegmentMaker maker_;
+  std::unique_ptr<ClipInHand> in_hand_;  // the last one
+  std::int64_t in_hand_clip_ = -1;
+};
+
+AnimateJob::AnimateJob(const Deck& deck, const std::vector<ClipRequest>& clips,
+                       const std::vector<ClipPart>& parts, AnimateNetworks& networks,
+                       const ListEngine& engine)
+    : deck_(deck),
+      clips_(clips),
+      parts_(parts),
+      networks_(networks),
+      engine_(engine),
+      maker_(networks, seconds_) {
+  if (engine.groups().rank != 0) return;
+  std::error_code none;
+  for (const std::int64_t item : engine.missing()) {
+    fs::remove(path_of(item), none);
+    // Segments of other settings.
+    if (part(item).kind == Kind::clip)
+      remove_segments_but(segments_folder(clip_of(item), engine.settings().directory),
+                          item_of(item).key);
+  }
+}
+
+std::string AnimateJob::file_of(std::int64_t item) const {
+  const std::string& name = clip_of(item).name;
+  if (part(item).kind == Kind::clip) return name + ".mp4";
+  return fmt::format("{}/{}/{}.{:07d}.mp4", work, name, mark_of(item_of(item).key),
+                     part(item).first);
+}
+
+fs::path AnimateJob::path_of(std::int64_t item) const {
+  return engine_.settings().directory / file_of(item);
+}
+
+void AnimateJob::make(const ItemBatch& items, ItemResults& results) {
+  for (const std::int64_t item : items) {
+    // What is left of the batch is the next start's.
+    if (engine_.stop_requested() && item != items.front()) return;
+    results.begun(item);
+    Json line = engine_.line_of(item);
+    const double begin = now_seconds();
+    try {
+      if (!make_part(item, line)) return;
+      line["seconds"] = now_seconds() - begin;
+      add_files(line, item);
+      results.finished(line);
+    } catch (const Error& e) {
+      if (e.code() == Exit::stopped) return;
+      if (part(item).kind == Kind::clip)
+        results.failed(item, e);
+      else if (e.code() == Exit::data || e.code() == Exit::usage || e.code() == Exit::non_finite)
+        results.skipped(engine_.line_of(item), e);  // the clip reports it
+      else
+        throw;
+    }
+  }
+}
+
+// False: stopped.
+bool AnimateJob::make_part(std::int64_t item, Json& line) {
+  make_folders(engine_.settings().directory, file_of(item));
+  if (part(item).kind == Kind::piece) return make_piece(item);
+  join(item, line);
+  std::error_code none;
+  fs::remove_all(segments_folder(clip_of(item), engine_.settings().directory), none);
+  return true;
+}
+
+const ClipInHand& AnimateJob::in_hand(std::int64_t item) {
+  if (in_hand_clip_ == part(item).clip) return *in_hand_;
+  in_hand_.reset();  // its features make room
+  in_hand_clip_ = -1;
+  const ClipRequest& clip = clip_of(item);
+  const MediaAccess access{deck_.media, [this] { return engine_.stop_requested(); }};
+  PreparedClip prepared = prepare_clip(clip, networks_, access, seconds_);
+  std::int64_t planned = 0;
+  for (const ClipPart& p : parts_)
+    if (p.clip == part(item).clip && p.kind == Kind::clip) planned = p.count;
+  WEFT_CHECK(
+      prepared.frames() == planned, Exit::data, "start again once nothing writes to its files",
+      "{} has {} frames, and had {} when the job began", clip.name, prepared.frames(), planned);
+  const double begin = now_seconds();
+  in_hand_ = std::make_unique<ClipInHand>(clip, std::move(prepared), networks_.renderer(clip),
+                                          deck_.media);
+  seconds_.render += now_seconds() - begin;
+  in_hand_clip_ = part(item).clip;
+  return *in_hand_;
+}
+
+// False: stopped.
+bool AnimateJob::make_piece(std::int64_t item) {
+  const ClipPart& p = part(item);
+  const ClipRequest& clip = clip_of(item);
+  fs::path pictures;
+  if (clip.animate.keep_frames) {
+    pictures = engine_.settings().directory / frames_folder(clip);
+    make_folders(engine_.settings().directory, frames_folder(clip) + "/");
+  }
+  if (!maker_.make(in_hand(item), p.first, p.count, path_of(item), pictures,
+                   [this] { return !engine_.stop_requested(); }))
+    return false;
+  frames_ += p.count;
+  return true;
+}
+
+// The part's file, and the frames that are kept of it.
+void AnimateJob::add_files(Json& line, std::int64_t item) const {
+  const ClipPart& p = part(item);
+  const ClipRequest& clip = clip_of(item);
+  const fs::path& directory = engine_.settings().directory;
+  add_file(line, directory, file_of(item));
+  if (!clip.animate.keep_frames) return;
+  for (std::int64_t f = p.first; f < p.first + p.count; ++f)
+    add_file(line, directory, frames_folder(clip) + "/" + frame_file(f), fmt::format("frame{}", f));
+}
+
+// Throws what kept a rank from making a piece of the clip.
+void AnimateJob::join(std::int64_t item, Json& line) {
+  const ClipPart& whole = part(item);
+  const ClipRequest& clip = clip_of(item);
+  if (whole.count == 0) in_hand(item);  // a clip without frames: its preparation says why
+  std::vector<std::string> segments;
+  std::int64_t first = item;
+  while (first > 0 && part(first - 1).clip == whole.clip) --first;
+  for (std::int64_t i = first; i < item; ++i) {
+    segments.push_back(path_of(i).string());
+    std::error_code none;
+    if (fs::exists(path_of(i), none)) continue;
+    const ManifestLines lines =
+        Manifest::all(engine_.settings().directory, engine_.settings().stem);
+    const auto said = lines.find(item_of(i).name);
+    if (said != lines.end() && said->second.key == item_of(i).key) {
+      const Json fault = said->second.parsed();
+      if (fault.contains("fault"))
+        throw Error(static_cast<Exit>(fault.value("code", 0)), fault.value("fault", ""),
+                    fault.value("hint", ""), __FILE__, __LINE__);
+      WEFT_CHECK(!fault.contains("died"), Exit::data,
+                 "to try again, remove its line from animate.jsonl", "ranks died while making {}",
+                 item_of(i).name);
+    }
+    throw Error(Exit::data, fmt::format("{} is not there", path_of(i).string()),
+                "the same command makes it again", __FILE__, __LINE__);
+  }
+  const double begin = now_seconds();
+  const fs::path result = path_of(item);
+  const std::int64_t frames =
+      join_mp4(segments, {.file = clip.animate.speech}, speech_fps, result.string(),
+               {deck_.media, [this] { return engine_.stop_requested(); }});
+  WEFT_CHECK(frames == whole.count, Exit::data, "start again", "{} has {} frames of {}",
+             result.string(), frames, whole.count);
+  if (clip.animate.keep_frames)
+    remove_frames_from(frames, engine_.settings().directory / frames_folder(clip));
+  seconds_.join += now_seconds() - begin;
+  line["picture"] = as_utf8(clip.animate.picture);
+  line["speech"] = as_utf8(clip.animate.speech);
+  line["frames"] = frames;
+  log::write_info(fmt::format("clip      {}  {}  rank {}", result.string(),
+                              counted(frames, "frame"), engine_.groups().rank));
+}
+
+Json AnimateJob::share() const {
+  const Enhancer::Counts enhanced = networks_.enhanced();
+  return {{"frames", frames_},
+          {"enhanced_frames", enhanced.frames},
+          {"restored_frames", enhanced.restored},
+          {"prepare", seconds_.prepare},
+          {"speech", seconds_.speech},
+          {"render", seconds_.render},
+          {"paste", seconds_.paste},
+          {"enhance", seconds_.enhance},
+          {"encode", seconds_.encode},
+          {"join", seconds_.join}};
+}
+
+// ---- The command ----
 
 void check_clips(const std::vector<ClipRequest>& clips) {
   for (const ClipRequest& c : clips) {
@@ -65,13 +537,14 @@ std::vector<std::size_t> clips_missing(const ListEngine& engine,
                                        const std::vector<ClipPart>& parts) {
   std::set<std::size_t> clips;
   for (const std::int64_t item : engine.missing())
-    clips.insert(static_cast<std::size_t>(parts[static_cast<std::size_t>(item)].clip));
+    clips.insert(static_cast<std::size_t>(parts[item].clip));
   return {clips.begin(), clips.end()};
 }
 
 // Dry runs of the clips that take most.
 std::size_t plan_arena(AnimateNetworks& networks, const std::vector<std::size_t>& missing,
-                       const std::vector<ClipRequest>& clips, const std::vector<ClipSize>& sizes) {
+                       const std::vector<ClipRequest>& clips,
+                       const std::vector<AnimateSize>& sizes) {
   std::size_t most = 0;
   std::set<std::vector<std::int64_t>> seen;
   for (const std::size_t c : missing) {
@@ -86,8 +559,8 @@ std::size_t plan_arena(AnimateNetworks& networks, const std::vector<std::size_t>
   return most;
 }
 
-Json make_missing(const Deck& deck, const RankDevice& device, AnimateNetworks& networks,
-                  const std::vector<ClipRequest>& clips, const std::vector<ClipSize>& sizes,
+Json make_missing(const Deck& deck, const ListStart& start, AnimateNetworks& networks,
+                  const std::vector<ClipRequest>& clips, const std::vector<AnimateSize>& sizes,
                   const std::vector<ClipPart>& parts, ListEngine& engine, Json& header) {
   const std::vector<std::size_t> missing = clips_missing(engine, parts);
   std::vector<const ClipRequest*> requests;
@@ -98,8 +571,8 @@ Json make_missing(const Deck& deck, const RankDevice& device, AnimateNetworks& n
   for (const std::size_t c : missing) costs[c] = networks.cost(clips[c], sizes[c]);
   SharedParts shared = share_parts(parts, engine.missing(), costs, engine.groups().count);
   const std::int64_t split = std::ssize(shared.joins), whole = std::ssize(missing) - split;
-  log::info("plan      {} made by one rank each, {} by several", counted(whole, "clip"), split);
-  const auto arena = Arena::reserve(arena_capacity(deck.memory, device));
+  log::info("plan      {} on one rank each, {} shared by several", counted(whole, "clip"), split);
+  const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
   const ArenaScope scope(*arena);
   const std::size_t needed = plan_arena(networks, missing, clips, sizes);
   if (needed > arena->capacity() && log::rank() == 0)
@@ -173,17 +646,15 @@ void print_clips(const ListReport& report, const ListEngine& engine,
 
 int animate(const Deck& deck, MPI_Comm world) {
   // 1. What is to be made.
-  watch_stop_signals();
   const std::vector<ClipRequest> clips = list_clips(deck, world);
   check_clips(clips);
   if (log::rank() == 0) check_results(deck, clips);
   if (deck.get<AnimateDeck>().plan != "auto" && log::rank() == 0)
     log::warn(
         "animate.plan is obsolete and ignored: clips and pieces of them go to whoever is free");
-  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
-  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  const ListStart start = start_list_job(deck, world);
   AnimateNetworks networks(deck, clips, world);
-  const std::vector<ClipSize> sizes = measure_clips(clips, deck.media, world);
+  const std::vector<AnimateSize> sizes = measure_clips(clips, deck.media, world);
   const std::vector<ClipPart> parts = parts_of(sizes, clips);
   std::vector<std::string> keys;
   std::vector<ClipCost> costs;
@@ -191,9 +662,11 @@ int animate(const Deck& deck, MPI_Comm world) {
     keys.push_back(clip_key(clips[i], networks.identity(clips[i]) + "\n" + deck.media.orientation));
     costs.push_back({0, 1, 0, sizes[i].frames});
   }
-  ListEngine engine(settings_of(deck), items_of(parts, clips, costs, keys), world);
+  ListSettings settings = list_settings(deck, "animate", deck.get<AnimateDeck>().output, "part");
+  settings.batch_is_begun = false;  // a clip is a batch of many parts
+  ListEngine engine(settings, items_of(parts, clips, costs, keys), world);
   std::int64_t frames = 0;
-  for (const ClipSize& s : sizes) frames += s.frames;
+  for (const AnimateSize& s : sizes) frames += s.frames;
   const std::size_t missing = engine.missing().size();
   log::info("animate   {} of {} into {}{}", counted(std::ssize(clips), "clip"),
             counted(frames, "frame"), engine.settings().directory.string(),
@@ -204,7 +677,7 @@ int animate(const Deck& deck, MPI_Comm world) {
   // 2. Parts, by whoever is free.
   ListEnd last;
   if (missing > 0)
-    last.share = make_missing(deck, device, networks, clips, sizes, parts, engine, last.header);
+    last.share = make_missing(deck, start, networks, clips, sizes, parts, engine, last.header);
 
   // 3. The report.
   last.print = [&](const ListReport& report) { print_clips(report, engine, parts, last); };
@@ -213,7 +686,7 @@ int animate(const Deck& deck, MPI_Comm world) {
 }
 
 Command animate_command() {
-  Command c{"animate", "make talking heads from pictures and speech", animate};
+  Command c{"animate", "make talking-head videos from pictures and speech", animate};
   c.heeds_stops = true;
   c.takes_deck();
   c.key_option<std::string>("--picture", "animate.picture", "picture of a face");

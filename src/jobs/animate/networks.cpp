@@ -99,7 +99,7 @@ FaceFinder AnimateNetworks::finder(const ClipRequest& clip) {
   return {&*detector_, &*landmarks_};
 }
 
-MemoryNeed AnimateNetworks::plan(const ClipRequest& clip, const ClipSize& size, bool prepare,
+MemoryNeed AnimateNetworks::plan(const ClipRequest& clip, const AnimateSize& size, bool prepare,
                                  std::size_t capacity) {
   const SadtalkerDeck& s = clip.sadtalker;
   MemoryNeed most = renderer(clip).plan(s.size, s.size, s.batch_size, capacity);
@@ -122,7 +122,7 @@ MemoryNeed AnimateNetworks::plan(const ClipRequest& clip, const ClipSize& size, 
   return most;
 }
 
-ClipCost AnimateNetworks::cost(const ClipRequest& clip, const ClipSize& size) {
+ClipCost AnimateNetworks::cost(const ClipRequest& clip, const AnimateSize& size) {
   const SadtalkerDeck& s = clip.sadtalker;
   const auto frames = static_cast<double>(size.frames);
   const Renderer::Cost render = renderer(clip).flops(s.size, s.size);

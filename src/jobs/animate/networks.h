@@ -1,4 +1,4 @@
-// The networks of a rank: loaded once, and only those that the clips at hand take.
+// The networks of a rank: each is loaded once, and only if a clip needs it.
 #pragma once
 
 #include <mpi.h>
@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "checkpoint/model_source.h"
-#include "jobs/animate/parts.h"
-#include "models/face/source_face.h"
-#include "models/gfpgan/enhancer.h"
-#include "models/sadtalker/recon.h"
-#include "models/sadtalker/render/renderer.h"
-#include "models/sadtalker/speech/speech_motion.h"
-#include "tensor/arena.h"
+#include "jobs/animate/clips.h"
+#include "models/sadtalker/coefficients.h"
+#include "models/sadtalker/face/crop.h"
+#include "models/sadtalker/gfpgan/enhancer.h"
+#include "models/sadtalker/renderer.h"
+#include "models/sadtalker/speech_motion.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 
@@ -44,10 +44,10 @@ class AnimateNetworks {
   Enhancer::Counts enhanced() const { return enhancer_ ? enhancer_->counts() : Enhancer::Counts(); }
 
   // Peak bytes of the arena for a clip of a picture of that size: dry runs, of what is loaded.
-  MemoryNeed plan(const ClipRequest& clip, const ClipSize& size, bool prepare,
+  MemoryNeed plan(const ClipRequest& clip, const AnimateSize& size, bool prepare,
                   std::size_t capacity = 0);
   // Operations, two a multiply-add, of what is loaded.
-  ClipCost cost(const ClipRequest& clip, const ClipSize& size);
+  ClipCost cost(const ClipRequest& clip, const AnimateSize& size);
 
  private:
   const ModelSource& source(const std::string& key) const;

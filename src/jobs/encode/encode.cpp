@@ -1,39 +1,328 @@
 #include "jobs/encode/encode.h"
 
+#include <mpi.h>
+
 #include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <limits>
 #include <map>
 #include <optional>
+#include <set>
+#include <span>
 #include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "checkpoint/model_source.h"
+#include "config/deck.h"
 #include "config/deck_table.h"
 #include "config/keep_inputs.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/hash.h"
+#include "core/host.h"
 #include "core/log.h"
+#include "data/clip_source.h"
 #include "data/clip_store.h"
 #include "data/synthetic.h"
-#include "jobs/encode/clips.h"
+#include "jobs/engine/list_job.h"
+#include "jobs/engine/manifest.h"
 #include "jobs/generate/options.h"
-#include "jobs/generate/prompts/prompt_features.h"
-#include "models/stdit3/options.h"
-#include "models/t5/options.h"
-#include "models/video_vae/options.h"
+#include "jobs/generate/texts.h"
+#include "models/interfaces.h"
+#include "models/pixels.h"
+#include "models/registry.h"
 #include "parallel/rank_device.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "text/utf8.h"
 #include "train/memory_plan.h"
 #include "train/stop.h"
 
 namespace weft {
+
+Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoCodec& codec,
+                      std::int64_t text_channels) {
+  const std::int64_t side = codec.pixels_a_latent();
+  check_holds_clips(pixels);
+  WEFT_CHECK(pixels.dtype == DType::u8, Exit::usage, "data.path must hold pixels",
+             "bucket {} holds latents already", pixels.name);
+  WEFT_CHECK(pixels.height >= side && pixels.width >= side, Exit::data,
+             fmt::format("the {0} takes frames of at least {1}x{1}", codec.name(), side),
+             "bucket {} has frames of {}x{}", pixels.name, pixels.height, pixels.width);
+  Bucket b = pixels;
+  b.frames = codec.latent_frames(pixels.frames);
+  b.height = pixels.height / side;
+  b.width = pixels.width / side;
+  b.moments = deck.latents == "moments";
+  b.channels = codec.channels() * (b.moments ? 2 : 1);
+  b.dtype = deck.dtype == "f16" ? DType::f16 : DType::f32;
+  const VideoCodec::Normalisation n = codec.normalisation();
+  b.scale = n.scale;
+  b.shift = n.shift;
+  b.text_channels = text_channels;
+  b.text_dtype = b.dtype;
+  return b;
+}
+
 namespace {
 
 namespace fs = std::filesystem;
+
+// ---- Parts: encoded clips before they are merged into one store, in a folder beside it that
+// survives a kill at any moment. OUTPUT.parts/ holds
+//   job                what is encoded, and by which weights: a folder of another job is refused
+//   G-R.data           clips one behind the other, written by rank R of the G-th start
+//   encoded.jsonl      a line for each: file, offset, bytes, XXH3-128 (jobs/engine/manifest.h);
+//                      encoded.rankR.jsonl while it runs
+//   text_features.*    the captions' features (jobs/generate/texts.h)
+
+// This rank's file of clips, made with the first one.
+class PartWriter {
+ public:
+  PartWriter(fs::path folder, int rank) : folder_(std::move(folder)), rank_(rank) {}
+
+  // Appends a clip. Adds the members file, offset, bytes and file_xxh3 to its line.
+  void append(std::span<const std::byte> clip, nlohmann::ordered_json& line) {
+    if (!file_) {
+      int start = 0;
+      const auto path = [&] { return folder_ / fmt::format("{}-{}.data", start, rank_); };
+      // Every start writes a file of its own: lines in the manifest refer to the older ones.
+      std::error_code none;
+      while (fs::exists(path(), none)) ++start;
+      file_.emplace(File::create(path(), Exit::data));
+    }
+    file_->write(clip, end_);
+    line["file"] = file_->path().filename().string();
+    line["offset"] = end_;
+    line["bytes"] = clip.size();
+    line["file_xxh3"] = to_hex(hash128(clip));
+    end_ += clip.size();
+  }
+  // From then on other nodes can read all of it, also over NFS.
+  void close() {
+    if (!file_) return;
+    file_->sync();
+    file_->close();
+    file_.reset();
+  }
+
+ private:
+  fs::path folder_;
+  int rank_;
+  std::optional<File> file_;
+  std::uint64_t end_ = 0;
+};
+
+// Clips of all parts, by their lines.
+class PartReader {
+ public:
+  PartReader(fs::path folder, ManifestLines lines)
+      : folder_(std::move(folder)), lines_(std::move(lines)) {}
+
+  // Exit::data if its bytes are damaged.
+  void read(const std::string& name, std::span<std::byte> clip) {
+    const auto found = lines_.find(name);
+    WEFT_ASSERT(found != lines_.end());
+    const auto line = found->second.parsed();
+    const auto file = line.at("file").get<std::string>();
+    auto part = files_.find(file);
+    if (part == files_.end())
+      part = files_.emplace(file, File::open(folder_ / file, Exit::data)).first;
+    const bool fits = line.at("bytes").get<std::uint64_t>() == clip.size();
+    if (fits) part->second.read(clip, line.at("offset").get<std::uint64_t>());
+    WEFT_CHECK(fits && to_hex(hash128(clip)) == line.at("file_xxh3").get<std::string>(), Exit::data,
+               "run the same command again to rebuild it", "clip {} in {} is damaged", name,
+               folder_.string());
+  }
+
+ private:
+  fs::path folder_;
+  ManifestLines lines_;
+  std::map<std::string, File> files_;
+};
+
+// Rank 0 alone. Claims the folder for this job, or finds that an earlier start of it did.
+// Exit::usage for the folder of another job, with the first line that differs.
+void check_job(const fs::path& folder, const std::string& job) {
+  const fs::path path = folder / "job";
+  std::error_code none;
+  if (!fs::exists(path, none)) {
+    replace_file(path, job, Exit::data, Durable::no);
+    return;
+  }
+  std::stringstream found, wanted(job);
+  found << std::ifstream(path).rdbuf();
+  for (std::string a, b;;) {
+    const bool more_a = bool(std::getline(found, a)), more_b = bool(std::getline(wanted, b));
+    if (!more_a && !more_b) break;
+    WEFT_CHECK(more_a && more_b && a == b, Exit::usage,
+               fmt::format("delete {} to start over, or use the earlier settings", folder.string()),
+               "{} holds the clips of another job: it has \"{}\", this one \"{}\"", folder.string(),
+               more_a ? a : "", more_b ? b : "");
+  }
+}
+
+// ---- Clips, as a list job
+
+// Arena bytes that the largest clip takes, with micro-batches that fit `capacity`: set in `codec`.
+// Exit::usage where nothing fits.
+std::size_t fit_encoding(VideoCodec& codec, const std::vector<Bucket>& buckets,
+                         std::size_t capacity) {
+  std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> sizes;
+  for (const Bucket& b : buckets) sizes.emplace(b.frames, b.height, b.width);
+  std::int64_t fitting = std::numeric_limits<std::int64_t>::max(), most = 0;
+  for (const auto& [frames, height, width] : sizes) {
+    const std::int64_t at_once = codec.fit_micro_batch(frames, height, width, capacity, false);
+    // A clip shorter than a micro-batch, such as a picture, takes fewer frames for want of more,
+    // not of memory.
+    if (at_once < codec.frames_asked(frames)) fitting = std::min(fitting, at_once);
+    most = std::max(most, codec.frames_asked(frames));
+  }
+  if (fitting < most)
+    log::warn("{} micro-batch reduced to {} (asked: {}) to fit {:.2f} GiB", codec.name(),
+              counted(fitting, "frame"), most, gib(capacity));
+  const std::int64_t at_once = std::min(fitting, most);
+  codec.set_micro_batch(at_once);
+  std::size_t bytes = 0;
+  for (const auto& [frames, height, width] : sizes)
+    bytes = std::max(bytes, codec.plan_encode(frames, height, width, at_once).bytes);
+  return bytes;
+}
+
+// Values as the store has them, f16 or f32. Exit::non_finite where one is not finite, Exit::data
+// where f16 cannot hold it; `what` begins the message.
+std::vector<std::byte> stored_values(std::span<const float> values, DType dtype,
+                                     const std::string& what) {
+  for (const float v : values)
+    WEFT_CHECK(std::isfinite(v), Exit::non_finite,
+               "look at the encoder's weights and at what it is given",
+               "{} does not encode to finite numbers", what);
+  std::vector<std::byte> bytes(values.size() * size_of(dtype));
+  if (dtype == DType::f32) {
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    return bytes;
+  }
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const f16 h(values[i]);
+    // All exponent bits set: the value has become infinite.
+    WEFT_CHECK((h.bits & 0x7c00u) != 0x7c00u, Exit::data, "set encode.dtype = \"f32\"",
+               "{} encodes to {}, which f16 cannot hold", what, values[i]);
+    std::memcpy(bytes.data() + 2 * i, &h, 2);
+  }
+  return bytes;
+}
+
+// All clips, each by its running number over all buckets (its sample id). `job`: all that decides
+// the latents.
+std::vector<ListItem> encode_items(const std::vector<Bucket>& buckets, const std::string& job) {
+  const std::string key = to_hex(hash128(job));
+  std::vector<ListItem> items;
+  for (const Bucket& b : buckets)
+    for (std::int64_t i = 0; i < b.clips; ++i)
+      items.push_back({fmt::format("{}/{}", b.name, i), key, static_cast<double>(b.clip_bytes())});
+  return items;
+}
+
+// Encodes clips, in the current arena. Noise is a function of (run.seed, sample id): the same
+// latents at any rank count. The next clip is read while one is encoded.
+class EncodeJob : public ListJob {
+ public:
+  EncodeJob(const Deck& deck, const ClipSource& source, VideoCodec& codec, const ListEngine& engine)
+      : deck_(deck),
+        source_(source),
+        codec_(codec),
+        engine_(engine),
+        writer_(engine.settings().directory, engine.groups().rank) {}
+
+  void prepare(const ItemBatch& samples) override {
+    const Place p = place_of(samples.front());
+    reading_[samples.front()] = std::async(std::launch::async, [this, p] {
+      std::vector<std::byte> clip(bucket(p).clip_bytes());
+      source_.read(p.bucket, p.index, clip);
+      return clip;
+    });
+  }
+
+  void make(const ItemBatch& samples, ItemResults& results) override {
+    const std::int64_t sample = samples.front();
+    const ListItem& item = engine_.items()[sample];
+    const Place p = place_of(sample);
+    const double begin = now_seconds();
+    const std::vector<std::byte> clip = reading_.extract(sample).mapped().get();
+    waited_ += now_seconds() - begin;
+    nlohmann::ordered_json line = {
+        {"name", item.name}, {"key", item.key}, {"rank", engine_.groups().rank}};
+    writer_.append(encode(clip, bucket(p), sample,
+                          fmt::format("clip {} of bucket {}", p.index, bucket(p).name)),
+                   line);
+    results.finished(line);
+    frames_ += bucket(p).frames;
+  }
+
+  void flush(ItemResults&) override { writer_.close(); }
+
+  // For the report: frames, and seconds spent waiting for clips.
+  nlohmann::ordered_json share() const { return {{"frames", frames_}, {"waited", waited_}}; }
+
+ private:
+  struct Place {
+    int bucket = 0;
+    std::int64_t index = 0;  // in the bucket
+  };
+  Place place_of(std::int64_t sample) const {
+    int number = 0;
+    for (const Bucket& b : source_.buckets()) {
+      if (sample < b.clips) return {number, sample};
+      sample -= b.clips;
+      ++number;
+    }
+    WEFT_ASSERT(false);
+    return {};
+  }
+  const Bucket& bucket(const Place& p) const { return source_.buckets()[p.bucket]; }
+
+  // A GPU gets a few frames at a time: the pixels of a long clip would take more memory than all of
+  // its latents' needs.
+  std::vector<std::byte> encode(const std::vector<std::byte>& clip, const Bucket& b,
+                                std::int64_t sample, const std::string& what) {
+    const VideoCodec::Noise noise{static_cast<std::uint64_t>(deck_.run.seed),
+                                  static_cast<std::uint64_t>(sample)};
+    const Shape size{static_cast<std::int64_t>(clip.size())};
+    const Tensor host = Tensor::borrow(const_cast<std::byte*>(clip.data()), size, DType::u8);
+    const std::int64_t frame = b.height * b.width * 3;
+    const VideoCodec::FrameSource frames = [&](std::int64_t first, std::int64_t n) {
+      return pixel_frames(host.slice(first * frame, (first + n) * frame).to_device(), 0, n,
+                          b.height, b.width);
+    };
+    const EncodeDeck& settings = deck_.get<EncodeDeck>();
+    const VideoCodec::Part all = codec_.whole(b.frames);
+    const Tensor values = (settings.latents == "moments"
+                               ? codec_.encode_moments(all, b.height, b.width, frames, &noise)
+                               : codec_.encode(all, b.height, b.width, frames, &noise))
+                              .to_host();
+    return stored_values(values.span<float>(), settings.dtype == "f16" ? DType::f16 : DType::f32,
+                         what);
+  }
+
+  const Deck& deck_;
+  const ClipSource& source_;
+  VideoCodec& codec_;
+  const ListEngine& engine_;
+  PartWriter writer_;
+  std::map<std::int64_t, std::future<std::vector<std::byte>>> reading_;  // by sample id
+  std::int64_t frames_ = 0;
+  double waited_ = 0;
+};
+
+// ---- The job
 
 // Each caption once, and the caption of each clip (-1: none).
 struct Texts {
@@ -62,29 +351,25 @@ Texts list_texts(const ClipSource& source) {
 }
 
 // All that decides the latents, a line each. Features of captions have a key of their own
-// (jobs/generate/prompts/prompt_features.h).
-std::string describe_job(const Deck& deck, const std::string& vae) {
-  std::string job = fmt::format(
-      "seed {}\nclips {}\nvae {}\n", deck.run.seed,
-      is_synthetic(deck.data.path) ? deck.data.path : file_identity(deck.data.path), vae);
-  // The rest as lines of the deck, without keys that do not change the latents.
-  std::istringstream deck_text(to_toml(deck));
-  std::string section;
-  for (std::string line; std::getline(deck_text, line);) {
-    if (line.starts_with("[")) section = line;
-    const bool counts = (section == "[vae]" && !line.starts_with("weights") &&
-                         !line.starts_with("micro_batch_size")) ||
-                        line.starts_with("latents = ");
-    if (counts && line.find('=') != std::string::npos) job += line + "\n";
-  }
+// (jobs/generate/texts.h).
+std::string describe_job(const Deck& deck, const VideoCodec& codec, const std::string& weights) {
+  std::string label = codec.name();
+  for (char& c : label) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  std::string job =
+      fmt::format("seed {}\nclips {}\n{} {}\n", deck.run.seed,
+                  is_synthetic(deck.data.path) ? deck.data.path : file_identity(deck.data.path),
+                  label, weights);
+  std::set<std::string> tables = codec.tables();
+  tables.insert("encode");
+  for (const DeckLine& line : identity(deck, tables)) job += line.text + "\n";
   return job + "stored as " + deck.get<EncodeDeck>().dtype + "\n";
 }
 
-// Mean and deviation of each latent channel over all clips, from the stored moments: the values of
-// vae.shift and vae.scale (docs/models/video_vae.md, Chunks). The posterior's variance is included,
+// Mean and deviation of each latent channel over all clips, from the stored moments: the codec's
+// shift and scale (docs/models/video_vae.md, Chunks). The posterior's variance is included,
 // since a drawn latent has it too.
-void measure(std::vector<Bucket>& stored, PartReader& parts) {
-  const auto C = static_cast<std::size_t>(TemporalVae::latent_channels);
+void measure(const VideoCodec& codec, std::vector<Bucket>& stored, PartReader& parts) {
+  const auto C = static_cast<std::size_t>(codec.channels());
   std::vector<double> sum(C), squares(C);
   double count = 0;  // of a channel
   std::vector<std::byte> clip;
@@ -120,15 +405,14 @@ void measure(std::vector<Bucket>& stored, PartReader& parts) {
   }
   for (Bucket& b : stored) b.scale = scale, b.shift = shift;
   log::write_info(
-      fmt::format("measured  vae.shift=[{:.4g}] vae.scale=[{:.4g}], which the store keeps",
-                  fmt::join(shift, ","), fmt::join(scale, ",")));
+      fmt::format("measured  {}, which the store keeps", codec.describe({scale, shift})));
 }
 
 // The clips in the order of the footage's store, so that sample ids stay what they are.
 std::uint64_t merge(const Deck& deck, const ClipSource& source, std::vector<Bucket> stored,
                     const Texts& texts, const PromptFeatures& features, PartReader parts,
-                    const std::string& made_by) {
-  if (deck.get<VaeDeck>().scale.empty()) measure(stored, parts);
+                    const std::string& made_by, const VideoCodec& codec) {
+  if (!codec.lacks_scale().empty()) measure(codec, stored, parts);
   ClipStoreWriter writer(deck.get<EncodeDeck>().output, made_by);
   std::uint64_t bytes = 0;
   std::size_t sample = 0;
@@ -174,10 +458,7 @@ bool is_made(const std::string& output, const std::string& made_by, const fs::pa
   int made = log::rank() == 0 && stored_made_by(output) == made_by ? 1 : 0;
   MPI_Bcast(&made, 1, MPI_INT, 0, world);
   if (made != 0 && log::rank() == 0) {
-    log::info(
-        "{} is made already, of the same clips and with the same settings: remove it to make it "
-        "anew",
-        output);
+    log::info("{} is up to date (same clips, same settings); delete it to rebuild", output);
     // A kill may have come after the store's commit and before its parts were removed.
     std::stringstream of_parts;
     of_parts << std::ifstream(folder / "job").rdbuf();
@@ -220,20 +501,16 @@ void check_deck(const Deck& deck) {
   check_store_path(output, "encode.output");
   const fs::path store = absolute_path(output);
   keep_inputs(deck, "encode.output", {}, [&](const fs::path& path) { return path == store; });
-  const bool measured = deck.get<VaeDeck>().scale.empty() && deck.get<VaeDeck>().shift.empty();
-  WEFT_CHECK(!measured || deck.get<EncodeDeck>().latents == "moments", Exit::usage,
-             "set encode.latents = \"moments\"",
-             "vae.scale and vae.shift are empty: drawn latents cannot be normalised");
 }
 
 // Collective. Whether captions are to be encoded.
-bool with_features(const Deck& deck, const Texts& texts, MPI_Comm world) {
+bool with_features(const TextEncoder* encoder, const Texts& texts, MPI_Comm world) {
   auto captions = static_cast<long long>(texts.all.size());
   MPI_Bcast(&captions, 1, MPI_LONG_LONG, 0, world);
-  if (captions > 0 && deck.get<T5Deck>().weights.empty() && log::rank() == 0)
-    log::warn("t5.weights is empty: {} kept as text, without features",
-              counted(captions, "caption"));
-  return captions > 0 && !deck.get<T5Deck>().weights.empty();
+  const std::string lacks = encoder ? encoder->lacks() : "the model has no text encoder";
+  if (captions > 0 && !lacks.empty() && log::rank() == 0)
+    log::warn("{}: {} kept as text, without features", lacks, counted(captions, "caption"));
+  return captions > 0 && lacks.empty();
 }
 
 ListSettings settings_of(const Deck& deck, const fs::path& folder) {
@@ -253,19 +530,20 @@ ListSettings settings_of(const Deck& deck, const fs::path& folder) {
 // Encodes clips; a rank that is free takes the next one. Returns this rank's share of the report.
 nlohmann::ordered_json encode_clips(const Deck& deck, const RankDevice& device,
                                     const ModelSource& weights, const ClipSource& source,
-                                    VideoVae& vae, ListEngine& engine) {
-  weights.load(vae.params(), vae_weight_names(), deck.get<VaeDeck>().dtype == "bf16");
+                                    VideoCodec& codec, ListEngine& engine) {
+  weights.load(codec.params(), codec.weight_names(), codec.bf16());
   log::info("weights   {}", weights.describe());
-  if (!deck.get<VaeDeck>().scale.empty()) compare_scale(weights, deck.get<VaeDeck>());
+  if (codec.lacks_scale().empty()) codec.check_weights(weights);
   const std::size_t capacity = arena_capacity(deck.memory, device);
-  const std::size_t planned = fit_encoding(vae, source.buckets(), capacity);
+  const std::size_t planned = fit_encoding(codec, source.buckets(), capacity);
   const auto arena = Arena::reserve(capacity);
   const ArenaScope scope(*arena);
-  EncodeJob job(deck, source, vae, engine);
+  EncodeJob job(deck, source, codec, engine);
   engine.run(job, engine.one_by_one());
   log::info("memory    {:.1f} MiB at the peak ({:.1f} planned), {} at once",
             static_cast<double>(arena->peak()) / (1 << 20),
-            static_cast<double>(planned) / (1 << 20), counted(vae.micro_batch(), "frame"));
+            static_cast<double>(planned) / (1 << 20),
+            counted(codec.frames_at_once(std::numeric_limits<std::int32_t>::max()), "frame"));
   return job.share();
 }
 
@@ -278,25 +556,29 @@ int encode(const Deck& deck, MPI_Comm world) {
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   const auto source = open_clip_source(deck.data);
-  VideoVae vae(deck.get<VaeDeck>());
-  const ModelSource weights("vae.weights", deck.get<VaeDeck>().weights, deck.run.dir,
-                            deck.get<GenerateDeck>().ema, world);
+  const std::unique_ptr<VideoCodec> codec = make_codec(deck);
+  const std::unique_ptr<TextEncoder> encoder = make_text_encoder(deck);
+  WEFT_CHECK(codec->lacks_scale().empty() || deck.get<EncodeDeck>().latents == "moments",
+             Exit::usage, "set encode.latents = \"moments\"",
+             "{}: drawn latents cannot be normalised", codec->lacks_scale());
+  const VideoCodec::WeightsKey key = codec->weights();
+  const ModelSource weights(key.key, key.value, deck.run.dir, deck.get<GenerateDeck>().ema, world);
   Texts texts;
   if (deck.get<EncodeDeck>().text && log::rank() == 0) texts = list_texts(*source);
-  const bool with_text = with_features(deck, texts, world);
+  const bool with_text = with_features(encoder.get(), texts, world);
   std::vector<Bucket> stored;
   for (const Bucket& b : source->buckets())
     stored.push_back(
-        encoded_bucket(b, deck.get<EncodeDeck>(), vae, with_text ? deck.get<T5Deck>().d_model : 0));
+        encoded_bucket(b, deck.get<EncodeDeck>(), *codec, with_text ? encoder->channels() : 0));
   const fs::path folder = deck.get<EncodeDeck>().output + ".parts";
-  const std::string job = describe_job(deck, weights.identity());
-  const std::string made_by =
-      job + (with_text ? describe_text_encoder(deck.get<T5Deck>()) : "no features") + "\n";
+  const std::string job = describe_job(deck, *codec, weights.identity());
+  const std::string made_by = job + (with_text ? encoder->describe() : "no features") + "\n";
   if (is_made(deck.get<EncodeDeck>().output, made_by, folder, job, world)) return 0;
   warn_of_replacing(deck.get<EncodeDeck>().output);
   ListSettings settings = settings_of(deck, folder);
   settings.lock = lock_output(folder, settings.key);  // until the folder is removed
-  open_parts(folder, job, world);
+  if (log::rank() == 0) check_job(folder, job);
+  MPI_Barrier(world);
   std::optional<ListEngine> engine(std::in_place, settings, encode_items(source->buckets(), job),
                                    world);
   const std::size_t samples = engine->items().size(), missing = engine->missing().size();
@@ -305,25 +587,23 @@ int encode(const Deck& deck, MPI_Comm world) {
             deck.get<EncodeDeck>().dtype,
             missing < samples ? fmt::format(", {} made before", samples - missing) : "");
 
-  // 2. Captions through T5, whose memory is then freed.
-  Deck for_text = deck;  // the features' shape is the encoder's own here
-  for_text.get<Stdit3Deck>().caption_channels = deck.get<T5Deck>().d_model;
-  for_text.get<Stdit3Deck>().model_max_length = deck.get<T5Deck>().max_length;
-  std::optional<PromptFeatures> features(std::in_place, for_text, texts.all, folder, with_text,
-                                         world, [&] { return engine->stop_requested(); });
+  // 2. Captions through the text encoder, whose memory is then freed.
+  std::optional<PromptFeatures> features(std::in_place, with_text ? encoder.get() : nullptr,
+                                         texts.all, folder, world,
+                                         [&] { return engine->stop_requested(); });
 
-  // 3. Clips through the VAE.
+  // 3. Clips through the codec.
   ListEnd last;
   const double begin = now_seconds();
   if (missing > 0 && !features->encoded().stopped)
-    last.share = encode_clips(deck, device, weights, *source, vae, *engine);
+    last.share = encode_clips(deck, device, weights, *source, *codec, *engine);
   const double seconds = now_seconds() - begin;
 
   // 4. Rank 0 merges the parts into one store and removes them.
   last.print = [&](const ListReport& report) { print_shares(report, seconds); };
   last.finish = [&](const ListReport&) {
     const std::uint64_t bytes =
-        merge(deck, *source, stored, texts, *features, {folder, engine->lines()}, made_by);
+        merge(deck, *source, stored, texts, *features, {folder, engine->lines()}, made_by, *codec);
     features.reset();
     remove_data(folder);
     log::write_info(fmt::format("{}, {:.1f} MB in {}", counted(samples, "clip"),
@@ -340,13 +620,14 @@ int encode(const Deck& deck, MPI_Comm world) {
 namespace {
 
 void encode_rows(Rows& r, EncodeDeck& d) {
-  r.text("output", d.output, "The store of latents (HDF5) to write.");
-  r.text(
-      "latents", d.latents,
-      "What is stored: the moments, from which training draws anew each time, or one drawn sample.",
-      {"moments", "sampled"});
-  r.text("dtype", d.dtype, "Number format in the store.", {"f16", "f32"});
-  r.flag("text", d.text, "Also store the captions' T5 features.");
+  r.text("output", d.output, "The store of latents (HDF5) to write.").decides = false;
+  r.text("latents", d.latents,
+         "moments: store mean and log variance, from which training samples in every step; "
+         "sampled: store one sample.",
+         {"moments", "sampled"});
+  // Told in a line of its own (describe_job).
+  r.text("dtype", d.dtype, "Number format in the store.", {"f16", "f32"}).decides = false;
+  r.flag("text", d.text, "Also store the features of the captions.").decides = false;
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
-// `weft encode DECK`: a clip store of pixels becomes one of latents, with the captions' T5
+// `weft encode DECK`: a clip store of pixels becomes one of latents, with the captions'
 // features.
 #pragma once
 
 #include <mpi.h>
 
 #include "config/command.h"
+#include "data/clip_source.h"
+#include "models/interfaces.h"
 
 namespace weft {
 
@@ -16,6 +18,11 @@ struct EncodeDeck {
   bool text = true;
 };
 DeckTable encode_table();
+
+// The bucket as stored, by encode.latents and encode.dtype. `text_channels` 0: without the features
+// of captions.
+Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoCodec& codec,
+                      std::int64_t text_channels);
 
 // Collective. Returns the exit code: 0, 3 if clips failed (the others are kept in OUTPUT.parts), 75
 // if asked to stop. The same command makes what is missing, and the store when all clips are there.

@@ -10,7 +10,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "parallel/wait.h"
+#include "parallel/mpi.h"
 
 namespace weft {
 namespace {
@@ -80,7 +80,7 @@ Dispatcher::Dispatcher(MPI_Comm world, std::unique_ptr<Requests> requests,
   MPI_Comm_dup(world, &answers_);
   MPI_Comm_rank(service_, &rank_);
   MPI_Comm_size(service_, &ranks_);
-  reports_.resize(static_cast<std::size_t>(ranks_));
+  reports_.resize(ranks_);
   reports_missing_ = ranks_;
   thread_ = std::jthread([this](const std::stop_token& end) {
     try {
@@ -147,7 +147,7 @@ bool Dispatcher::receive_one() {
   MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, service_, &there, &status);
   if (there == 0) return false;
   MPI_Get_count(&status, MPI_BYTE, &bytes);
-  std::string text(static_cast<std::size_t>(bytes), ' ');
+  std::string text(bytes, ' ');
   const int from = status.MPI_SOURCE;
   MPI_Recv(text.data(), bytes, MPI_BYTE, from, status.MPI_TAG, service_, MPI_STATUS_IGNORE);
   if (status.MPI_TAG == tag_ask) {
@@ -155,12 +155,12 @@ bool Dispatcher::receive_one() {
   } else if (status.MPI_TAG == tag_stop) {
     if (stop_) return true;
     stop();
-    log::info("stopping: rank {} was asked to", from);
+    log::info("stopping: requested by a signal to rank {}", from);
     if (rank_ == 0) stop_others();
   } else {
     const std::lock_guard lock(mutex_);
     if (status.MPI_TAG == tag_report) {
-      reports_[static_cast<std::size_t>(from)] = std::move(text);
+      reports_[from] = std::move(text);
       --reports_missing_;
     } else if (status.MPI_TAG == tag_code) {
       code_ = value_of<int>(text);

@@ -1,4 +1,4 @@
-// Which rank makes which batch of a job, and until when.
+// Rank 0 hands out the batches of a job, until all are done or a stop is requested.
 //
 // Rank 0 hands out batches in order to whoever asks: a request is one message and so is its answer,
 // which may grant several batches where these are short. A thread of each rank, asleep between two

@@ -9,13 +9,14 @@
 #include <set>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include "core/clock.h"
 #include "core/file.h"
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "parallel/broadcast.h"
+#include "parallel/mpi.h"
 
 namespace weft {
 namespace {
@@ -33,16 +34,19 @@ struct Summary {
 };
 
 std::string to_text(const Summary& s) {
-  const Json j = {
-      {"made", s.share.made}, {"failed", s.share.failed},     {"skipped", s.share.skipped},
-      {"busy", s.share.busy}, {"last_end", s.share.last_end}, {"batches", s.share.batches},
-      {"own", s.share.own},   {"failures", s.failures},       {"stopped", s.stopped}};
+  const Json j = {{"made", s.share.made},         {"failed", s.share.failed},
+                  {"skipped", s.share.skipped},   {"busy", s.share.busy},
+                  {"last_end", s.share.last_end}, {"requests", s.share.requests},
+                  {"batches", s.share.batches},   {"requesting", s.share.requesting},
+                  {"own", s.share.own},           {"failures", s.failures},
+                  {"stopped", s.stopped}};
   return j.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 Summary read_summary(const std::string& text) {
   const auto j = parse_json<Json>(text);
   return {{j.at("made"), j.at("failed"), j.at("skipped"), j.at("busy"), j.at("last_end"),
+           j.at("requests"), j.at("requesting"),
            j.at("batches").get<std::map<std::string, std::int64_t>>(), j.at("own")},
           j.at("failures").get<std::vector<std::string>>(),
           j.at("stopped")};
@@ -50,8 +54,21 @@ Summary read_summary(const std::string& text) {
 
 }  // namespace
 
+Json from_first_rank(MPI_Comm world, const std::function<Json()>& make) {
+  int rank = 0;
+  MPI_Comm_rank(world, &rank);
+  std::vector<std::uint8_t> binary;
+  Json made;
+  if (rank == 0) {
+    made = make();
+    Json::to_cbor(made, binary);
+  }
+  broadcast_sized(binary, world);
+  return rank == 0 ? made : Json::from_cbor(binary);
+}
+
 void ItemResults::begun(std::int64_t item) {
-  const ListItem& i = engine_.items_[static_cast<std::size_t>(item)];
+  const ListItem& i = engine_.items_[item];
   if (engine_.groups_.first) engine_.manifest_.begin(i.name, i.key);
 }
 
@@ -67,11 +84,11 @@ void ItemResults::failed(std::int64_t item, const Error& e) {
   // Called from a handler: passes the error on.
   if (!of_item) throw;
   if (!engine_.groups_.first) return;
-  const std::string& name = engine_.items_[static_cast<std::size_t>(item)].name;
+  const std::string& name = engine_.items_[item].name;
   engine_.manifest_.end(name);
   engine_.note_failed(name, e.what());
   ++engine_.failed_;
-  log::warn("{} {} failed: {} ({})", engine_.settings_.noun, name, e.what(), e.hint());
+  log::warn("{} {} failed: {} ({})", engine_.settings_.item_name, name, e.what(), e.hint());
 }
 
 void ItemResults::failed(std::int64_t item, const Error& e, Json line) {
@@ -132,7 +149,7 @@ ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_C
   find_missing();
   if (settings_.status.empty()) settings_.status = settings_.directory / "status.json";
   progress_ = std::make_unique<Progress>(
-      Progress::Job{settings_.status, settings_.command, settings_.noun, settings_.stem,
+      Progress::Job{settings_.status, settings_.command, settings_.item_name, settings_.stem,
                     std::ssize(items_), std::ssize(items_) - std::ssize(missing_) - given_up_,
                     groups_.rank, groups_.count * groups_.size});
 }
@@ -181,7 +198,7 @@ void ListEngine::find_missing() {
     for (auto i = static_cast<std::size_t>(groups_.rank); i < items_.size(); i += ranks) {
       const ListItem& item = items_[i];
       if ((item.whole >= 0) != parts) continue;
-      if ((parts && finished[static_cast<std::size_t>(item.whole)] != 0) ||
+      if ((parts && finished[item.whole] != 0) ||
           is_finished(before, item.name, item.key, settings_.directory))
         finished[i] = 1;
     }
@@ -193,7 +210,7 @@ void ListEngine::find_missing() {
     deaths[i] = static_cast<std::uint8_t>(deaths_of(before, items_[i].name, items_[i].key));
   // Rank 0's: a file may look different from node to node for a while, and all must number alike.
   MPI_Bcast(deaths.data(), static_cast<int>(deaths.size()), MPI_UINT8_T, 0, world_);
-  std::vector<std::int64_t> suspects;  // a rank has died with them in hand
+  std::vector<std::int64_t> suspects;
   for (std::size_t i = 0; i < items_.size(); ++i) {
     if (finished[i] != 0) continue;
     if (deaths[i] < most_deaths) {
@@ -202,12 +219,13 @@ void ListEngine::find_missing() {
     }
     ++given_up_;
     if (groups_.rank == 0)
-      note_failed(items_[i].name,
-                  fmt::format("given up: {} ranks died while making it; to try again, remove its "
-                              "line from {}",
-                              most_deaths, settings_.stem + ".jsonl"));
+      note_failed(
+          items_[i].name,
+          fmt::format("gave up after {} ranks died while making it; to try again, remove its "
+                      "line from {}",
+                      most_deaths, settings_.stem + ".jsonl"));
   }
-  const auto cost = [&](std::int64_t i) { return items_[static_cast<std::size_t>(i)].cost; };
+  const auto cost = [&](std::int64_t i) { return items_[i].cost; };
   if (settings_.shared)
     // Costliest first, so that all ranks end together; stable, so that all ranks agree.
     std::stable_sort(missing_.begin(), missing_.end(),
@@ -217,11 +235,30 @@ void ListEngine::find_missing() {
     missing_.insert(
         missing_.begin() + static_cast<std::ptrdiff_t>(std::min(i * (ranks + 1), missing_.size())),
         suspects[i]);
+  suspects_ = {suspects.begin(), suspects.end()};
+}
+
+bool ListEngine::is_suspect(const ItemBatch& batch) const {
+  return std::ranges::any_of(batch, [&](std::int64_t item) { return suspects_.contains(item); });
+}
+
+Json ListEngine::line_of(std::int64_t item) const {
+  const ListItem& i = items_[item];
+  return {{"name", i.name}, {"key", i.key}, {"rank", groups_.rank}};
+}
+
+std::string ListEngine::made_before(const std::string& how) const {
+  const std::size_t before = items_.size() - missing_.size();
+  return before > 0 ? fmt::format(", {} {} before", before, how) : "";
 }
 
 std::int64_t ListEngine::costliest() const {
-  return *std::ranges::max_element(
-      missing_, {}, [&](std::int64_t item) { return items_[static_cast<std::size_t>(item)].cost; });
+  return *std::ranges::max_element(missing_, {},
+                                   [&](std::int64_t item) { return items_[item].cost; });
+}
+
+std::int64_t ListEngine::ahead_of_others() const {
+  return std::max<std::int64_t>(2, std::ssize(missing_) / (2 * groups_.count));
 }
 
 std::vector<ItemBatch> ListEngine::one_by_one() const {
@@ -248,7 +285,7 @@ ListEngine::Taken ListEngine::take() {
   else if (groups_.first && own_at_ < own_end_ && !stop_requested())
     batch.number = own_at_++;
   batch.number = groups_.share(batch.number);
-  if (batch.number >= 0) batch.items = batches_[static_cast<std::size_t>(batch.number)];
+  if (batch.number >= 0) batch.items = batches_[batch.number];
   return batch;
 }
 
@@ -260,11 +297,16 @@ void ListEngine::make(ListJob& job, const Taken& batch) {
   } catch (const Error& e) {
     for (const std::int64_t item : batch.items) results_.failed(item, e);
   }
+  count_time(begin);
+  unflushed_ = true;
+  dispatcher_.took(now_seconds() - begin);
+  tell_progress(batch);
+}
+
+void ListEngine::count_time(double begin) {
   const double end = now_seconds();
   mine_.last_end = end - start_;
   mine_.busy += end - begin;
-  dispatcher_.took(end - begin);
-  tell_progress(batch);
 }
 
 // Batches are handed out in order; where a list is not shared, all groups count as far as this one.
@@ -288,7 +330,7 @@ void ListEngine::run(ListJob& job, std::vector<ItemBatch> batches) {
   first_work_ = work_.size();
   for (const ItemBatch& batch : batches_) {
     auto [items, cost] = work_.empty() ? std::pair<std::int64_t, double>() : work_.back();
-    for (const std::int64_t item : batch) cost += items_[static_cast<std::size_t>(item)].cost;
+    for (const std::int64_t item : batch) cost += items_[item].cost;
     work_.emplace_back(items + std::ssize(batch), cost);
   }
   // A job without costs: all items are alike.
@@ -298,26 +340,42 @@ void ListEngine::run(ListJob& job, std::vector<ItemBatch> batches) {
   own_at_ = std::ssize(batches_) * groups_.index / groups_.count;
   own_end_ = std::ssize(batches_) * (groups_.index + 1) / groups_.count;
   dispatcher_.open(std::ssize(batches_), groups_.count);
-  const auto next = [&] {
-    Taken batch = take();
+  const auto flush = [&] {
+    const double begin = now_seconds();
+    job.flush(results_);
+    if (std::exchange(unflushed_, false)) count_time(begin);
+  };
+  // The batch is in hand from now on. A suspect is alone, so that the next death tells.
+  const auto begin = [&](const Taken& batch) {
+    if (is_suspect(batch.items)) flush();
     if (settings_.batch_is_begun)
       for (const std::int64_t item : batch.items) results_.begun(item);
     if (!batch.items.empty()) job.prepare(batch.items);
-    return batch;
   };
   const bool ahead = settings_.ahead && groups_.size == 1;
-  for (Taken now = next(), then; now.number >= 0; now = std::move(then)) {
-    // Taken before the current one is made: prepare() reads its input meanwhile.
-    if (ahead) then = next();
+  Taken now = take();
+  begin(now);
+  while (now.number >= 0) {
+    Taken next;
+    bool begun = false;
+    if (ahead) {
+      // Taken before the current one is made: prepare() reads its input meanwhile.
+      next = take();
+      begun = !is_suspect(now.items) && !is_suspect(next.items);
+      if (begun) begin(next);
+    }
     make(job, now);
-    if (!ahead) then = next();
+    if (is_suspect(now.items)) flush();
     if (ahead && stop_requested()) break;
+    if (!ahead) next = take();
+    if (!begun) begin(next);
+    now = std::move(next);
   }
-  job.flush(results_);
+  flush();
 }
 
 void ListEngine::print(const ListReport& report) const {
-  log::info("{:<9} {} made, {} finished before, {} failed, of {}", settings_.noun + "s",
+  log::info("{:<9} {} made, {} finished before, {} failed, of {}", settings_.item_name + "s",
             report.made(), report.finished_before, report.failures.size(), report.wanted);
   for (const std::string& failure : report.failures) log::info("failed    {}", failure);
   for (const std::string& warning : log::warnings()) log::info("warned    {}", warning);
@@ -332,11 +390,13 @@ void ListEngine::write(const ListReport& report, const Json& header) const {
   const std::vector<double> busy = report.busy_shares();
   for (std::size_t r = 0; r < report.ranks.size(); ++r) {
     const RankShare& s = report.ranks[r];
-    Json rank = {{settings_.noun + "s", s.made},
+    Json rank = {{settings_.item_name + "s", s.made},
                  {"failed", s.failed},
                  {"busy_share", busy[r]},
                  {"busy", s.busy},
-                 {"last_end", s.last_end}};
+                 {"last_end", s.last_end},
+                 {"requests", s.requests},
+                 {"seconds_requesting", s.requesting}};
     rank.update(s.own);
     rank["batches"] = s.batches;
     j["ranks"].push_back(std::move(rank));
@@ -350,45 +410,56 @@ void ListEngine::write(const ListReport& report, const Json& header) const {
   }
 }
 
-// On rank 0: the report and the exit code of the job.
-int ListEngine::conclude(const ListEnd& last, const std::vector<std::string>& summaries) {
+// The ranks' summaries, in their order.
+ListReport ListEngine::gather_report(const std::vector<std::string>& summaries) const {
   ListReport report;
   report.wanted = std::ssize(items_);
+  report.finished_before = report.wanted - std::ssize(missing_) - given_up_;
   for (const std::string& text : summaries) {
     Summary s = read_summary(text);
     report.ranks.push_back(std::move(s.share));
     std::ranges::move(s.failures, std::back_inserter(report.failures));
     report.stopped = report.stopped || s.stopped;
   }
-  report.finished_before = report.wanted - std::ssize(missing_) - given_up_;
+  return report;
+}
+
+// On rank 0: tells what was made, and the exit code of the job.
+int ListEngine::conclude(const ListEnd& last, const ListReport& report) {
+  // 1. What the ranks report, for people and in files.
   Manifest::gather(settings_.directory, settings_.stem);
   if (last.print) last.print(report);
   print(report);
   // If everything was done before, the report of the job that did it stays.
   if (report.made() > 0 || !report.failures.empty()) write(report, last.header);
-  const std::int64_t left = report.wanted - report.finished_before - report.made() -
-                            report.skipped() - std::ssize(report.failures);
+  const std::int64_t done = report.finished_before + report.made();
+  const std::int64_t left = report.wanted - done - report.skipped() - std::ssize(report.failures);
   WEFT_CHECK(left == 0 || report.stopped, Exit::internal,
              "this is a bug in weft, please report it with the log",
-             "{} were neither made nor failed", counted(left, settings_.noun));
-  // What finish() does may take long: it is left to the next start, as are items that nobody has
-  // begun.
-  const bool stopped = report.stopped && (left > 0 || last.finish);
-  const std::int64_t done = report.finished_before + report.made();
-  if (!report.failures.empty() && !(stopped && left > 0)) {
+             "{} were neither made nor failed", counted(left, settings_.item_name));
+
+  // 2. Stopped with items left: they come before failures, so that the job is queued again.
+  const auto stopped = [&] {
+    log::info("stopped on request; run the same command to resume");
+    progress_->end(static_cast<int>(Exit::stopped), done);
+    return static_cast<int>(Exit::stopped);
+  };
+  if (report.stopped && left > 0) return stopped();
+
+  // 3. Items failed.
+  if (!report.failures.empty()) {
     if (last.finish && last.finish_with_failures) last.finish(report);
     Error e(Exit::data,
-            (last.failed.empty() ? report.failed_of(settings_.noun) : last.failed) + " failed",
+            (last.failed.empty() ? report.failed_of(settings_.item_name) : last.failed) + " failed",
             "see the lines above; the same command makes only what is missing");
     log::report(e);
     progress_->end(static_cast<int>(Exit::data), done, e.what());
     return static_cast<int>(Exit::data);
   }
-  if (stopped) {
-    log::info("stopped on request; run the same command to resume");
-    progress_->end(static_cast<int>(Exit::stopped), done);
-    return static_cast<int>(Exit::stopped);
-  }
+
+  // 4. All are finished. What finish() does may take long: after a stop it is left to the next
+  // start.
+  if (report.stopped && last.finish) return stopped();
   if (last.finish) last.finish(report);
   progress_->end(0, done);
   return 0;
@@ -399,10 +470,12 @@ int ListEngine::end(const ListEnd& last) {
   mine_.made = made_;
   mine_.failed = failed_;
   mine_.skipped = skipped_;
+  mine_.requests = dispatcher_.requests();
+  mine_.requesting = dispatcher_.request_seconds();
   mine_.own = last.share;
   manifest_.close();
   const auto summaries = dispatcher_.gather(to_text({mine_, failures_, stop_requested()}));
-  return dispatcher_.conclude(groups_.rank == 0 ? conclude(last, summaries) : 0);
+  return dispatcher_.conclude(groups_.rank == 0 ? conclude(last, gather_report(summaries)) : 0);
 }
 
 }  // namespace weft

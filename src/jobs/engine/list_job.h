@@ -31,17 +31,32 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "config/deck.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "core/progress/progress.h"
+#include "core/progress.h"
 #include "jobs/engine/dispatch.h"
 #include "jobs/engine/manifest.h"
-#include "jobs/engine/output.h"
+#include "parallel/rank_device.h"
 
 namespace weft {
+
+// What every list job begins with, collective: stop requests are heard, the rank has its device,
+// and `threads` of it (the deck's run.threads) or its share of the host's cores.
+struct ListStart {
+  RankDevice device;
+  int threads = 1;
+};
+inline ListStart start_list_job(const Deck& deck, MPI_Comm world, std::int64_t threads = 0) {
+  watch_stop_signals();
+  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
+  if (threads <= 0) threads = deck.run.threads;
+  return {device, set_threads(static_cast<int>(threads), device.host_ranks)};
+}
 
 struct ListItem {
   std::string name;  // unique in the job
@@ -57,7 +72,7 @@ struct ListSettings {
   std::string command;              // in the status file, status.json in `directory`
   std::string stem;                 // of the manifest's and the report's file names
   std::string report;               // file name of the report in `directory`
-  std::string noun = "clip";        // an item in messages; its plural is a key of the report
+  std::string item_name = "clip";   // in messages; its plural is a key of the report
   std::string key;                  // of the deck, that `directory` comes from
   double stop_margin = 0;           // run.stop_margin, seconds
   int group = 1;                    // ranks that make an item together
@@ -70,6 +85,25 @@ struct ListSettings {
   // Of `directory`, where the job writes there before the engine does, which takes it otherwise.
   std::shared_ptr<FolderLock> lock{};
 };
+
+// Of `weft COMMAND`, whose results are in `directory`: COMMAND.jsonl, COMMAND_report.json.
+inline ListSettings list_settings(const Deck& deck, const std::string& command,
+                                  const std::filesystem::path& directory,
+                                  const std::string& item_name) {
+  ListSettings s;
+  s.directory = directory;
+  s.command = s.stem = command;
+  s.report = command + "_report.json";
+  s.item_name = item_name;
+  s.key = command + ".output";
+  s.stop_margin = deck.run.stop_margin;
+  return s;
+}
+
+// Collective: what `make` returns on rank 0, where alone it is called, on all ranks. Texts may be
+// of any bytes.
+nlohmann::ordered_json from_first_rank(MPI_Comm world,
+                                       const std::function<nlohmann::ordered_json()>& make);
 
 // Items, by number, that are made by one call.
 using ItemBatch = std::vector<std::int64_t>;
@@ -117,8 +151,10 @@ class ListJob {
 // Of one rank.
 struct RankShare {
   std::int64_t made = 0, failed = 0, skipped = 0;
-  double busy = 0;      // seconds at work on items
-  double last_end = 0;  // seconds from the start of run() until its last item was made
+  double busy = 0;            // seconds at work on items
+  double last_end = 0;        // seconds from the start of run() until its last item was made
+  std::int64_t requests = 0;  // for items, to rank 0
+  double requesting = 0;      // seconds that it waited for the answers
   std::map<std::string, std::int64_t> batches;                    // items made together: how often
   nlohmann::ordered_json own = nlohmann::ordered_json::object();  // the job's own numbers
 };
@@ -132,8 +168,8 @@ struct ListReport {
   std::int64_t made() const { return sum(&RankShare::made); }
   std::int64_t skipped() const { return sum(&RankShare::skipped); }
   // "2 of 11 parts"
-  std::string failed_of(const std::string& noun) const {
-    return fmt::format("{} of {}", failures.size(), counted(wanted, noun));
+  std::string failed_of(const std::string& item_name) const {
+    return fmt::format("{} of {}", failures.size(), counted(wanted, item_name));
   }
   // For each rank, the share of the time until the last item was made that it was at work.
   std::vector<double> busy_shares() const;
@@ -166,15 +202,22 @@ class ListEngine {
 
   const ListSettings& settings() const { return settings_; }
   const std::vector<ListItem>& items() const { return items_; }
+  // What the item's line of the manifest begins with: its name, its key, this rank.
+  nlohmann::ordered_json line_of(std::int64_t item) const;
   // Numbers of the items to make, in that order: the same on all ranks.
   const std::vector<std::int64_t>& missing() const { return missing_; }
   // Of these, which are not none.
   std::int64_t costliest() const;
+  // How many of them a rank may read ahead: half of an even share, so that of a short list all
+  // ranks have some.
+  std::int64_t ahead_of_others() const;
   // Each of them a batch of its own.
   std::vector<ItemBatch> one_by_one() const;
   const RankGroups& groups() const { return groups_; }
   // Whether any rank was asked to stop, as far as this one knows. Thread-safe.
   bool stop_requested() const { return dispatcher_.stop_requested(); }
+  // ", 12 made before" where the manifest has so many of them; or "".
+  std::string made_before(const std::string& how = "made") const;
 
   // Collective at its beginning, once or several times in turn: makes batches until none are left
   // or the job is to stop.
@@ -194,11 +237,14 @@ class ListEngine {
   };
   Taken take();
   void make(ListJob& job, const Taken& batch);
+  void count_time(double begin);
+  bool is_suspect(const ItemBatch& batch) const;
   void tell_progress(const Taken& batch);
   void check_shared();
   void find_missing();
   void note_failed(const std::string& name, const std::string& why);
-  int conclude(const ListEnd& last, const std::vector<std::string>& summaries);
+  ListReport gather_report(const std::vector<std::string>& summaries) const;
+  int conclude(const ListEnd& last, const ListReport& report);
   void print(const ListReport& report) const;
   void write(const ListReport& report, const nlohmann::ordered_json& header) const;
 
@@ -207,7 +253,8 @@ class ListEngine {
   MPI_Comm world_;
   std::shared_ptr<FolderLock> lock_;  // on rank 0
   std::vector<std::int64_t> missing_;
-  std::int64_t given_up_ = 0;  // items that are neither finished nor missing
+  std::set<std::int64_t> suspects_;  // of these: a rank has died with them in hand
+  std::int64_t given_up_ = 0;        // items that are neither finished nor missing
   std::vector<ItemBatch> batches_;
   RankGroups groups_;
   Manifest manifest_;
@@ -218,6 +265,7 @@ class ListEngine {
   std::vector<std::string> failures_;  // of this rank; rank 0's begin with the items given up
   std::atomic<std::int64_t> made_ = 0, failed_ = 0, skipped_ = 0;
   double start_ = 0;                       // of the first run()
+  bool unflushed_ = false;                 // items were made since the last flush()
   std::int64_t own_at_ = 0, own_end_ = 0;  // of this group's share of an unshared list
   std::int64_t own_items_ = 0;  // of an unshared list: done by all groups, estimated from this one
   // Of items: how many, and their costs, in all batches up to and with each; of this run() those

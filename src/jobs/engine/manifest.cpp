@@ -3,19 +3,21 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "core/printable.h"
-#include "core/seal.h"
 
 namespace weft {
 namespace {
@@ -106,7 +108,7 @@ void note_deaths(const InHand& in_hand, ManifestLines& lines) {
     const Json line = {{"name", name}, {"key", key}, {"rank", 0}, {"died", died}};
     lines[name] = {key, seal_json(line.dump())};
   }
-  log::warn("in hand when a rank died: {}", printable(names, 500));
+  log::warn("in progress when a rank died: {}", printable(names, 500));
 }
 
 fs::path whole_path(const fs::path& directory, const std::string& stem) {
@@ -304,6 +306,112 @@ void add_file(Json& line, const fs::path& directory, const std::string& file,
   line[prefix] = file;
   line[member(prefix, "bytes")] = hash.bytes;
   line[prefix + "_xxh3"] = to_hex(hash.hash);
+}
+
+// ---- Files of results ----
+
+std::shared_ptr<FolderLock> lock_output(const fs::path& folder, const std::string& key) {
+  if (log::rank() != 0) return nullptr;
+  return std::make_shared<FolderLock>(folder / ".lock", "output folder " + folder.string(), key,
+                                      Exit::data);
+}
+
+void remove_remains(const fs::path& folder, const std::set<std::string>& names) {
+  constexpr std::string_view end = ".partial", marked = "_watermark";
+  std::vector<fs::path> remains;
+  std::error_code failed;
+  for (fs::directory_iterator it(folder, failed), last; !failed && it != last;
+       it.increment(failed)) {
+    const std::string hidden = it->path().filename().string();
+    if (!hidden.starts_with('.') || !hidden.ends_with(end)) continue;
+    const std::string file = hidden.substr(1, hidden.size() - 1 - end.size());
+    std::string stem = fs::path(file).stem().string();
+    if (stem.ends_with(marked)) stem.resize(stem.size() - marked.size());
+    if (names.contains(file) || names.contains(stem)) remains.push_back(it->path());
+  }
+  for (const fs::path& file : remains) fs::remove(file, failed);
+}
+
+bool is_own_name(const std::string& folder, const std::string& stem) {
+  const std::array<std::string, 9> own = {".lock",       ".ranks",        ".work",
+                                          "stop",        "stopped",       "status.json",
+                                          "report.html", stem + ".jsonl", stem + "_report.json"};
+  const auto is = [&](const std::string& name) {
+    return folder == name || folder == name + ".tmp";
+  };
+  return folder.starts_with(stem + ".rank") || std::ranges::any_of(own, is);
+}
+
+void make_folders(const fs::path& directory, const fs::path& file) {
+  fs::path folder = directory;
+  for (const fs::path& part : file.parent_path()) {
+    folder /= part;
+    std::error_code failed, none;
+    fs::create_directory(folder, failed);
+    const fs::file_type type = fs::symlink_status(folder, none).type();
+    WEFT_CHECK(type == fs::file_type::directory, Exit::data,
+               "remove it, or choose another output folder", "cannot make the folder {}: {}",
+               folder.string(),
+               type == fs::file_type::symlink     ? "a link stands in its place"
+               : type == fs::file_type::not_found ? failed.message()
+                                                  : "a file of that name exists");
+  }
+}
+
+PartialFile::PartialFile(const fs::path& directory, const std::string& file)
+    : path_(directory / file),
+      hidden_(path_.parent_path() / ("." + path_.filename().string() + ".partial")) {
+  make_folders(directory, file);
+  std::error_code none;
+  fs::remove(hidden_, none);  // what a killed job left, or a link that was laid there
+}
+
+PartialFile::~PartialFile() {
+  std::error_code none;
+  if (!hidden_.empty()) fs::remove(hidden_, none);  // a full disk needs the space
+}
+
+void PartialFile::commit() {
+  rename_file(hidden_, path_, Exit::data);
+  hidden_.clear();
+}
+
+void write_whole(const fs::path& directory, const std::string& file,
+                 const std::function<void(const std::string&)>& write) {
+  PartialFile hidden(directory, file);
+  write(hidden.path());
+  hidden.commit();
+}
+
+// ---- Names of results ----
+
+std::string as_utf8(const std::string& name) {
+  const nlohmann::json j = name;
+  return nlohmann::json::parse(j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+std::string plain_text(const std::string& name, std::string_view others) {
+  std::string text = as_utf8(name);
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f || others.find(c) != others.npos) c = '_';
+  return text;
+}
+
+std::string cut_text(std::string text, std::size_t most) {
+  std::size_t end = std::min(text.size(), most);
+  while (end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  text.resize(end);
+  return text;
+}
+
+std::string plain_stem(const std::string& path) {
+  std::string stem = fs::path(path).stem().string().substr(0, 100);
+  for (char& c : stem) {
+    const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                       c == '-' || c == '_' || c == '.';
+    if (!plain) c = '_';
+  }
+  return stem;
 }
 
 }  // namespace weft

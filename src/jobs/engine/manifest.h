@@ -1,5 +1,8 @@
-// Which items of a job are finished: DIR/STEM.jsonl, one sealed JSON object (core/seal.h) an item,
-// with the members
+// The folder of a list job: its lock, its manifest, the names of its files and how they come into
+// it.
+//
+// The manifest says which items are finished: DIR/STEM.jsonl, one sealed JSON object (core/hash.h)
+// an item, with the members
 //   name, key, rank          of the item: unique; a hash of everything that decides the result; who
 //                            made it
 //   file, bytes, file_xxh3   its file in DIR, size and XXH3-128; a member X beside X_bytes and
@@ -20,12 +23,17 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
+#include <string_view>
 
 #include "core/error.h"
+#include "core/file.h"
 
 namespace weft {
 
@@ -98,5 +106,55 @@ int deaths_of(const ManifestLines& lines, const std::string& name, const std::st
 // PREFIX_xxh3.
 void add_file(nlohmann::ordered_json& line, const std::filesystem::path& directory,
               const std::string& file, const std::string& prefix = "file");
+
+// ---- Files of results ----
+
+// On rank 0; null on the others, who wait for it in the engine. Makes the folder, and keeps other
+// jobs out of it while the lock lives: Exit::checkpoint if one is in it, as for a run directory.
+// `key` of the deck names the folder.
+std::shared_ptr<FolderLock> lock_output(const std::filesystem::path& folder,
+                                        const std::string& key);
+
+// Removes what killed jobs have left half-written: `.X.partial`, where X is the file of a result of
+// that name (NAME, NAME.mp4, NAME_watermark.mp4).
+void remove_remains(const std::filesystem::path& folder, const std::set<std::string>& names);
+
+// Whether results in a folder of that name, within the output folder, would be in the way of the
+// job's own files. `stem`: ListSettings::stem.
+bool is_own_name(const std::string& folder, const std::string& stem);
+
+// Makes the folders of `file` below `directory`. Exit::data where a link or a file is in their
+// place: results stay in the output folder.
+void make_folders(const std::filesystem::path& directory, const std::filesystem::path& file);
+
+// A file of `directory`, and the folders in between, under a hidden name next to it until it is
+// whole: commit() renames it. What was not committed is removed.
+class PartialFile {
+ public:
+  PartialFile(const std::filesystem::path& directory, const std::string& file);
+  ~PartialFile();
+  PartialFile(const PartialFile&) = delete;
+  PartialFile& operator=(const PartialFile&) = delete;
+  std::string path() const { return hidden_.string(); }
+  void commit();
+
+ private:
+  std::filesystem::path path_, hidden_;
+};
+// The same in one call: `write` gets the hidden name.
+void write_whole(const std::filesystem::path& directory, const std::string& file,
+                 const std::function<void(const std::string&)>& write);
+
+// ---- Names of results, made of names of others ----
+
+// Bytes that are not UTF-8 become U+FFFD: lines of JSON are UTF-8.
+std::string as_utf8(const std::string& name);
+// As UTF-8, with _ for control characters and for the characters `others`: may be printed.
+std::string plain_text(const std::string& name, std::string_view others = {});
+// At most `most` bytes of UTF-8, no character cut.
+std::string cut_text(std::string text, std::size_t most);
+// The last part of a path without its ending, of letters, digits, dots, dashes and underlines
+// alone, 100 at most.
+std::string plain_stem(const std::string& path);
 
 }  // namespace weft

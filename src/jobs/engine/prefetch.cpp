@@ -1,8 +1,11 @@
 #include "jobs/engine/prefetch.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
+
+#include "core/log.h"
 
 namespace weft {
 
@@ -10,7 +13,8 @@ namespace weft {
 
 PrefetchTuner::PrefetchTuner(PrefetchLimits limits) : limits_(std::move(limits)) {}
 
-void PrefetchTuner::took_prepare(double decode, double resize) {
+void PrefetchTuner::took_prepare(double decode, double resize, std::size_t bytes) {
+  limits_.frame_bytes = std::max(limits_.frame_bytes, bytes);
   decode_.add(decode);
   resize_.add(resize);
 }
@@ -72,7 +76,7 @@ std::int64_t PrefetchTuner::ahead() const {
   const std::int64_t wanted = 2 * batch_ + 2 * readers();
   const auto most =
       static_cast<std::int64_t>(limits_.most_bytes / std::max<std::size_t>(1, limits_.frame_bytes));
-  return std::max(std::min(wanted, most), batch_);
+  return std::max(std::min({wanted, most, limits_.most_ahead}), batch_);
 }
 
 // ---- Threads ----
@@ -234,8 +238,127 @@ void Prefetch::handle(std::unique_lock<std::mutex>& lock) {
   times_.decode += prepared.decode;
   times_.resize += prepared.resize;
   if (!prepared.ready) return;
-  tuner_.took_prepare(prepared.decode, prepared.resize);
+  tuner_.took_prepare(prepared.decode, prepared.resize, prepared.bytes);
   ready_.push_back(std::move(unit));
+}
+
+// ---- Who waited for whom ----
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::array<std::pair<const char*, double PrefetchTimes::*>, 7> seconds_members = {{
+    {"decode", &PrefetchTimes::decode},
+    {"resize", &PrefetchTimes::resize},
+    {"network", &PrefetchTimes::network},
+    {"post_processing", &PrefetchTimes::finish},
+    {"network_waited", &PrefetchTimes::network_waited},
+    {"frames_waited", &PrefetchTimes::frames_waited},
+    {"network_core_seconds", &PrefetchTimes::network_cores},
+}};
+
+double per(double count, double seconds) { return seconds > 0 ? count / seconds : 0; }
+
+// "41", "2.1", "0.35": no more digits than a measurement has.
+std::string rate_text(double rate) {
+  return rate >= 20 ? fmt::format("{:.0f}", rate) : fmt::format("{:.2g}", rate);
+}
+
+std::string seconds_text(double seconds) {
+  return fmt::format("{:.{}f} s", seconds, seconds < 10 ? 2 : 1);
+}
+
+}  // namespace
+
+void PrefetchSummary::add(const PrefetchTimes& rank, double rank_cores) {
+  ++ranks;
+  cores += rank_cores;
+  for (const auto& [name, member] : seconds_members) sum.*member += rank.*member;
+  sum.frames += rank.frames;
+  sum.batches += rank.batches;
+  sum.elapsed = std::max(sum.elapsed, rank.elapsed);
+  sum.batch = std::max(sum.batch, rank.batch);
+  sum.readers = std::max(sum.readers, rank.readers);
+  sum.threads = std::max(sum.threads, rank.threads);
+}
+
+void PrefetchSummary::add(const Json& share) {
+  const double rank_cores = share.value("cores", 0.0);
+  if (rank_cores > 0) add(from_share(share), rank_cores);
+}
+
+double PrefetchSummary::rate() const { return per(static_cast<double>(sum.frames), sum.elapsed); }
+
+double PrefetchSummary::host_rate() const {
+  return per(static_cast<double>(sum.frames) * cores, sum.decode + sum.resize + sum.finish);
+}
+
+double PrefetchSummary::network_rate() const {
+  const auto frames = static_cast<double>(sum.frames);
+  return on_gpu ? per(frames * ranks, sum.network) : per(frames * cores, sum.network_cores);
+}
+
+double PrefetchSummary::network_busy() const { return per(sum.network, sum.elapsed * ranks); }
+
+std::string PrefetchSummary::bound() const {
+  if (network_rate() < host_rate() || host_rate() == 0) return "network";
+  if (sum.finish > std::max(sum.decode, sum.resize)) return "post-processing";
+  return sum.resize > sum.decode ? "resize" : "decode";
+}
+
+std::string PrefetchSummary::verdict() const {
+  const bool network = bound() == "network";
+  const std::string other = rate_text(network ? host_rate() : network_rate());
+  const std::string on = counted(static_cast<std::int64_t>(cores + 0.5), "core");
+  std::string text = fmt::format("{} bounds the job: {} frames/s",
+                                 network ? "the network" : bound(), rate_text(rate()));
+  if (!on_gpu || !network) text += " on " + on;
+  text += network ? fmt::format("; decode, resize and post-processing could do {}", other)
+                  : fmt::format("; the network could do {}", other);
+  if (on_gpu && network) text += " on " + on;
+  return text + fmt::format("; the network was at work {:.1f} % of the time", 100 * network_busy());
+}
+
+std::string PrefetchSummary::waits() const {
+  return fmt::format("the network waited {} for frames, readers {} for the network",
+                     seconds_text(sum.network_waited), seconds_text(sum.frames_waited));
+}
+
+Json PrefetchSummary::json() const {
+  Json j = {
+      {"ranks", ranks},       {"cores", cores},         {"network_on", on_gpu ? "GPU" : "CPU"},
+      {"frames", sum.frames}, {"seconds", sum.elapsed}, {"frames_a_second", rate()}};
+  for (const auto& [name, member] : seconds_members) j["stages"][name] = sum.*member;
+  j["host_frames_a_second"] = host_rate();
+  j["network_frames_a_second"] = network_rate();
+  j["network_busy_share"] = network_busy();
+  j["threads"] = sum.readers;
+  j["batch"] = sum.batch;
+  j["bound"] = bound();
+  j["verdict"] = verdict();
+  j["waits"] = waits();
+  return j;
+}
+
+Json as_share(const PrefetchTimes& t, double cores) {
+  Json j = {{"frames", t.frames}, {"network_batches", t.batches}, {"elapsed", t.elapsed},
+            {"batch", t.batch},   {"threads", t.readers},         {"budget", t.threads}};
+  for (const auto& [name, member] : seconds_members) j[name] = t.*member;
+  j["cores"] = cores;
+  return j;
+}
+
+PrefetchTimes from_share(const Json& share) {
+  PrefetchTimes t;
+  t.frames = share.value("frames", std::int64_t{0});
+  t.batches = share.value("network_batches", std::int64_t{0});
+  t.elapsed = share.value("elapsed", 0.0);
+  t.batch = share.value("batch", std::int64_t{0});
+  t.readers = share.value("threads", 0);
+  t.threads = share.value("budget", 0);
+  for (const auto& [name, member] : seconds_members) t.*member = share.value(name, 0.0);
+  return t;
 }
 
 }  // namespace weft

@@ -10,9 +10,12 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -24,8 +27,10 @@ struct PrefetchLimits {
   int threads = 1;              // of this rank, for all stages
   bool network_on_gpu = false;  // else the network takes the threads that reading leaves
   std::int64_t most_batch = 64;
-  std::size_t frame_bytes = 1;             // of a frame that is ready
-  std::size_t most_bytes = 1;              // of all that are read ahead
+  std::size_t frame_bytes = 1;  // of a frame that is ready; at the start, where they differ
+  std::size_t most_bytes = 1;   // of all that are read ahead
+  // Frames that may be read ahead; of a short list each rank should leave the others their share.
+  std::int64_t most_ahead = std::numeric_limits<std::int64_t>::max();
   std::function<bool(std::int64_t)> fits;  // whether the network's memory is enough for a batch
 };
 
@@ -49,8 +54,8 @@ class PrefetchTuner {
  public:
   explicit PrefetchTuner(PrefetchLimits limits);
 
-  // Seconds of a frame.
-  void took_prepare(double decode, double resize);
+  // Seconds of a frame, and its bytes, 0 where frame_bytes is right.
+  void took_prepare(double decode, double resize, std::size_t bytes = 0);
   void took_finish(double seconds);
   // Seconds of a batch.
   void took_network(std::int64_t frames, double seconds);
@@ -92,6 +97,7 @@ class PrefetchWork {
   struct Prepared {
     double decode = 0, resize = 0;  // seconds
     bool ready = true;              // false: there is no frame, and the work has dealt with it
+    std::size_t bytes = 0;          // of the frame, where frames differ
   };
   // On several threads at once. An exception ends the prefetch.
   virtual Prepared prepare(PrefetchUnit& unit) = 0;
@@ -157,5 +163,37 @@ class Prefetch {
   PrefetchTimes times_;
   std::vector<std::jthread> readers_;
 };
+
+// How long all ranks' stages took, and who waited.
+struct PrefetchSummary {
+  int ranks = 0;
+  bool on_gpu = false;  // the network
+  double cores = 0;     // of all hosts, as far as ranks could use them
+  PrefetchTimes sum;    // of all ranks; of elapsed, batch, readers and threads the largest
+
+  // A rank's numbers, and its share of the cores.
+  void add(const PrefetchTimes& rank, double rank_cores);
+  // The same from its share of a report; nothing where that has none.
+  void add(const nlohmann::ordered_json& share);
+  bool empty() const { return sum.frames == 0; }
+  double rate() const;  // frames a second, measured
+  // Frames a second that could be reached if only decode, resize and post-processing took time, and
+  // if only the network did.
+  double host_rate() const;
+  double network_rate() const;
+  double network_busy() const;  // the share of the ranks' time that the network was at work
+  // The stage that bounds the job: "decode", "resize", "post-processing" or "network".
+  std::string bound() const;
+  // That, the rate, and what the others could do.
+  std::string verdict() const;
+  // Which waited for which, how long.
+  std::string waits() const;
+  nlohmann::ordered_json json() const;
+};
+
+// A rank's numbers, and its cores, as members of its share of the report, and back; zeros where
+// there are none.
+nlohmann::ordered_json as_share(const PrefetchTimes& times, double cores);
+PrefetchTimes from_share(const nlohmann::ordered_json& share);
 
 }  // namespace weft

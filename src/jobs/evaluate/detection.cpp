@@ -1,9 +1,18 @@
-#include "jobs/evaluate/detection.h"
+// `weft evaluate` of text detectors: precision, recall and Hmean.
+#include <algorithm>
+#include <utility>
 
+#include "core/clock.h"
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/host.h"
 #include "core/log.h"
-#include "jobs/evaluate/detection_job.h"
+#include "data/text_images/polygon.h"
+#include "jobs/engine/pictures.h"
+#include "jobs/evaluate/evaluate.h"
+#include "models/dbnet/boxes.h"
+#include "models/dbnet/detector.h"
+#include "tensor/tensor.h"
 #include "train/memory_plan.h"
 
 namespace weft {
@@ -32,7 +41,7 @@ std::string describe_sizes(const EvaluateDeck& e) {
 }
 
 // All that decides the results, a line each.
-std::string describe_job(const Deck& deck, const DetectorSource& weights) {
+std::string describe_detection(const Deck& deck, const DetectorSource& weights) {
   const EvaluateDeck& e = deck.get<EvaluateDeck>();
   return fmt::format("data {}\nweights {}\nmodel {} {} {}\n{}\n{}\nboxes {}\n", data_identity(deck),
                      weights.identity(), describe_model(deck), weights.deformable(),
@@ -40,21 +49,185 @@ std::string describe_job(const Deck& deck, const DetectorSource& weights) {
                      e.predictions);
 }
 
+// Item i is picture i; its line holds its counts (put_matches) and seconds, and where they are
+// wanted a file picture, or boxes and scores. `job`: all that decides the results but the picture.
+// Keys and costs on the first rank alone, which reads the pictures' sizes.
+std::vector<ListItem> detection_items(const TextImages& images, const EvaluateDeck& deck,
+                                      const std::string& job, bool first_rank) {
+  std::vector<ListItem> items;
+  for (std::int64_t i = 0; i < images.count(); ++i) {
+    ListItem& item = items.emplace_back();
+    item.name = fmt::format("image{}", i);
+    if (!first_rank) continue;
+    item.key = to_hex(hash128(job + (i < deck.pictures ? "picture\n" : "") + images.identity(i)));
+    try {
+      const ImageSize size = view_size(images.size(i), deck.short_side, deck.long_side).padded;
+      item.cost = static_cast<double>(size.height) * static_cast<double>(size.width);
+    } catch (const Error& e) {
+      if (e.code() != Exit::data) throw;  // a broken picture fails when its turn comes, alone
+    }
+  }
+  return items;
+}
+
+// ---- Pictures through the network ----
+
+struct SearchedImage : PictureUnit {
+  TextImage image;
+  ViewSize size;
+  std::vector<std::uint8_t> view;
+  std::vector<float> probability;  // [padded size]; empty: no text
+  double seconds = 0;              // in the network
+};
+
+class DetectionWork : public PictureWork {
+ public:
+  DetectionWork(const Deck& deck, const TextImages& images, Detector& detector,
+                const ListEngine& engine)
+      : evaluate_(deck.get<EvaluateDeck>()),
+        postprocess_(deck.get<PostprocessDeck>()),
+        images_(images),
+        detector_(detector),
+        engine_(engine) {}
+  std::unique_ptr<PictureUnit> next(std::int64_t, std::int64_t number) override {
+    return number == 0 ? std::make_unique<SearchedImage>() : nullptr;
+  }
+  PrefetchWork::Prepared read(PictureUnit& picture) override;
+  void predict(PictureUnit& picture) override;
+  void finish(PictureUnit& picture, ItemResults& results) override;
+
+ private:
+  void check_memory(const ViewSize& size);
+  std::vector<FoundText> find(const SearchedImage& p) const;
+  void draw(std::int64_t item, const TextImage& image, std::span<const FoundText> boxes,
+            const TextMatch& match, Json& line) const;
+
+  const EvaluateDeck& evaluate_;
+  const PostprocessDeck& postprocess_;
+  const TextImages& images_;
+  Detector& detector_;
+  const ListEngine& engine_;
+  std::vector<ImageSize> known_;  // padded sizes that fit the memory
+};
+
+PrefetchWork::Prepared DetectionWork::read(PictureUnit& picture) {
+  auto& p = static_cast<SearchedImage&>(picture);
+  const double begin = now_seconds();
+  images_.read(p.item, p.image);
+  const double decoded = now_seconds();
+  const ImageSize size = p.image.size;
+  p.size = view_size(size, evaluate_.short_side, evaluate_.long_side);
+  p.view = detector_view({p.image.rgb.data(), size.height, size.width, 3 * size.width}, p.size);
+  // The map has a float a pixel.
+  return {decoded - begin, now_seconds() - decoded, true, p.image.rgb.size() + 3 * p.view.size()};
+}
+
+void DetectionWork::check_memory(const ViewSize& size) {
+  if (std::ranges::find(known_, size.padded) != known_.end()) return;
+  const auto [height, width] = size.padded;
+  const std::size_t capacity = Arena::current().capacity();
+  WEFT_CHECK(detector_.plan(1, height, width, capacity).fits, Exit::data,
+             "set a smaller evaluate.short_side and evaluate.long_side, or give the rank more "
+             "memory (memory.arena_gib)",
+             "a picture of {}x{} in the network needs {:.2f} GiB, this rank has {:.2f}", height,
+             width, gib(detector_.plan(1, height, width).bytes), gib(capacity));
+  known_.push_back(size.padded);
+}
+
+void DetectionWork::predict(PictureUnit& picture) {
+  auto& p = static_cast<SearchedImage&>(picture);
+  check_memory(p.size);
+  const double begin = now_seconds();
+  p.probability =
+      std::move(detector_.detect(p.view, 1, p.size.padded.height, p.size.padded.width).at(0));
+  p.seconds = now_seconds() - begin;
+  p.view.clear();
+}
+
+// In pixels of the picture.
+std::vector<FoundText> DetectionWork::find(const SearchedImage& p) const {
+  std::vector<FoundText> found;
+  if (p.probability.empty()) return found;
+  const auto& [scaled, padded] = p.size;
+  const double x = static_cast<double>(p.image.size.width) / static_cast<double>(scaled.width);
+  const double y = static_cast<double>(p.image.size.height) / static_cast<double>(scaled.height);
+  for (const TextBox& box :
+       find_text_boxes(p.probability, padded.height, padded.width, postprocess_)) {
+    FoundText& f = found.emplace_back();
+    f.score = static_cast<double>(box.score);
+    for (std::size_t k = 0; k < 8; k += 2)
+      f.polygon.push_back(
+          {static_cast<double>(box.corners[k]) * x, static_cast<double>(box.corners[k + 1]) * y});
+  }
+  return found;
+}
+
+constexpr Rgb right{0, 210, 0}, wrong{240, 30, 30}, not_counted{160, 160, 160};
+
+Rgb colour_of(int partner) {
+  return partner == TextMatch::none ? wrong : partner < 0 ? not_counted : right;
+}
+
+// What is wanted on the left, what was found on the right.
+void DetectionWork::draw(std::int64_t item, const TextImage& image,
+                         std::span<const FoundText> boxes, const TextMatch& match,
+                         Json& line) const {
+  const std::filesystem::path& directory = engine_.settings().directory;
+  const ImageSize size = image.size;
+  const int thickness = 1 + static_cast<int>(std::max(size.height, size.width) / 500);
+  std::vector<std::uint8_t> wanted = image.rgb, found = image.rgb;
+  for (std::size_t i = 0; i < image.regions.size(); ++i)
+    draw_outline(wanted, size, image.regions[i].polygon, colour_of(match.box_of[i]), thickness);
+  for (std::size_t i = 0; i < boxes.size(); ++i)
+    if (match.region_of[i] != TextMatch::left_out)
+      draw_outline(found, size, boxes[i].polygon, colour_of(match.region_of[i]), thickness);
+  const std::string file =
+      fmt::format("pictures/{:05d}_{}.png", item, plain_stem(images_.name(item)));
+  write_whole(directory, file, [&](const std::string& path) {
+    write_png(path, size.height, 2 * size.width, side_by_side({wanted, found}, size));
+  });
+  add_file(line, directory, file, "picture");
+}
+
+void DetectionWork::finish(PictureUnit& picture, ItemResults& results) {
+  auto& p = static_cast<SearchedImage&>(picture);
+  const double begin = now_seconds();
+  const std::vector<FoundText> boxes = find(p);
+  Json line = engine_.line_of(p.item);
+  line["seconds"] = p.seconds + now_seconds() - begin;
+  const TextMatcher matcher(p.image.regions, boxes);
+  const std::vector<double> thresholds = score_thresholds(postprocess_.min_text_score);
+  put_matches(line, matcher, thresholds);
+  if (evaluate_.predictions) {
+    line["boxes"] = line["scores"] = Json::array();
+    for (const FoundText& f : boxes) {
+      Json corners = Json::array();
+      for (const Point& point : f.polygon) corners.insert(corners.end(), {point.x, point.y});
+      line["boxes"].push_back(std::move(corners));
+      line["scores"].push_back(f.score);
+    }
+  }
+  if (p.item < evaluate_.pictures)
+    draw(p.item, p.image, boxes, matcher.match(thresholds.front()), line);
+  results.finished(line);
+}
+
 // Evaluates the pictures that are missing. Returns this rank's share of the report.
-Json evaluate_missing(const Deck& deck, const RankDevice& device, const DetectorSource& weights,
-                      const TextImages& images, ListEngine& engine) {
+Json detect_missing(const Deck& deck, const ListStart& start, const DetectorSource& weights,
+                    const TextImages& images, ListEngine& engine) {
   const EvaluateDeck& e = deck.get<EvaluateDeck>();
   Detector detector(deck, weights);
   log::info("weights   {}", weights.describe());
-  const auto arena = Arena::reserve(arena_capacity(deck.memory, device));
+  const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
   const ArenaScope scope(*arena);
   const std::int64_t costliest = engine.costliest();
   std::size_t planned = 0;
-  if (engine.items()[static_cast<std::size_t>(costliest)].cost > 0) {
+  if (engine.items()[costliest].cost > 0) {
     const ImageSize largest = view_size(images.size(costliest), e.short_side, e.long_side).padded;
     planned = detector.plan(1, largest.height, largest.width).bytes;
   }
-  DetectionJob job(deck, images, detector, engine);
+  DetectionWork work(deck, images, detector, engine);
+  PictureJob job(work, engine, start.threads, engine.ahead_of_others());
   engine.run(job, engine.one_by_one());
   log::info("memory    {} at the peak, {} planned for the largest picture",
             size_text(static_cast<double>(arena->peak())), size_text(static_cast<double>(planned)));
@@ -66,7 +239,7 @@ Json evaluate_missing(const Deck& deck, const RankDevice& device, const Detector
 
 }  // namespace
 
-int evaluate_detection(const Deck& deck, const RankDevice& device, const DetectionPage& page,
+int evaluate_detection(const Deck& deck, const ListStart& start, const DetectionPage& page,
                        MPI_Comm world) {
   // 1. What is to be evaluated.
   const EvaluateDeck& e = deck.get<EvaluateDeck>();
@@ -85,20 +258,21 @@ int evaluate_detection(const Deck& deck, const RankDevice& device, const Detecti
     pictures.push_back(images->name(i));
   check_results(deck, pictures);
   ListEngine engine(evaluation_settings(deck),
-                    detection_items(*images, e, describe_job(deck, weights), rank == 0), world);
-  const std::size_t missing = engine.missing().size(), all = engine.items().size();
-  log::info("evaluate  {} of {}{}", counted(all, "image"), data,
-            missing < all ? fmt::format(", {} evaluated before", all - missing) : "");
+                    detection_items(*images, e, describe_detection(deck, weights), rank == 0),
+                    world);
+  log::info("evaluate  {} of {}{}", counted(engine.items().size(), "image"), data,
+            engine.made_before("evaluated"));
 
   // 2. Pictures through the network; a rank that is free takes the next one.
   ListEnd last;
-  if (missing > 0) last.share = evaluate_missing(deck, device, weights, *images, engine);
+  if (!engine.missing().empty()) last.share = detect_missing(deck, start, weights, *images, engine);
 
   // 3. Rank 0 adds up all lines.
+  last.print = [&](const ListReport& report) { report_prefetch(report, last.header); };
   last.finish = [&](const ListReport& report) {
     const ManifestLines lines = engine.lines();
     for (std::int64_t i = 0; i < images->count(); ++i) {
-      const Json line = lines.at(engine.items()[static_cast<std::size_t>(i)].name).parsed();
+      const Json line = lines.at(engine.items()[i].name).parsed();
       result.add(line);
       add_line(result, line, images->name(i));
     }

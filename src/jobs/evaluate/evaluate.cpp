@@ -1,23 +1,141 @@
 #include "jobs/evaluate/evaluate.h"
 
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <sstream>
+
 #include "config/deck_table.h"
+#include "config/keep_inputs.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "core/host.h"
-#include "jobs/evaluate/detection.h"
-#include "jobs/evaluate/segmentation.h"
-#include "parallel/rank_device.h"
-#include "train/stop.h"
+#include "core/json.h"
+#include "core/log.h"
+#include "data/images/labelled_images.h"
+#include "data/text_images/drawn/drawn_text.h"
+#include "tensor/device.h"
 
 namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+void write_text(const fs::path& path, const std::string& text) {
+  replace_file(path, text, Exit::data, Durable::no);
+}
+
+EvaluationPace earlier_pace(const fs::path& json) {
+  std::ifstream in(json);
+  std::stringstream text;
+  text << in.rdbuf();
+  const auto j = try_parse_json<Json>(text.str());
+  try {
+    const Json& p = j.at("pace");
+    return {p.at("images"), p.at("ranks"), p.at("seconds")};
+  } catch (const nlohmann::json::exception&) {
+    return {};
+  }
+}
+
+}  // namespace
+
+const std::string& evaluated_data(const Deck& deck) {
+  const std::string& own = deck.get<EvaluateDeck>().data;
+  return own.empty() ? deck.data.path : own;
+}
+
+std::string data_identity(const Deck& deck) {
+  const std::string& data = evaluated_data(deck);
+  const bool drawn = is_shapes(data) || is_drawn_text(data);
+  return drawn ? data : folder_identity(data);
+}
+
+ListSettings evaluation_settings(const Deck& deck) {
+  ListSettings s = list_settings(deck, "evaluate", deck.get<EvaluateDeck>().output, "image");
+  s.stem = "images";
+  return s;
+}
+
+void check_results(const Deck& deck, const std::vector<std::string>& pictures) {
+  if (log::rank() != 0) return;
+  const fs::path folder =
+      absolute_path(fs::path(deck.get<EvaluateDeck>().output) / "").parent_path();
+  keep_inputs(deck, "evaluate.output", pictures, [&](const fs::path& path) {
+    const fs::path relative = path.lexically_relative(folder);
+    const std::string first = relative.begin() == relative.end() ? "" : relative.begin()->string();
+    return first == "pictures" || first == "predictions" ||
+           (relative.stem() == "evaluation" && !relative.has_parent_path());
+  });
+}
+
+void remove_others(const ListEngine& engine) {
+  const ManifestLines lines = engine.lines();
+  std::set<std::string> files;
+  for (const ListItem& item : engine.items()) {
+    const auto line = lines.find(item.name);
+    if (line == lines.end()) continue;
+    const Json j = line->second.parsed();
+    for (const char* member : {"picture", "prediction"})
+      if (j.contains(member)) files.insert(j[member].get<std::string>());
+  }
+  const auto is_own = [](const std::string& name) {  // 00012_NAME.png
+    const std::size_t digits = name.find_first_not_of("0123456789");
+    return digits != name.npos && digits >= 5 && name[digits] == '_' && name.ends_with(".png");
+  };
+  std::vector<fs::path> others;
+  std::error_code failed;
+  for (const char* folder : {"pictures", "predictions"})
+    for (fs::directory_iterator it(engine.settings().directory / folder, failed), last;
+         !failed && it != last; it.increment(failed)) {
+      const std::string name = it->path().filename().string();
+      if (is_own(name) && !files.contains(std::string(folder) + "/" + name))
+        others.push_back(it->path());
+    }
+  for (const fs::path& file : others) fs::remove(file, failed);
+}
+
+void add_line(EvaluationRecord& record, const Json& line, const std::string& name) {
+  record.seconds.push_back(line.at("seconds"));
+  if (line.contains("picture")) record.pictures.push_back({name, line["picture"]});
+}
+
+void set_pace(EvaluationRecord& record, const ListReport& report) {
+  if (report.made() == 0) {
+    record.pace = earlier_pace(record.folder / "evaluation.json");
+    return;
+  }
+  record.pace = {report.made(), std::ssize(report.ranks), 0};
+  for (const RankShare& r : report.ranks)
+    record.pace.seconds = std::max(record.pace.seconds, r.last_end);
+}
+
+void add_machine(EvaluationRecord& record, const Deck& deck) {
+  record.facts.emplace_back("number format", deck.model.dtype);
+  record.facts.emplace_back("hardware", on_cuda() ? device_runtime().describe() : describe_cpu());
+  record.facts.emplace_back("build", version_line());
+}
+
+void write_results(const EvaluationRecord& record, const Json& json, const std::string& table,
+                   const std::string& page) {
+  const fs::path& folder = record.folder;
+  write_text(folder / "evaluation.json",
+             json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  write_text(folder / "evaluation.txt", table);
+  if (!page.empty()) write_text(folder / "evaluation.html", page);
+  fmt::print("{}", table);
+  log::write_info(fmt::format("results   {}", (folder / "evaluation.json").string()));
+}
+
+// ---- The command ----
 
 int evaluate(const Deck& deck, const EvaluationPages& pages, MPI_Comm world) {
-  watch_stop_signals();
   WEFT_CHECK(!deck.get<EvaluateDeck>().output.empty(), Exit::usage,
              "set evaluate.output = \"evaluation\"", "evaluate.output is empty");
-  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
-  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
-  if (deck.model.name == "dbnet") return evaluate_detection(deck, device, pages.detection, world);
-  return evaluate_segmentation(deck, device, pages.segmentation, world);
+  const ListStart start = start_list_job(deck, world);
+  if (deck.model.name == "dbnet") return evaluate_detection(deck, start, pages.detection, world);
+  return evaluate_segmentation(deck, start, pages.segmentation, world);
 }
 
 namespace {
@@ -28,7 +146,7 @@ void evaluate_rows(Rows& r, EvaluateDeck& d) {
          "or for a text detector a list with polygons or text:...; empty takes data.path.");
   r.text("output", d.output, "Folder of the results.");
   r.number("pictures", d.pictures, 0, 10000,
-           "Of so many images, the first ones, the page shows picture, truth and prediction.");
+           "Number of images, the first ones, that the page shows with truth and prediction.");
   r.flag("predictions", d.predictions,
          "Write what is predicted for every image: a PNG of labels (class + 1), or the boxes and "
          "their scores in images.jsonl.");

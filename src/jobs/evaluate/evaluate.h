@@ -7,8 +7,8 @@
 #include <functional>
 
 #include "config/command.h"
-#include "jobs/evaluate/detection_scores.h"
-#include "jobs/evaluate/segmentation_scores.h"
+#include "jobs/engine/list_job.h"
+#include "jobs/evaluate/scores.h"
 
 namespace weft {
 
@@ -36,5 +36,37 @@ struct EvaluationPages {
 // missing.
 int evaluate(const Deck& deck, const EvaluationPages& pages, MPI_Comm world);
 Command evaluate_command(EvaluationPages pages);
+
+// ---- Of each kind of model: collective, as evaluate() ----
+
+int evaluate_segmentation(const Deck& deck, const ListStart& start, const SegmentationPage& page,
+                          MPI_Comm world);
+int evaluate_detection(const Deck& deck, const ListStart& start, const DetectionPage& page,
+                       MPI_Comm world);
+
+// ---- What both share ----
+
+// evaluate.data, or else data.path.
+const std::string& evaluated_data(const Deck& deck);
+// That data in the key of a result: a file or folder by its identity, others as they are named.
+std::string data_identity(const Deck& deck);
+ListSettings evaluation_settings(const Deck& deck);
+// No result may replace the deck, what it names, or one of `pictures`.
+void check_results(const Deck& deck, const std::vector<std::string>& pictures);
+// Removes pictures and predictions of images that an earlier evaluation in this folder had, and
+// this one has not.
+void remove_others(const ListEngine& engine);
+
+// Seconds and picture of an item's line.
+void add_line(EvaluationRecord& record, const nlohmann::ordered_json& line,
+              const std::string& name);
+// The pace of this start, or, if it evaluated nothing, what evaluation.json tells of an earlier
+// one.
+void set_pace(EvaluationRecord& record, const ListReport& report);
+// Facts that every evaluation ends with.
+void add_machine(EvaluationRecord& record, const Deck& deck);
+// Writes evaluation.json, .txt and, unless `page` is empty, .html, and prints the table.
+void write_results(const EvaluationRecord& record, const nlohmann::ordered_json& json,
+                   const std::string& table, const std::string& page);
 
 }  // namespace weft

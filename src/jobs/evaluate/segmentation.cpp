@@ -1,12 +1,16 @@
-#include "jobs/evaluate/segmentation.h"
+// `weft evaluate` of segmentation models: IoU of classes, accuracy of pixels.
+#include <algorithm>
 
+#include "core/clock.h"
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "data/images/labelled_images.h"
 #include "data/synthetic.h"
-#include "jobs/evaluate/segmentation_job.h"
-#include "models/segmentation/class_names.h"
-#include "models/segmentation/palette.h"
+#include "jobs/engine/pictures.h"
+#include "jobs/evaluate/evaluate.h"
+#include "models/segmentation/classes.h"
 #include "models/segmentation/predictor.h"
 #include "train/memory_plan.h"
 
@@ -16,21 +20,129 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // All that decides the results, a line each.
-std::string describe_job(const Deck& deck, const std::string& weights) {
+std::string describe_segmentation(const Deck& deck, const std::string& weights) {
   return fmt::format("data {}\nweights {}\n{}predictions {}\n", data_identity(deck), weights,
                      describe_prediction(deck), deck.get<EvaluateDeck>().predictions);
 }
 
+// Item i is image i; its line holds its counts (put_counts) and seconds, and where they are wanted
+// the files picture and prediction. `job`: all that decides the results.
+std::vector<ListItem> segmentation_items(const LabelledImages& images, const Predictor& predictor,
+                                         const EvaluateDeck& deck, const std::string& job) {
+  const std::string key = to_hex(hash128(job)),
+                    with_picture = to_hex(hash128(job + "picture of 4\n"));
+  std::vector<ListItem> items;
+  for (std::int64_t i = 0; i < images.count(); ++i)
+    items.push_back({fmt::format("image{}", i), i < deck.pictures ? with_picture : key,
+                     predictor.cost(images.size(i))});
+  return items;
+}
+
+// ---- Images through the model ----
+
+struct EvaluatedImage : PictureUnit {
+  LabelledImage image;
+  std::vector<ScaledPicture> scales;
+  Prediction found;
+};
+
+class SegmentationWork : public PictureWork {
+ public:
+  SegmentationWork(const EvaluateDeck& deck, const LabelledImages& images, Predictor& predictor,
+                   const ListEngine& engine)
+      : deck_(deck), images_(images), predictor_(predictor), engine_(engine) {}
+  std::unique_ptr<PictureUnit> next(std::int64_t, std::int64_t number) override {
+    return number == 0 ? std::make_unique<EvaluatedImage>() : nullptr;
+  }
+  PrefetchWork::Prepared read(PictureUnit& picture) override;
+  void predict(PictureUnit& picture) override;
+  void finish(PictureUnit& picture, ItemResults& results) override;
+
+ private:
+  void write(std::int64_t item, const LabelledImage& image,
+             const std::vector<std::uint8_t>& classes, Json& line) const;
+
+  const EvaluateDeck& deck_;
+  const LabelledImages& images_;
+  Predictor& predictor_;
+  const ListEngine& engine_;
+};
+
+PrefetchWork::Prepared SegmentationWork::read(PictureUnit& picture) {
+  auto& p = static_cast<EvaluatedImage&>(picture);
+  const double begin = now_seconds();
+  images_.read(p.item, p.image);
+  const std::int64_t most = predictor_.num_classes();
+  const std::uint8_t greatest =
+      p.image.labels.empty() ? std::uint8_t{0} : *std::ranges::max_element(p.image.labels);
+  WEFT_CHECK(greatest <= most, Exit::data,
+             "set model.num_classes to what the data has, or evaluate other data",
+             "{} has pixels of class {}, and the model knows 0 to {}", images_.name(p.item),
+             greatest - 1, most - 1);
+  const double decoded = now_seconds();
+  p.scales = predictor_.scaled(p.image.rgb, p.image.size);
+  std::size_t bytes = 2 * p.image.rgb.size();  // with labels, and what is drawn
+  for (const ScaledPicture& s : p.scales) bytes += s.rgb.size();
+  return {decoded - begin, now_seconds() - decoded, true, bytes};
+}
+
+void SegmentationWork::predict(PictureUnit& picture) {
+  auto& p = static_cast<EvaluatedImage&>(picture);
+  predictor_.check_memory(p.image.size, true, Arena::current().capacity());
+  p.found = predictor_.predict(p.scales, p.image.size, p.image.labels);
+  p.scales.clear();
+}
+
+void SegmentationWork::finish(PictureUnit& picture, ItemResults& results) {
+  auto& p = static_cast<EvaluatedImage&>(picture);
+  Json line = engine_.line_of(p.item);
+  line["seconds"] = p.found.seconds;
+  put_counts(line, p.found.counts);
+  if (p.item < deck_.pictures || deck_.predictions) write(p.item, p.image, p.found.classes, line);
+  results.finished(line);
+}
+
+std::string file_of(const LabelledImages& images, std::int64_t i) {
+  return fmt::format("{:05d}_{}.png", i, plain_stem(images.name(i)));
+}
+
+// What people look at.
+void SegmentationWork::write(std::int64_t i, const LabelledImage& image,
+                             const std::vector<std::uint8_t>& classes, Json& line) const {
+  const std::filesystem::path& directory = engine_.settings().directory;
+  const ImageSize size = image.size;
+  const std::vector<Rgb> palette = label_palette(predictor_.num_classes(), images_.palette());
+  const std::vector<std::uint8_t> labels = as_labels(classes);
+  if (i < deck_.pictures) {
+    const auto truth = coloured(image.labels, palette), found = coloured(labels, palette);
+    const auto wrong = differences(image.rgb, image.labels, labels);
+    const std::string file = "pictures/" + file_of(images_, i);
+    write_whole(directory, file, [&](const std::string& path) {
+      write_png(path, size.height, 4 * size.width,
+                side_by_side({image.rgb, truth, found, wrong}, size));
+    });
+    add_file(line, directory, file, "picture");
+  }
+  if (deck_.predictions) {
+    const std::string file = "predictions/" + file_of(images_, i);
+    write_whole(directory, file, [&](const std::string& path) {
+      write_palette_png(path, size.height, size.width, labels, palette);
+    });
+    add_file(line, directory, file, "prediction");
+  }
+}
+
 // Evaluates the images that are missing. Returns this rank's share of the report.
-Json evaluate_missing(const Deck& deck, const RankDevice& device, const SegmentationSource& weights,
-                      const LabelledImages& images, Predictor& predictor, ListEngine& engine) {
+Json segment_missing(const Deck& deck, const ListStart& start, const SegmentationSource& weights,
+                     const LabelledImages& images, Predictor& predictor, ListEngine& engine) {
   weights.load(predictor.params());
   log::info("weights   {}", weights.describe());
-  const auto arena = Arena::reserve(arena_capacity(deck.memory, device));
+  const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
   const ArenaScope scope(*arena);
   const ImageSize largest = images.size(engine.costliest());
   const std::size_t planned = predictor.plan(largest, true).bytes;
-  SegmentationJob job(deck.get<EvaluateDeck>(), images, predictor, engine);
+  SegmentationWork work(deck.get<EvaluateDeck>(), images, predictor, engine);
+  PictureJob job(work, engine, start.threads, engine.ahead_of_others());
   engine.run(job, engine.one_by_one());
   log::info("memory    {} at the peak, {} planned for the costliest image",
             size_text(static_cast<double>(arena->peak())), size_text(static_cast<double>(planned)));
@@ -54,7 +166,7 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Deck& deck,
 
 }  // namespace
 
-int evaluate_segmentation(const Deck& deck, const RankDevice& device, const SegmentationPage& page,
+int evaluate_segmentation(const Deck& deck, const ListStart& start, const SegmentationPage& page,
                           MPI_Comm world) {
   // 1. What is to be evaluated.
   const EvaluateDeck& e = deck.get<EvaluateDeck>();
@@ -65,11 +177,11 @@ int evaluate_segmentation(const Deck& deck, const RankDevice& device, const Segm
              "{} makes clips, not labelled images", data);
   Predictor predictor(deck);
   const auto images = open_labelled_images(data, deck.data.verify);
-  WEFT_CHECK(
-      images->num_classes() <= predictor.num_classes(), Exit::usage,
-      fmt::format("set model.num_classes = {}, if the weights have so many", images->num_classes()),
-      "{} has {} classes, and model.num_classes = {}", data, images->num_classes(),
-      predictor.num_classes());
+  WEFT_CHECK(images->num_classes() <= predictor.num_classes(), Exit::usage,
+             fmt::format("set model.num_classes = {} if that is what the weights have",
+                         images->num_classes()),
+             "{} has {} classes, and model.num_classes = {}", data, images->num_classes(),
+             predictor.num_classes());
   const SegmentationSource weights(deck, e.ema, world);
   SegmentationScores result(class_names(deck, images->class_names()));
   result.folder = e.output;
@@ -77,21 +189,22 @@ int evaluate_segmentation(const Deck& deck, const RankDevice& device, const Segm
   check_results(deck, {});
   ListEngine engine(
       evaluation_settings(deck),
-      segmentation_items(*images, predictor, e, describe_job(deck, weights.identity())), world);
-  const std::size_t missing = engine.missing().size(), all = engine.items().size();
-  log::info("evaluate  {} of {} at {}{}", counted(all, "image"), data,
-            counted(std::ssize(deck.data.short_sides), "scale"),
-            missing < all ? fmt::format(", {} evaluated before", all - missing) : "");
+      segmentation_items(*images, predictor, e, describe_segmentation(deck, weights.identity())),
+      world);
+  log::info("evaluate  {} of {} at {}{}", counted(engine.items().size(), "image"), data,
+            counted(std::ssize(deck.data.short_sides), "scale"), engine.made_before("evaluated"));
 
   // 2. Images through the model; a rank that is free takes the next one.
   ListEnd last;
-  if (missing > 0) last.share = evaluate_missing(deck, device, weights, *images, predictor, engine);
+  if (!engine.missing().empty())
+    last.share = segment_missing(deck, start, weights, *images, predictor, engine);
 
   // 3. Rank 0 adds up all lines.
+  last.print = [&](const ListReport& report) { report_prefetch(report, last.header); };
   last.finish = [&](const ListReport& report) {
     const ManifestLines lines = engine.lines();
     for (std::int64_t i = 0; i < images->count(); ++i) {
-      const Json line = lines.at(engine.items()[static_cast<std::size_t>(i)].name).parsed();
+      const Json line = lines.at(engine.items()[i].name).parsed();
       result.add(get_counts(line, predictor.num_classes()));
       add_line(result, line, images->name(i));
     }

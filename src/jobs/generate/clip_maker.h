@@ -1,23 +1,25 @@
 // Makes clips, one or a batch after another: references, noise, sampling, decoding, loop after loop
-// (docs/generate_reference.md, Prompts, Masks, Loops).
+// (docs/generate.md, Prompts, Masks, Loops); and by dry runs of the same steps what they
+// take of a rank's memory, to which batches and the codec are fitted.
 #pragma once
 
 #include <mpi.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <vector>
 
 #include "core/error.h"
-#include "jobs/generate/clip_batches.h"
-#include "jobs/generate/clip_codec.h"
-#include "jobs/generate/clip_tensors.h"
+#include "core/host.h"
 #include "jobs/generate/clip_writer.h"
 #include "jobs/generate/job.h"
-#include "jobs/generate/prompts/prompt_features.h"
-#include "jobs/generate/prompts/references.h"
-#include "models/stdit3/rectified_flow.h"
+#include "jobs/generate/references.h"
+#include "jobs/generate/texts.h"
+#include "models/flow_sampler.h"
+#include "models/interfaces.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 
@@ -30,7 +32,7 @@ class ClipMaker {
  public:
   // `group`: the ranks that share a clip's tokens (parallel.sp), the model's sequence group, or
   // MPI_COMM_NULL for a rank alone. The group's first rank has the codec's work.
-  ClipMaker(const Deck& deck, const GenerateJob& job, Stdit3& model, ClipCodec& codec,
+  ClipMaker(const Deck& deck, const GenerateJob& job, Denoiser& model, VideoCodec& codec,
             const PromptFeatures& features, MPI_Comm group);
 
   // Collective over the group; in the current arena. On the group's first rank the frames go to
@@ -45,39 +47,42 @@ class ClipMaker {
   const ClipTimes& times() const { return times_; }
 
  private:
-  // The state of a clip between its loops.
+  // A clip between its loops. The writer drops one that goes before end().
   struct InHand {
+    explicit InHand(ClipWriter& to) : writer(to) {}
+    ~InHand() {
+      if (begun) writer.drop();
+    }
+    InHand(const InHand&) = delete;
+    InHand& operator=(const InHand&) = delete;
+
+    ClipWriter& writer;
+    bool begun = false;  // the writer has it
     std::optional<ClipTensors> tensors;
-    FrameVector<float>
-        last_frames;  // of the loop before, what the next one goes on from, as decoded
+    // Of the loop before, what the next one goes on from, as decoded.
+    FrameVector<float> last_frames;
     double seconds = 0;
-    bool begun = false;
   };
 
-  const ClipItem& item_of(std::int64_t number) const {
-    return job_.items[static_cast<std::size_t>(number)];
-  }
-  // Brings the texts and references of a loop to every rank of the group. Only the first rank reads
-  // them: an error on another one would leave the rest waiting. False if the first rank has failed.
-  bool prepare(const ClipBatch& batch, std::int64_t loop, const FrameVector<float>& last_frames);
+  const ClipItem& item_of(std::int64_t number) const { return job_.items[number]; }
+  const Prompt& prompt_of(const ClipItem& item) const { return job_.prompts[item.prompt]; }
+  bool first() const { return rank_ == 0; }
+  bool on_first(const std::function<bool()>& work);
+
+  // The steps of a loop, in their order.
+  bool prepare(const ClipBatch& batch, std::int64_t loop, const std::optional<InHand>& clip);
   LatentReference encode(const ClipItem& item, std::int64_t loop, std::size_t i,
                          const FrameVector<float>& last_frames);
-  void begin(const ClipItem& item, ClipWriter& writer, std::optional<ClipTensors>& tensors);
-  void share_text(TextRows& text);
-  void share_reference(LatentReference& reference);
-  void add_captions(std::int64_t clips, SampleRequest& request) const;
   Tensor sample(const ClipBatch& batch, std::int64_t loop);
-  void decode(const ClipItem& item, std::int64_t loop, const Tensor& z, ClipWriter& writer,
-              InHand& clip);
-  // Turns a loop's latents into frames, and ends the clip with the last loop.
-  void finish_loop(const ClipItem& item, std::int64_t loop, const Tensor& z, ClipWriter& writer,
-                   InHand& clip);
-  bool first() const { return rank_ == 0; }
+  void add_captions(std::int64_t clips, SampleRequest& request) const;
+  void finish_loop(const ClipItem& item, std::int64_t loop, const Tensor& z, InHand& clip);
+  void begin(const ClipItem& item, InHand& clip);
+  void decode(const ClipItem& item, std::int64_t loop, const Tensor& z, InHand& clip);
 
   const Deck& deck_;
   const GenerateJob& job_;
-  Stdit3& model_;
-  ClipCodec& codec_;
+  Denoiser& model_;
+  VideoCodec& codec_;
   const PromptFeatures& features_;
   MPI_Comm group_;
   int rank_ = 0, ranks_ = 1;
@@ -90,12 +95,48 @@ class ClipMaker {
 // The model's request for that many clips like `item`, without starting noise and prompts.
 SampleRequest make_request(const Deck& deck, const ClipItem& item, std::int64_t clips);
 // [clips,C,T,h,w]
-Shape latent_shape(const Deck& deck, const ClipItem& item, std::int64_t clips);
+Shape latent_shape(const Denoiser& model, const ClipItem& item, std::int64_t clips);
 // The prompt's groups, and for each loop from 1 on a group for the frames that it continues.
 std::vector<MaskGroup> all_masks(const Deck& deck, const GenerateJob& job, const ClipItem& item);
 // The chunks of a loop's clip that are encoded again because later loops take latent frames from
 // them; empty: none.
-ClipCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job, const ClipCodec& codec,
-                                   const ClipItem& item, std::int64_t loop);
+VideoCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job,
+                                    const VideoCodec& codec, const ClipItem& item,
+                                    std::int64_t loop);
+
+// Dry run: the need of sampling that many clips like `item` together in an arena of `capacity`
+// bytes (0: no limit).
+MemoryNeed plan_sampling(const Deck& deck, const ClipParts& parts, const ClipItem& item,
+                         std::int64_t clips, std::size_t capacity = 0);
+// How many clips like `item`, up to `most`, fit the memory; 1 even if not one fits.
+std::int64_t fit_batch(const Deck& deck, const ClipParts& parts, const ClipItem& item,
+                       std::int64_t most, std::size_t capacity);
+// Bytes of the latents of a batch's other clips, which wait while one is decoded.
+std::size_t bytes_of_waiting(const Denoiser& model, const ClipItem& item, std::int64_t clips);
+
+// Collective: lowers `limits` of the items `order` to what fits into an arena of `capacity` bytes
+// on every rank, with a warning.
+void fit_batches(const Deck& deck, const GenerateJob& job, const std::vector<std::int64_t>& order,
+                 const ClipParts& parts, std::size_t capacity, BatchLimits& limits, MPI_Comm world);
+
+// Fits the codec's micro-batch to an arena of `capacity` bytes, where this rank `decodes`: as many
+// frames as the deck asks for or, with a warning, as there is memory for.
+// Returns the bytes that the job's items `order`, in batches up to `limits`, are planned to take at
+// most. Exit::usage where the steps of one need more, or a size has no tokens for every rank of
+// parallel.sp.
+std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
+                       const std::vector<std::int64_t>& order, const BatchLimits& limits,
+                       const ClipParts& parts, std::size_t capacity, bool decodes);
+
+// What a rank that decodes has of those items' frames in host memory at most, whatever their
+// lengths (jobs/generate/frame_memory.h): the pieces on their way into files, and beside them
+// either what a loop goes on from or a piece of a reference. For the codec's micro-batch as it is
+// set. FFmpeg's own frames, some dozens, are not counted.
+struct FramePlan {
+  std::size_t piece = 0;  // bytes of the largest one (ClipWriter)
+  std::size_t bytes = 0;  // of all
+};
+FramePlan plan_frames(const Deck& deck, const GenerateJob& job,
+                      const std::vector<std::int64_t>& order, const VideoCodec& codec);
 
 }  // namespace weft

@@ -1,24 +1,44 @@
 // Writes clips to files in a thread of its own while they are made: a few pieces of frames are in
-// memory, never a whole clip.
+// memory, never a whole clip. Also a copy with a watermark, and the tensors before rounding.
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
 #include <variant>
 #include <vector>
 
+#include "checkpoint/safetensors.h"
+#include "config/deck.h"
 #include "jobs/generate/frame_memory.h"
-#include "jobs/generate/watermark.h"
+#include "tensor/tensor.h"
 
 namespace weft {
+
+class Watermark {
+ public:
+  // A picture file, with or without transparency. Throws Exit::data, as VideoReader does.
+  explicit Watermark(const std::string& path, const MediaDeck& limits = {});
+
+  // Lays it over the upper left corner of each of `frames` frames rgb [T,H,W,3], a tenth of their
+  // height high (at least 2 pixels), proportions kept: what the released sampler requests from
+  // FFmpeg.
+  void lay_over(std::uint8_t* rgb, std::int64_t frames, std::int64_t height,
+                std::int64_t width) const;
+
+ private:
+  std::vector<std::uint8_t> rgba_;  // [height_, width_, 4]
+  std::int64_t height_ = 0, width_ = 0;
+};
 
 // A finished clip: its line of OUT/generated.jsonl.
 struct FinishedClip {
@@ -121,6 +141,25 @@ class ClipWriter {
   double busy_ = 0, waited_ = 0;
   std::unique_ptr<Files> files_;  // the thread's
   std::thread thread_;
+};
+
+class ClipTensors {
+ public:
+  // latent_0, latent_1 ... f32 [C,T,h,w] of `latent` [1,C,T,h,w], one a loop, and frames f32
+  // [frames,height,width,3].
+  ClipTensors(const std::filesystem::path& path, std::int64_t loops, const Shape& latent,
+              std::int64_t frames, std::int64_t height, std::int64_t width);
+
+  void add_latent(std::int64_t loop, const Tensor& z);
+  // The next frames.
+  void add_frames(const Tensor& frames);
+  // Gives the file its name. A file that is not finished is removed.
+  void finish() { file_->finish(); }
+
+ private:
+  std::int64_t loops_;
+  std::uint64_t at_ = 0;  // bytes of frames so far
+  std::optional<SafetensorsWriter> file_;
 };
 
 }  // namespace weft

@@ -1,16 +1,33 @@
 #include "jobs/generate/generate.h"
 
-#include <algorithm>
-#include <set>
+#include <mpi.h>
 
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "checkpoint/model_source.h"
+#include "config/deck.h"
 #include "config/keep_inputs.h"
 #include "core/clock.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/host.h"
 #include "core/log.h"
 #include "jobs/engine/list_job.h"
-#include "jobs/generate/clip_job.h"
+#include "jobs/generate/clip_maker.h"
+#include "jobs/generate/clip_writer.h"
+#include "jobs/generate/job.h"
 #include "jobs/generate/options.h"
-#include "jobs/generate/prompts/prompt_sources.h"
+#include "jobs/generate/references.h"
+#include "jobs/generate/texts.h"
+#include "models/flow_sampler.h"
+#include "nn/exchange.h"
 #include "parallel/rank_device.h"
+#include "tensor/tensor.h"
+#include "train/memory_plan.h"
 #include "train/stop.h"
 
 namespace weft {
@@ -18,19 +35,147 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// ---- What makes clips, before its weights are loaded
+
+// Exit::usage for a deck whose parts do not fit together.
+struct ClipModels {
+  ClipParts parts;
+  ModelSource denoiser_weights;
+  std::optional<ModelSource> codec_weights;  // none of a codec without parameters
+
+  ClipModels(const Deck& deck, MPI_Comm world)
+      : parts(deck),
+        denoiser_weights("generate.weights", deck.get<GenerateDeck>().weights, deck.run.dir,
+                         deck.get<GenerateDeck>().ema, world) {
+    if (parts.codec->params().all().empty()) return;
+    const VideoCodec::WeightsKey weights = parts.codec->weights();
+    codec_weights.emplace(weights.key, weights.value, "", deck.get<GenerateDeck>().ema, world);
+    parts.codec->check_weights(*codec_weights);
+  }
+  // Stands for the weights in the clips' keys.
+  std::string identity() const {
+    return denoiser_weights.identity() + "; " + (codec_weights ? codec_weights->identity() : "");
+  }
+};
+
+// ---- Clips as a list job: a rank's state while it makes them
+
+class ClipJob : public ListJob {
+ public:
+  // Collective: loads the weights, and fits batches and the codec's micro-batch to the memory of
+  // the engine's missing clips.
+  ClipJob(const Deck& deck, const GenerateJob& job, ClipModels& models,
+          const PromptFeatures& features, std::shared_ptr<const Watermark> watermark,
+          const RankDevice& device, const ListEngine& engine, MPI_Comm world)
+      : models_(models),
+        first_(engine.groups().first),
+        exchange_(nn::make_sequence_group(world, deck.parallel.sp, deck.parallel.hang_timeout)) {
+    Denoiser& model = *models.parts.denoiser;
+    VideoCodec& codec = *models.parts.codec;
+    const std::vector<std::int64_t>& order = engine.missing();
+    model.set_sequence_group(exchange_.get());
+    models.denoiser_weights.load(model.params(), model.weight_names(), model.bf16());
+    if (first_ && models.codec_weights)
+      models.codec_weights->load(codec.params(), codec.weight_names(), codec.bf16());
+    log::info("weights   {}; {} {}", models.denoiser_weights.describe(), codec.name(),
+              models.codec_weights ? models.codec_weights->describe() : "without weights");
+    capacity_ = arena_capacity(deck.memory, device);
+    BatchLimits limits = limit_batches(deck, job, order, engine.groups().count);
+    fit_batches(deck, job, order, models.parts, capacity_, limits, world);
+    planned_ = fit_memory(deck, job, order, limits, models.parts, capacity_, first_);
+    batches_ = make_batches(deck, job, order, limits);
+    arena_ = Arena::reserve(capacity_);
+    scope_.emplace(*arena_);
+    if (first_) frames_ = plan_frames(deck, job, order, codec);
+    maker_.emplace(deck, job, model, codec, features, engine.groups().group);
+    writer_.emplace(engine.settings().directory, std::move(watermark), engine.groups().rank,
+                    frames_.piece,
+                    [this](const FinishedClip& clip) { results_->finished(manifest_line(clip)); });
+  }
+
+  // Which clips are sampled together, costliest first.
+  const std::vector<ItemBatch>& batches() const { return batches_; }
+
+  void make(const ItemBatch& clips, ItemResults& results) override {
+    if (results_ == nullptr) results_ = &results;  // the writer thread reads it from then on
+    maker_->make(clips, *writer_,
+                 [&](std::int64_t clip, const Error& e) { results.failed(clip, e); });
+  }
+  void flush(ItemResults& results) override {
+    for (const ClipWriter::Failure& f : writer_->finish()) results.failed(f.name, f.why);
+  }
+
+  // This rank's numbers for the report: seconds by stage, bytes next to their plans.
+  nlohmann::ordered_json share() const {
+    const auto bytes = [](auto& part) { return part.params().inference_bytes(part.bf16()); };
+    const std::size_t weights = bytes(*models_.parts.denoiser) +
+                                (first_ && models_.codec_weights ? bytes(*models_.parts.codec) : 0);
+    return {{"encode", maker_->times().encode},
+            {"sample", maker_->times().sample},
+            {"decode", maker_->times().decode},
+            {"write", writer_->busy_seconds()},
+            {"write_wait", writer_->waited_seconds()},
+            {"weights_bytes", static_cast<double>(weights)},
+            {"arena_planned_bytes", static_cast<double>(planned_)},
+            {"arena_peak_bytes", static_cast<double>(arena_->peak())},
+            {"arena_capacity_bytes", static_cast<double>(capacity_)},
+            {"frames_planned_bytes", static_cast<double>(frames_.bytes)},
+            {"frames_peak_bytes", static_cast<double>(FrameMemory::peak())},
+            {"resident_bytes", static_cast<double>(resident_bytes())},
+            {"micro_batch", static_cast<double>(models_.parts.codec->frames_at_once(
+                                std::numeric_limits<std::int32_t>::max()))}};
+  }
+
+ private:
+  ClipModels& models_;
+  const bool first_;                        // of its group: decodes and writes
+  std::unique_ptr<Communicator> exchange_;  // of the model, with parallel.sp
+  std::size_t capacity_, planned_ = 0;      // bytes of the arena
+  std::vector<ItemBatch> batches_;
+  std::unique_ptr<Arena> arena_;
+  std::optional<ArenaScope> scope_;
+  FramePlan frames_;
+  std::optional<ClipMaker> maker_;
+  ItemResults* results_ = nullptr;  // of the engine, from the first batch on
+  std::optional<ClipWriter> writer_;
+};
+
+// The table of ranks at the end of the log.
+void print_clip_table(const ListReport& report) {
+  if (report.made() == 0 && report.failures.empty()) return;
+  log::write_info(
+      "rank  clips  busy%  encode s  sample s  decode s  write s  arena MiB peak/planned/capacity  "
+      "frames MiB peak/planned  frames at once");
+  const std::vector<double> shares = report.busy_shares();
+  for (std::size_t r = 0; r < report.ranks.size(); ++r) {
+    const RankShare& s = report.ranks[r];
+    const auto of = [&](const char* name) { return s.own.value(name, 0.0); };
+    const auto mib = [&](const char* name) { return of(name) / (1 << 20); };
+    log::write_info(fmt::format(
+        "{:4}  {:5}  {:5.1f}  {:8.1f}  {:8.1f}  {:8.1f}  {:7.1f}  {:8.1f}/{:.1f}/{:.0f}  "
+        "{:.2f}/{:.2f}  {}",
+        r, s.made, 100 * shares[r], of("encode"), of("sample"), of("decode"), of("write"),
+        mib("arena_peak_bytes"), mib("arena_planned_bytes"), mib("arena_capacity_bytes"),
+        mib("frames_peak_bytes"), mib("frames_planned_bytes"),
+        static_cast<std::int64_t>(of("micro_batch"))));
+  }
+}
+
+// ---- The job
+
 fs::path output_of(const Deck& deck) {
-  return deck.get<GenerateDeck>().output.empty() ? fs::path(deck.run.dir) / "generated"
-                                                 : fs::path(deck.get<GenerateDeck>().output);
+  const std::string& named = deck.get<GenerateDeck>().output;
+  return named.empty() ? fs::path(deck.run.dir) / "generated" : fs::path(named);
 }
 
 // Reads and refines the prompts, fetches their references, and plans their clips.
 GenerateJob plan_clips(const Deck& deck, const ClipModels& models, MPI_Comm world) {
   const auto stop = [] { return stop_signal() != 0; };
   std::vector<Prompt> prompts =
-      read_prompts(deck, refine_by(deck.get<GenerateDeck>().refine, output_of(deck), world, stop));
+      read_prompts(deck, models.parts.encodes_texts(),
+                   refine_by(deck.get<GenerateDeck>().refine, output_of(deck), world, stop));
   fetch_references(prompts, deck.get<GenerateDeck>(), {deck.media, stop}, output_of(deck), world);
-  return plan_generate_job(deck, std::move(prompts), models.model, models.codec,
-                           models.identity(deck));
+  return plan_generate_job(deck, std::move(prompts), models.parts, models.identity());
 }
 
 std::shared_ptr<const Watermark> open_watermark(const Deck& deck) {
@@ -72,6 +217,14 @@ std::vector<ListItem> items_of(const GenerateJob& job) {
   return items;
 }
 
+// Exit::usage where the texts' features do not fit; warns where there are none.
+void check_texts(const ClipParts& parts) {
+  parts.check_texts();
+  if (!parts.encodes_texts() && log::rank() == 0)
+    log::warn("{}: every clip is made with the null caption, whatever its prompt",
+              parts.texts ? parts.texts->lacks() : "the model has no text encoder");
+}
+
 // Seconds of the stages on this rank.
 struct Stages {
   double begin = now_seconds(), text = 0, load = 0, clips = 0;
@@ -94,9 +247,9 @@ nlohmann::ordered_json report_header(const Deck& deck, const Stages& stages,
 int generate(const Deck& written, MPI_Comm world) {
   // 1. The clips to make. Everything is checked before any weights are loaded.
   watch_stop_signals();
+  const RankDevice device = choose_device(written.device.kind, written.device.share, world);
+  set_threads(static_cast<int>(written.run.threads), device.host_ranks);
   const Deck deck = with_scale_of_latents(written, world);
-  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
-  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   ClipModels models(deck, world);
   ListSettings settings = settings_of(deck);
   // Answers of refine are kept in the folder.
@@ -111,10 +264,11 @@ int generate(const Deck& written, MPI_Comm world) {
             counted(std::ssize(job.prompts), "prompt"), output_of(deck).string(),
             missing < wanted ? fmt::format(", {} finished before", wanted - missing) : "");
 
-  // 2. All texts through T5, whose memory is then freed.
+  // 2. All texts through the text encoder, whose memory is then freed.
   Stages stages;
-  const PromptFeatures features(deck, job.texts, output_of(deck), missing > 0, world,
-                                [&] { return engine.stop_requested(); });
+  if (missing > 0) check_texts(models.parts);
+  const PromptFeatures features(missing > 0 ? models.parts.texts.get() : nullptr, job.texts,
+                                output_of(deck), world, [&] { return engine.stop_requested(); });
   stages.text = stages.since_last();
 
   // 3. The other models on every rank, then clips: a rank that is free makes the next batch.
@@ -138,7 +292,8 @@ int generate(const Deck& written, MPI_Comm world) {
 }
 
 Command generate_command() {
-  Command c{"generate", "make clips from prompts: T5, STDiT3 and VAE over all ranks", generate};
+  Command c{"generate", "make clips from prompts: text encoder, denoiser and codec over all ranks",
+            generate};
   c.heeds_stops = true;
   c.takes_deck();
   return c;

@@ -7,67 +7,103 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
-#include <sstream>
+#include <vector>
 
+#include "config/deck_table.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/log.h"
+#include "data/clip_source.h"
+#include "data/synthetic.h"
 #include "jobs/generate/options.h"
-#include "jobs/generate/prompts/references.h"
-#include "models/stdit3/options.h"
-#include "models/t5/options.h"
-#include "models/video_vae/options.h"
+#include "jobs/generate/references.h"
+#include "models/flow_sampler.h"
+#include "models/pixels.h"
+#include "models/registry.h"
 
 namespace weft {
+
+// ---- Parts
+
+Deck with_scale_of_latents(const Deck& deck, MPI_Comm world) {
+  if (deck.data.path.empty() || is_synthetic(deck.data.path)) return deck;
+  const std::unique_ptr<VideoCodec> codec = make_codec(deck);
+  if (codec->lacks_scale().empty() || make_denoiser(deck)->channels() != codec->channels())
+    return deck;
+  const auto channels = static_cast<std::size_t>(codec->channels());
+  std::vector<float> found(2 * channels + 1);  // whether, scale, shift
+  if (log::rank() == 0) {
+    const auto source = open_clip_source(deck.data, deck.media);
+    const Bucket& first = source->buckets().front();
+    if (first.scale.size() == channels && first.shift.size() == channels) {
+      found[0] = 1;
+      std::ranges::copy(first.scale, found.begin() + 1);
+      std::ranges::copy(first.shift, found.begin() + 1 + std::ssize(first.scale));
+    }
+  }
+  MPI_Bcast(found.data(), static_cast<int>(found.size()), MPI_FLOAT, 0, world);
+  if (found[0] == 0) return deck;
+  if (log::rank() == 0) log::info("codec     scale and shift of {}", deck.data.path);
+  const auto shift = found.begin() + 1 + codec->channels();
+  Deck filled = deck;
+  codec->set_normalisation(filled, {{found.begin() + 1, shift}, {shift, found.end()}});
+  return filled;
+}
+
+ClipParts::ClipParts(const Deck& deck)
+    : denoiser(make_denoiser(deck)), codec(make_codec(deck)), texts(make_text_encoder(deck)) {
+  tables = denoiser->tables();
+  tables.merge(codec->tables());
+  // Three channels are pixels, unless they are the codec's.
+  on_pixels = denoiser->channels() == PixelCodec::pixel_channels &&
+              codec->channels() != PixelCodec::pixel_channels;
+  if (on_pixels) {
+    codec = std::make_unique<PixelCodec>();
+    return;
+  }
+  WEFT_CHECK(denoiser->channels() == codec->channels(), Exit::usage,
+             "model.in_channels = 3 is a model that works on pixels",
+             "the model's latents have {} channels, the {}'s have {}", denoiser->channels(),
+             codec->name(), codec->channels());
+  WEFT_CHECK(codec->lacks_scale().empty(), Exit::usage,
+             "name the store that `weft encode` wrote as data.path, or set both keys as `weft "
+             "inspect STORE` tells them",
+             "{}: latents of the model cannot be decoded", codec->lacks_scale());
+}
+
+void ClipParts::check_texts() const {
+  if (!encodes_texts()) return;
+  WEFT_CHECK(texts->channels() == denoiser->caption_channels() &&
+                 texts->max_tokens() <= denoiser->max_caption(),
+             Exit::usage,
+             "set model.caption_channels to the encoder's channels, and model.model_max_length to "
+             "no less than its longest text",
+             "{}'s features are [{}, {}], the model takes [{}, {}]", texts->name(),
+             texts->max_tokens(), texts->channels(), denoiser->max_caption(),
+             denoiser->caption_channels());
+}
+
+// ---- Clips
+
 namespace {
 
 std::string or_else(const std::string& own, const std::string& of_deck) {
   return own.empty() ? of_deck : own;
 }
 
-// The deck's lines for the models and the sampler, without keys that do not change the pixels:
-// weights have an identity of their own, the other keys left out concern training or memory.
-std::string model_settings(const Deck& deck) {
-  const std::map<std::string, std::set<std::string>> beside = {
-      {"[model]",
-       {"name", "weights", "class_dropout_prob", "drop_path", "only_train_temporal",
-        "freeze_y_embedder", "recompute"}},
-      {"[vae]", {"weights", "micro_batch_size"}},
-      {"[t5]", {"weights", "tokenizer", "memory_gib", "micro_batch"}},
-      {"[sampler]", {}},
-      {"[diffusion]",
-       {"num_timesteps", "sample_method", "loc", "scale", "use_timestep_transform",
-        "transform_scale"}}};
-  std::istringstream text(to_toml(deck));
-  std::string section, settings;
-  for (std::string line; std::getline(text, line);) {
-    if (line.starts_with("[")) section = line;
-    const auto known = beside.find(section);
-    const auto equals = line.find(" = ");
-    if (known == beside.end() || equals == std::string::npos) continue;
-    if (!known->second.contains(line.substr(0, equals))) settings += section + line + "\n";
-  }
-  return settings;
-}
-
-// The deck's settings that decide pixels, besides the item's own.
-nlohmann::json settings(const Deck& d, const std::string& weights) {
-  const GenerateDeck& g = d.get<GenerateDeck>();
-  return {{"weights", weights},
-          {"seed", d.run.seed},
-          {"fps", g.fps},
-          {"save_fps", g.save_fps},
-          {"frame_interval", g.frame_interval},
-          {"loop", g.loop},
-          {"condition", {g.condition_frame_length, g.condition_frame_edit}},
-          {"align", g.align},
-          {"watermark", g.watermark},
-          {"tensors", g.tensors},
-          {"orientation", d.media.orientation},
-          {"models", model_settings(d)},
-          {"tokenizer",
-           d.get<T5Deck>().tokenizer.empty() ? "" : file_identity(d.get<T5Deck>().tokenizer)}};
+// What decides pixels besides the item's own prompt, size and references: rows of [generate] and of
+// the parts' tables, weights, and how texts are encoded.
+nlohmann::json common_key(const Deck& deck, const ClipParts& parts, const std::string& weights) {
+  nlohmann::json key = {{"weights", weights},
+                        {"seed", deck.run.seed},
+                        {"orientation", deck.media.orientation},
+                        {"text_encoder", parts.encodes_texts() ? parts.texts->describe() : ""}};
+  std::set<std::string> tables = parts.tables;
+  tables.insert("generate");
+  for (const DeckLine& line : identity(deck, tables))
+    key["deck"].push_back(line.table + "." + line.text);
+  return key;
 }
 
 PixelSize size_of_prompt(const GenerateDeck& g, const Prompt& p, const std::string& where) {
@@ -121,7 +157,7 @@ void warn_of_unused(const GenerateDeck& g, const std::vector<Prompt>& prompts) {
 }
 
 // The files' sizes, and warns of those that differ from what was asked for.
-void describe_sizes(const GenerateJob& job, const Deck& deck, const ClipCodec& codec) {
+void describe_sizes(const GenerateJob& job, const Deck& deck, const VideoCodec& codec) {
   if (log::rank() != 0) return;
   const GenerateDeck& g = deck.get<GenerateDeck>();
   const std::int64_t side = codec.pixels_a_latent();
@@ -134,12 +170,11 @@ void describe_sizes(const GenerateJob& job, const Deck& deck, const ClipCodec& c
     ++clips[made];
     if (!asked.insert(item.pixels).second) continue;
     if (made.height != height || made.width != width)
-      log::warn("{}x{} (width x height) is no multiple of {}: the clips come out {}x{}", width,
+      log::warn("{}x{} (width x height) is not a multiple of {}: output will be {}x{}", width,
                 height, side, made.width, made.height);
     if (made.frames > 1 && (made.height % 2 != 0 || made.width % 2 != 0))
-      log::warn("the sides of an MP4 are even: files of {}x{} (width x height) come out {}x{}",
-                made.width, made.height, made.width + made.width % 2,
-                made.height + made.height % 2);
+      log::warn("an MP4 has even sides: files of {}x{} (width x height) will be {}x{}", made.width,
+                made.height, made.width + made.width % 2, made.height + made.height % 2);
   }
   for (const auto& [size, count] : clips) {
     const bool portrait = size.height > size.width;
@@ -164,24 +199,65 @@ std::string item_key(const nlohmann::json& common, const ClipItem& item, const P
   return to_hex(hash128(std::string_view(j.dump())));
 }
 
-std::string item_name(const GenerateDeck& g, const Prompt& p, std::int64_t sample) {
-  std::string name =
+// The name of a clip's files, unlike those in `names`, to which it is added.
+std::string item_name(const GenerateDeck& g, const Prompt& p, std::int64_t sample,
+                      std::set<std::string>& names) {
+  std::string wanted =
       g.prompt_as_path
           ? file_name_of(g.sample_name + p.text)
           : fmt::format("{}_{:04d}", g.sample_name.empty() ? "sample" : g.sample_name, p.index);
   // All prompts of a generator have the same text.
-  if (g.prompt_as_path && !g.prompt_generator.empty()) name += fmt::format("_{:04d}", p.index);
-  if (g.num_samples != 1) name += fmt::format("-{}", sample);
+  if (g.prompt_as_path && !g.prompt_generator.empty()) wanted += fmt::format("_{:04d}", p.index);
+  if (g.num_samples != 1) wanted += fmt::format("-{}", sample);
+  // Equal prompts, or prompts cut to the same name, get their index appended.
+  std::string name = wanted;
+  for (int again = 0; !names.insert(name).second; ++again)
+    name = wanted + fmt::format("_{:04d}", p.index) +
+           (again > 0 ? fmt::format("_{}", again) : std::string());
+  // 31: the longest additions, "." before and "_watermark.safetensors.partial" behind the name.
+  const bool too_long = name.size() + 31 > NAME_MAX;
+  WEFT_CHECK(name.find('/') == name.npos && !too_long, Exit::usage,
+             "choose another generate.sample_name", "\"{}\" cannot be the name of a file: {}", name,
+             too_long ? "it is too long" : "it holds a slash");
   return name;
 }
 
-LoopLengths loop_lengths(const GenerateDeck& g, const ClipCodec& codec) {
+// What all samples of a prompt have in common: sizes, masks, cost.
+ClipItem item_of_prompt(const Deck& deck, const Prompt& p, const ClipParts& parts,
+                        const LoopLengths& loops) {
+  const GenerateDeck& g = deck.get<GenerateDeck>();
+  const VideoCodec& codec = *parts.codec;
+  const std::string where = place_of(g, p);
+  ClipItem item;
+  item.pixels = size_of_prompt(g, p, where);
+  const auto [frames, height, width] = item.pixels;
+  item.latent_frames = codec.latent_frames(frames);
+  item.latent_height = height / codec.pixels_a_latent();
+  item.latent_width = width / codec.pixels_a_latent();
+  WEFT_CHECK(item.latent_height >= 1 && item.latent_width >= 1, Exit::usage,
+             fmt::format("ask for {} pixels or more each way", codec.pixels_a_latent()),
+             "{}: a clip of {}x{} pixels", where, width, height);
+  WEFT_CHECK(g.loop == 1 || frames > loops.condition_frames, Exit::usage,
+             "ask for more frames, or a smaller generate.condition_frame_length",
+             "{}: each loop drops {} frames of its {}", where, loops.condition_frames, frames);
+  item.masks = parse_mask_strategy(p.mask_strategy, where);
+  check_references(p.references, p.named_by, where);
+  check_masks(item, p, g, loops, where);
+  const double sampling =
+      2.0 * static_cast<double>(deck.get<SamplerDeck>().steps) *
+      parts.denoiser->flops(item.latent_frames, item.latent_height, item.latent_width);
+  const double decoding =
+      static_cast<double>(frames) *
+      codec.decoding_flops(static_cast<double>(height), static_cast<double>(width));
+  item.cost = static_cast<double>(g.loop) * (sampling + decoding);
+  return item;
+}
+
+LoopLengths loop_lengths(const GenerateDeck& g, const VideoCodec& codec) {
   LoopLengths l;
   if (g.loop == 1) return l;
   const std::int64_t chunk = codec.chunk_pixels();
-  WEFT_CHECK(chunk > 0, Exit::usage, "set vae.micro_frame_size = 17",
-             "loops need a VAE that takes frames in chunks, vae.micro_frame_size is 0");
-  const std::int64_t latents = codec.chunk_latents();
+  const std::int64_t latents = codec.latent_frames(chunk);
   WEFT_CHECK(g.condition_frame_length % latents == 0, Exit::usage,
              fmt::format("choose a multiple of {}, the latent frames of {} frames", latents, chunk),
              "generate.condition_frame_length = {}", g.condition_frame_length);
@@ -193,7 +269,7 @@ LoopLengths loop_lengths(const GenerateDeck& g, const ClipCodec& codec) {
 }  // namespace
 
 std::uint64_t ClipItem::noise_id(const std::vector<Prompt>& prompts) const {
-  const auto index = static_cast<std::uint64_t>(prompts[static_cast<std::size_t>(prompt)].index);
+  const auto index = static_cast<std::uint64_t>(prompts[prompt].index);
   return index | (static_cast<std::uint64_t>(sample) << 32);
 }
 
@@ -204,75 +280,92 @@ std::int64_t GenerateJob::total_frames(const ClipItem& item, const GenerateDeck&
 std::vector<std::int64_t> GenerateJob::longest_first() const {
   std::vector<std::int64_t> order(items.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
-    return items[static_cast<std::size_t>(a)].cost > items[static_cast<std::size_t>(b)].cost;
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::int64_t a, std::int64_t b) { return items[a].cost > items[b].cost; });
   return order;
 }
 
-GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, const Stdit3& model,
-                              const ClipCodec& codec, const std::string& weights) {
+GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, const ClipParts& parts,
+                              const std::string& weights) {
+  const VideoCodec& codec = *parts.codec;
   const GenerateDeck& g = deck.get<GenerateDeck>();
   GenerateJob job;
   job.prompts = std::move(prompts);
   job.loops = loop_lengths(g, codec);
   warn_of_unused(g, job.prompts);
-  const nlohmann::json common = settings(deck, weights);
+  const nlohmann::json common = common_key(deck, parts, weights);
   std::map<std::string, std::int64_t> text_places;
   std::set<std::string> names;
   for (std::size_t i = 0; i < job.prompts.size(); ++i) {
     const Prompt& p = job.prompts[i];
-    const std::string where = place_of(g, p);
-    ClipItem item;
+    ClipItem item = item_of_prompt(deck, p, parts, job.loops);
     item.prompt = static_cast<std::int64_t>(i);
-    item.pixels = size_of_prompt(g, p, where);
-    item.latent_frames = codec.latent_frames(item.pixels.frames);
-    const std::int64_t rate = codec.pixels_a_latent();
-    item.latent_height = item.pixels.height / rate;
-    item.latent_width = item.pixels.width / rate;
-    WEFT_CHECK(item.latent_height >= 1 && item.latent_width >= 1, Exit::usage,
-               fmt::format("ask for {} pixels or more each way", rate),
-               "{}: a clip of {}x{} pixels", where, item.pixels.width, item.pixels.height);
-    WEFT_CHECK(g.loop == 1 || item.pixels.frames > job.loops.condition_frames, Exit::usage,
-               "ask for more frames, or a smaller generate.condition_frame_length",
-               "{}: each loop drops {} frames of its {}", where, job.loops.condition_frames,
-               item.pixels.frames);
-    item.masks = parse_mask_strategy(p.mask_strategy, where);
-    check_references(p.references, p.named_by, where);
-    check_masks(item, p, g, job.loops, where);
     for (std::int64_t loop = 0; loop < g.loop; ++loop) {
       const auto [place, is_new] =
           text_places.emplace(p.text_of_loop(loop), static_cast<std::int64_t>(job.texts.size()));
       if (is_new) job.texts.push_back(place->first);
       item.texts.push_back(place->second);
     }
-    const double tokens =
-        static_cast<double>((item.latent_height + 1) / 2 * ((item.latent_width + 1) / 2));
-    item.cost = static_cast<double>(g.loop) *
-                (2.0 * static_cast<double>(deck.get<SamplerDeck>().steps) *
-                     model.forward_flops(item.latent_frames, static_cast<std::int64_t>(tokens),
-                                         deck.get<Stdit3Deck>().model_max_length) +
-                 static_cast<double>(item.pixels.frames) *
-                     codec.decoding_flops(static_cast<double>(item.pixels.height),
-                                          static_cast<double>(item.pixels.width)));
     for (item.sample = 0; item.sample < g.num_samples; ++item.sample) {
-      item.name = item_name(g, p, item.sample);
-      // Equal prompts, or prompts cut to the same name, get their index appended.
-      const std::string wanted = item.name;
-      for (int again = 0; !names.insert(item.name).second; ++again)
-        item.name = wanted + fmt::format("_{:04d}", p.index) +
-                    (again > 0 ? fmt::format("_{}", again) : std::string());
-      // 31: the longest additions, "." before and "_watermark.safetensors.partial" behind the name.
-      WEFT_CHECK(item.name.find('/') == item.name.npos && item.name.size() + 31 <= NAME_MAX,
-                 Exit::usage, "choose another generate.sample_name",
-                 "\"{}\" cannot be the name of a file: {}", item.name,
-                 item.name.size() + 31 > NAME_MAX ? "it is too long" : "it holds a slash");
+      item.name = item_name(g, p, item.sample, names);
       item.key = item_key(common, item, p);
       job.items.push_back(item);
     }
   }
   describe_sizes(job, deck, codec);
   return job;
+}
+
+// ---- Batches
+
+namespace {
+
+const ClipItem& item_of(const GenerateJob& job, std::int64_t number) { return job.items[number]; }
+
+// Clips of a batch start from noise only and have one loop.
+bool may_share(const Deck& deck, const GenerateJob& job, const ClipItem& item) {
+  return deck.get<GenerateDeck>().loop == 1 && item.masks.empty() &&
+         job.prompts[item.prompt].references.empty();
+}
+
+}  // namespace
+
+BatchLimits limit_batches(const Deck& deck, const GenerateJob& job,
+                          const std::vector<std::int64_t>& order, int groups) {
+  std::map<PixelSize, std::int64_t> clips;
+  for (const std::int64_t number : order)
+    clips[item_of(job, number).pixels] += may_share(deck, job, item_of(job, number)) ? 1 : 0;
+  BatchLimits limits;
+  for (const auto& [size, count] : clips)
+    limits[size] = std::clamp<std::int64_t>((count + groups - 1) / groups, 1,
+                                            deck.get<GenerateDeck>().batch_size);
+  return limits;
+}
+
+std::vector<ClipBatch> make_batches(const Deck& deck, const GenerateJob& job,
+                                    const std::vector<std::int64_t>& order,
+                                    const BatchLimits& limits) {
+  std::vector<ClipBatch> batches;
+  std::map<PixelSize, std::size_t> open;  // the batch that clips of a size go into
+  for (const std::int64_t number : order) {
+    const ClipItem& item = item_of(job, number);
+    const bool shares = may_share(deck, job, item);
+    const auto found = open.find(item.pixels);
+    if (shares && found != open.end() &&
+        std::ssize(batches[found->second]) < limits.at(item.pixels)) {
+      batches[found->second].push_back(number);
+      continue;
+    }
+    if (shares) open[item.pixels] = batches.size();
+    batches.push_back({number});
+  }
+  const auto cost = [&](const ClipBatch& batch) {
+    return item_of(job, batch.front()).cost * static_cast<double>(batch.size());
+  };
+  if (deck.get<GenerateDeck>().share_out)
+    std::stable_sort(batches.begin(), batches.end(),
+                     [&](const ClipBatch& a, const ClipBatch& b) { return cost(a) > cost(b); });
+  return batches;
 }
 
 }  // namespace weft

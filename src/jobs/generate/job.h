@@ -1,19 +1,45 @@
-// The work of `weft generate`: prompts, their texts, and the clips one by one.
+// The work of `weft generate`: the parts that make clips, the clips one by one, and which of them
+// are sampled together.
 #pragma once
 
+#include <mpi.h>
+
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "config/deck.h"
-#include "jobs/generate/clip_codec.h"
 #include "jobs/generate/options.h"
-#include "jobs/generate/prompts/mask_strategy.h"
-#include "jobs/generate/prompts/prompts.h"
-#include "jobs/generate/prompts/sizes.h"
-#include "models/stdit3/stdit3.h"
+#include "jobs/generate/prompts.h"
+#include "models/interfaces.h"
 
 namespace weft {
+
+// Collective. The deck, with the codec's scale and shift as the latents of data.path have them
+// where it leaves them empty.
+Deck with_scale_of_latents(const Deck& deck, MPI_Comm world);
+
+// The model's parts, still without weights. They stay where they are.
+struct ClipParts {
+  // Exit::usage where the denoiser's latents are neither pixels nor the codec's, or the codec has
+  // no scale.
+  explicit ClipParts(const Deck& deck);
+
+  std::unique_ptr<Denoiser> denoiser;
+  std::unique_ptr<VideoCodec> codec;
+  std::unique_ptr<TextEncoder> texts;  // null: every text is the null caption
+  // All that decides a clip besides weights and texts (config/deck_table.h, identity).
+  std::set<std::string> tables;
+
+  bool on_pixels = false;  // the denoiser's latents are the frames themselves
+  // Exit::usage where the denoiser cannot take the encoder's features.
+  void check_texts() const;
+  // Whether texts are encoded.
+  bool encodes_texts() const { return texts != nullptr && texts->lacks().empty(); }
+};
 
 struct ClipItem {
   std::int64_t prompt = 0;  // place in GenerateJob::prompts
@@ -32,7 +58,7 @@ struct ClipItem {
   std::uint64_t noise_id(const std::vector<Prompt>& prompts) const;
 };
 
-// How loops overlap, in frames (docs/generate_reference.md, Loops).
+// How loops overlap, in frames (docs/generate.md, Loops).
 struct LoopLengths {
   std::int64_t condition_latents = 0;  // that a clip begins with of the one before
   std::int64_t condition_frames = 0;   // the same in pixel frames, dropped from its beginning
@@ -51,9 +77,27 @@ struct GenerateJob {
 };
 
 // Checks everything that the deck asks for of these prompts, but for weights. `weights` stands for
-// the weights in the keys. Exit::usage or Exit::data as jobs/generate/prompts/sizes.h and
-// mask_strategy.h say; reference files must be there.
-GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, const Stdit3& model,
-                              const ClipCodec& codec, const std::string& weights);
+// the weights in the keys. Exit::usage or Exit::data as prompts.h says; reference files must be
+// there.
+GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, const ClipParts& parts,
+                              const std::string& weights);
+
+// Places in GenerateJob::items: clips of one size and length, which make one tensor, without
+// references, masks or loops; or any one clip.
+using ClipBatch = std::vector<std::int64_t>;
+
+// The most clips of a size in one batch.
+using BatchLimits = std::map<PixelSize, std::int64_t>;
+
+// For all sizes among the items `order`: generate.batch_size, but no more than each of `groups` has
+// on average, rounded up.
+BatchLimits limit_batches(const Deck& deck, const GenerateJob& job,
+                          const std::vector<std::int64_t>& order, int groups);
+
+// Every item of `order` in one batch. They come as their first items do in `order`; with
+// generate.share_out the costliest first.
+std::vector<ClipBatch> make_batches(const Deck& deck, const GenerateJob& job,
+                                    const std::vector<std::int64_t>& order,
+                                    const BatchLimits& limits);
 
 }  // namespace weft

@@ -5,7 +5,9 @@
 namespace weft {
 namespace {
 
+// Most keys say which clips to make, and each clip has them in its own key (job.cpp).
 void generate_rows(Rows& r, GenerateDeck& d) {
+  r.decide(false);
   r.text("weights", d.weights,
          "STDiT3: safetensors file, index or folder, a run directory, or random:SEED; empty takes "
          "the newest checkpoint of run.dir.");
@@ -16,7 +18,8 @@ void generate_rows(Rows& r, GenerateDeck& d) {
          "One prompt for every number from start_index up to end_index, instead of prompts or "
          "prompt_file.");
   r.text("refine", d.refine,
-         "Shell command that rewrites the texts before T5: a line in, a line out, in the same "
+         "Shell command that rewrites the texts before they are encoded: a line in, a line out, in "
+         "the same "
          "order; empty takes them as they are.");
   r.number("start_index", d.start_index, 0, many, "First of the prompts, counted from 0, to take.");
   r.number("end_index", d.end_index, 0, many,
@@ -25,8 +28,8 @@ void generate_rows(Rows& r, GenerateDeck& d) {
   r.number("max_clips", d.max_clips, 1, many,
            "Most clips of a job: prompts times num_samples; more are refused.");
   r.number("batch_size", d.batch_size, 1, 64,
-           "Clips of one size that a rank, or a group of parallel.sp, samples together; those with "
-           "references, masks or loops stay alone.");
+           "Clips of one size that a rank, or a group of parallel.sp, samples together; clips with "
+           "references, masks or loops are sampled alone.");
   r.text("resolution", d.resolution, "Size by Open-Sora's names, such as 144p or 720p.");
   r.text("aspect_ratio", d.aspect_ratio,
          "Height:width, as Open-Sora writes it: 9:16 is landscape, 16:9 portrait.");
@@ -34,17 +37,21 @@ void generate_rows(Rows& r, GenerateDeck& d) {
            "Height and width in pixels, instead of resolution and aspect_ratio.");
   r.text("num_frames", d.num_frames,
          "Frames as a number, or one of 1x/2s, 2x/4s, 4x/8s, 8x/16s, 16x/32s; 1 makes a picture.");
-  r.number("fps", d.fps, 0.01, 1000, "Frames a second that the model is told.");
+  r.decide(true);
+  r.number("fps", d.fps, 0.01, 1000, "Frame rate given to the model.");
   r.number("frame_interval", d.frame_interval, 1, 1000,
            "Frames between two of the clip; divides the rate at which it is saved.");
   r.number("save_fps", d.save_fps, 0, 1000,
            "Frames a second of the files; 0 takes fps / frame_interval.");
-  r.number("loop", d.loop, 1, 100000, "Clips in a row, each going on from the one before.");
+  r.number("loop", d.loop, 1, 100000, "Clips in a row, each continuing the one before.");
   r.number("condition_frame_length", d.condition_frame_length, 0, 100000,
-           "Latent frames of the clip before that the next one begins with.");
-  r.number("condition_frame_edit", d.condition_frame_edit, 0, 1, "How far they may change.");
-  r.number("align", d.align, 0, 100000,
-           "Latent frames of a VAE chunk, to which mask strategies snap; 0 does not snap.");
+           "Latent frames of the previous clip that the next one begins with.");
+  r.number("condition_frame_edit", d.condition_frame_edit, 0, 1,
+           "Editing strength of the condition frames, 0 (kept) to 1 (free).");
+  r.number(
+      "align", d.align, 0, 100000,
+      "Latent frames of a chunk of the codec, to which mask strategies snap; 0 does not snap.");
+  r.decide(false);
   r.text("references", d.references,
          "For each prompt its reference files, separated by semicolons, or nothing.");
   r.text("mask_strategies", d.mask_strategies,
@@ -56,10 +63,11 @@ void generate_rows(Rows& r, GenerateDeck& d) {
   r.text("sample_name", d.sample_name,
          "Beginning of the files' names; empty is \"sample\", or nothing with prompt_as_path.");
   r.flag("prompt_as_path", d.prompt_as_path, "Name each file by its prompt.");
+  r.decide(true);
   r.text("watermark", d.watermark, "Picture to lay over a copy of each clip; empty for none.");
-  r.flag(
-      "tensors", d.tensors,
-      "Beside each clip also its latents and its frames before they are rounded, as safetensors.");
+  r.flag("tensors", d.tensors,
+         "Also save the latents and unrounded frames of each clip, as safetensors.");
+  r.decide(false);
   r.flag("share_out", d.share_out,
          "Rank 0 hands out prompts to whichever rank is free; false: static assignment, to measure "
          "the gain.");

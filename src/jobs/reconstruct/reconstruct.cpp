@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <vector>
 
 #include "checkpoint/model_source.h"
 #include "config/deck_table.h"
@@ -15,39 +16,111 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "core/progress/progress.h"
+#include "core/progress.h"
 #include "data/lists/lists.h"
 #include "jobs/engine/dispatch.h"
-#include "jobs/engine/output.h"
+#include "jobs/engine/manifest.h"
 #include "jobs/generate/options.h"
-#include "jobs/reconstruct/quality.h"
 #include "media/video_reader.h"
 #include "media/writers.h"
-#include "models/video_vae/options.h"
-#include "models/video_vae/pixels.h"
-#include "models/video_vae/video_vae.h"
+#include "models/pixels.h"
+#include "models/registry.h"
 #include "parallel/rank_device.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "train/memory_plan.h"
 
 namespace weft {
+
+// ---- PSNR and SSIM
+
+namespace {
+
+constexpr std::int64_t window = 7;
+constexpr std::int64_t colours = 3;
+
+// Sums from which a window's means and variances follow: exact in 64-bit integers, so that adding
+// and removing rows leaves no rounding error.
+struct Sums {
+  std::int64_t a = 0, b = 0, aa = 0, bb = 0, ab = 0;
+  void add(std::int64_t x, std::int64_t y, std::int64_t sign) {
+    a += sign * x, b += sign * y;
+    aa += sign * x * x, bb += sign * y * y, ab += sign * x * y;
+  }
+  void add(const Sums& s, std::int64_t sign) {
+    a += sign * s.a, b += sign * s.b;
+    aa += sign * s.aa, bb += sign * s.bb, ab += sign * s.ab;
+  }
+};
+
+double similarity(const Sums& s) {
+  constexpr double n = window * window, unbiased = n / (n - 1);
+  constexpr double c1 = (0.01 * 255) * (0.01 * 255), c2 = (0.03 * 255) * (0.03 * 255);
+  const double ma = static_cast<double>(s.a) / n, mb = static_cast<double>(s.b) / n;
+  const double va = unbiased * (static_cast<double>(s.aa) / n - ma * ma);
+  const double vb = unbiased * (static_cast<double>(s.bb) / n - mb * mb);
+  const double vab = unbiased * (static_cast<double>(s.ab) / n - ma * mb);
+  return (2 * ma * mb + c1) * (2 * vab + c2) / ((ma * ma + mb * mb + c1) * (va + vb + c2));
+}
+
+}  // namespace
+
+double psnr(const std::uint8_t* a, const std::uint8_t* b, std::int64_t height, std::int64_t width) {
+  const std::int64_t count = height * width * colours;
+  std::int64_t squares = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t d = std::int64_t{a[i]} - b[i];
+    squares += d * d;
+  }
+  const double mean = static_cast<double>(squares) / static_cast<double>(count);
+  return 10 * std::log10(255.0 * 255.0 / mean);
+}
+
+double ssim(const std::uint8_t* a, const std::uint8_t* b, std::int64_t height, std::int64_t width) {
+  WEFT_CHECK(height >= window && width >= window, Exit::data, "take larger frames",
+             "SSIM looks at windows of {0}x{0}, a frame of {1}x{2} has none", window, height,
+             width);
+  // Keep sums over the last seven rows of each column and slide the window over them.
+  double total = 0;
+  for (std::int64_t c = 0; c < colours; ++c) {
+    std::vector<Sums> columns(width);
+    for (std::int64_t y = 0; y < height; ++y) {
+      for (std::int64_t x = 0; x < width; ++x) {
+        const std::int64_t i = (y * width + x) * colours + c, gone = i - window * width * colours;
+        Sums& column = columns[x];
+        column.add(a[i], b[i], 1);
+        if (y >= window) column.add(a[gone], b[gone], -1);
+      }
+      if (y + 1 < window) continue;
+      Sums s;
+      for (std::int64_t x = 0; x < width; ++x) {
+        s.add(columns[x], 1);
+        if (x >= window) s.add(columns[x - window], -1);
+        if (x + 1 >= window) total += similarity(s);
+      }
+    }
+  }
+  const std::int64_t windows = (height - window + 1) * (width - window + 1) * colours;
+  return total / static_cast<double>(windows);
+}
+
+// ---- The job
+
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::int64_t C = TemporalVae::latent_channels;
-
-// The footage of one input, cut to whole latents. The VAE takes a few frames at a time; for
+// The footage of one input, cut to whole latents. The codec takes a few frames at a time; for
 // comparing and writing, the whole clip stays in host memory, a byte a value.
 Footage read_footage(const MediaSource& source, const MediaDeck& limits,
-                     const ReconstructDeck& deck, std::int64_t side) {
+                     const ReconstructDeck& deck, const VideoCodec& codec) {
+  const std::int64_t side = codec.pixels_a_latent();
   const std::string& path = source.path;
   Footage f = read_frames(source, deck.frames, deck.height, deck.width, {.access = {limits, {}}});
   const std::int64_t height = f.height / side * side, width = f.width / side * side;
   WEFT_CHECK(height > 0 && width > 0, Exit::data,
-             fmt::format("the VAE takes frames of at least {0}x{0}", side), "{}: frames of {}x{}",
-             path, f.height, f.width);
+             fmt::format("the {0} takes frames of at least {1}x{1}", codec.name(), side),
+             "{}: frames of {}x{}", path, f.height, f.width);
   if (height == f.height && width == f.width) return f;
   Footage cut;
   cut.frames = f.frames, cut.height = height, cut.width = width, cut.fps = f.fps;
@@ -58,10 +131,10 @@ Footage read_footage(const MediaSource& source, const MediaDeck& limits,
   return cut;
 }
 
-// Frames [first, first + count) as the VAE's input.
+// Frames [first, first + count) as the codec's input.
 Tensor to_model(const Footage& f, std::int64_t first, std::int64_t count) {
   const std::int64_t frame = f.height * f.width * 3;
-  std::vector<float> values(static_cast<std::size_t>(count * frame));
+  std::vector<float> values(count * frame);
   const std::uint8_t* from = f.rgb.data() + first * frame;
 #pragma omp parallel for schedule(static)
   for (std::size_t i = 0; i < values.size(); ++i)
@@ -71,17 +144,18 @@ Tensor to_model(const Footage& f, std::int64_t first, std::int64_t count) {
 
 // Sums over the values of each channel of the latent as drawn from the posterior: shift and scale
 // are undone.
-json latent_sums(VideoVae& vae, const Tensor& latent) {
-  const Tensor z = latent.to_host(), back = vae.denormalised().to_host();
-  const std::int64_t count = z.numel() / C;
-  std::vector<double> sum(C), squares(C);
+json latent_sums(const VideoCodec& codec, const Tensor& latent) {
+  const Tensor z = latent.to_host();
+  const VideoCodec::Normalisation back = codec.normalisation();
+  const std::int64_t C = codec.channels(), count = z.numel() / C;
+  std::vector<double> sum(C), squares(sum);
   for (std::int64_t c = 0; c < C; ++c)
     for (std::int64_t i = 0; i < count; ++i) {
-      const double v = static_cast<double>(z.data<float>()[c * count + i]) *
-                           static_cast<double>(back.data<float>()[c]) +
-                       static_cast<double>(back.data<float>()[C + c]);
-      sum[static_cast<std::size_t>(c)] += v;
-      squares[static_cast<std::size_t>(c)] += v * v;
+      const double v =
+          static_cast<double>(z.data<float>()[c * count + i]) * static_cast<double>(back.scale[c]) +
+          static_cast<double>(back.shift[c]);
+      sum[c] += v;
+      squares[c] += v * v;
     }
   return {{"count", count}, {"sum", sum}, {"squares", squares}};
 }
@@ -106,40 +180,38 @@ std::string stem_of(const std::string& input, std::int64_t item) {
                      is_source_graph(input) ? "lavfi" : fs::path(input).stem().string());
 }
 
-// One input through the VAE and back.
-json through(VideoVae& vae, const Deck& deck, const MediaSource& from, std::int64_t item,
+// One input through the codec and back.
+json through(VideoCodec& codec, const Deck& deck, const MediaSource& from, std::int64_t item,
              std::size_t capacity, const fs::path& out) {
   const double start = now_seconds();
   const std::string path = from.name();
-  const Footage f =
-      read_footage(from, deck.media, deck.get<ReconstructDeck>(), vae.pixels_a_latent());
-  const std::int64_t at_once = vae.fit_micro_batch(f.frames, f.height, f.width, capacity);
-  if (at_once < vae.frames_asked(f.frames))
-    log::warn("{}: VAE micro-batch reduced to {} frames (asked: {}) to fit {:.3f} GiB", path,
-              at_once, vae.frames_asked(f.frames), gib(capacity));
-  vae.set_micro_batch(at_once);
-  const std::size_t planned = std::max(vae.plan_encode(f.frames, f.height, f.width, at_once).bytes,
-                                       vae.plan_decode(f.frames, f.height, f.width, at_once).bytes);
+  const Footage f = read_footage(from, deck.media, deck.get<ReconstructDeck>(), codec);
+  const std::int64_t at_once = codec.fit_micro_batch(f.frames, f.height, f.width, capacity);
+  if (at_once < codec.frames_asked(f.frames))
+    log::warn("{}: {} micro-batch reduced to {} frames (asked: {}) to fit {:.3f} GiB", path,
+              codec.name(), at_once, codec.frames_asked(f.frames), gib(capacity));
+  codec.set_micro_batch(at_once);
+  const std::size_t planned =
+      std::max(codec.plan_encode(f.frames, f.height, f.width, at_once).bytes,
+               codec.plan_decode(f.frames, f.height, f.width, at_once).bytes);
   Arena& arena = Arena::current();
   arena.reset_peak();
-  const VideoVae::Noise noise{static_cast<std::uint64_t>(deck.run.seed),
-                              static_cast<std::uint64_t>(item)};
+  const VideoCodec::Noise noise{static_cast<std::uint64_t>(deck.run.seed),
+                                static_cast<std::uint64_t>(item)};
   const double begin = now_seconds();
-  Tensor moments = vae.encode_moments(
-      f.frames, f.height, f.width,
+  const Tensor latent = codec.encode(
+      codec.whole(f.frames), f.height, f.width,
       [&](std::int64_t first, std::int64_t count) { return to_model(f, first, count); }, &noise);
-  const std::size_t encode_peak = arena.peak();
-  const Tensor latent = vae.draw_latent(moments, &noise);
-  moments.release();
   latent.to_host();  // waits for the GPU, for the times below
   const double encoded = now_seconds();
   const std::int64_t frame = f.height * f.width * 3;
-  std::vector<std::uint8_t> again(static_cast<std::size_t>(f.frames * frame));
-  vae.decode(latent, f.frames, [&](std::int64_t first, const Tensor& frames) {
+  std::vector<std::uint8_t> again(f.frames * frame);
+  codec.decode(latent, f.frames, [&](std::int64_t first, const Tensor& frames) {
     const std::int64_t bad =
-        pixels_of(frames, std::span(again).subspan(static_cast<std::size_t>(first * frame),
-                                                   static_cast<std::size_t>(frames.numel())));
-    WEFT_CHECK(bad < 0, Exit::non_finite, "check the VAE's weights, and try vae.dtype = \"f32\"",
+        pixels_of(frames, std::span(again).subspan(first * frame, frames.numel()));
+    WEFT_CHECK(bad < 0, Exit::non_finite,
+               fmt::format("check the {}'s weights, and try {} = \"f32\"", codec.name(),
+                           codec.dtype_key()),
                "{}: frame {} is not finite when decoded", path, first + bad);
   });
   const double decoded = now_seconds();
@@ -158,17 +230,17 @@ json through(VideoVae& vae, const Deck& deck, const MediaSource& from, std::int6
           {"frames", f.frames},
           {"height", f.height},
           {"width", f.width},
-          {"latent_frames", vae.latent_frames(f.frames)},
+          {"latent_frames", codec.latent_frames(f.frames)},
           {"psnr", psnrs / frames},
           {"ssim", ssims / frames},
           {"micro_batch", at_once},
           {"planned_bytes", planned},
-          {"peak_bytes", std::max(encode_peak, arena.peak())},
+          {"peak_bytes", arena.peak()},
           {"encode_seconds", encoded - begin},
           {"decode_seconds", decoded - encoded},
           {"seconds", now_seconds() - start},
           {"rank", log::rank()},
-          {"latent", latent_sums(vae, latent)}};
+          {"latent", latent_sums(codec, latent)}};
 }
 
 // All ranks' clips, in the order of the inputs.
@@ -185,6 +257,7 @@ json joined(const std::vector<std::string>& of_ranks) {
 json summary(json clips) {
   json all;
   double psnrs = 0, ssims = 0, count = 0;
+  const std::size_t C = clips.at(0)["latent"]["sum"].size();
   std::vector<double> mean(C), deviation(C);
   for (json& clip : clips) {
     // JSON has no infinity: identical frames give null.
@@ -259,13 +332,13 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
         !why.empty())
       missing.push_back(std::move(why));
   report_missing(missing, inputs.size(), "input", missing_hint, true);
-  VideoVae vae(deck.get<VaeDeck>());
-  const ModelSource weights("vae.weights", deck.get<VaeDeck>().weights, deck.run.dir,
-                            deck.get<GenerateDeck>().ema, world);
-  compare_scale(weights, deck.get<VaeDeck>());
-  weights.load(vae.params(), vae_weight_names(), deck.get<VaeDeck>().dtype == "bf16");
+  const std::unique_ptr<VideoCodec> codec = make_codec(deck);
+  const VideoCodec::WeightsKey key = codec->weights();
+  const ModelSource weights(key.key, key.value, deck.run.dir, deck.get<GenerateDeck>().ema, world);
+  codec->check_weights(weights);
+  weights.load(codec->params(), codec->weight_names(), codec->bf16());
   log::info("weights   {}, {:.3f} GiB", weights.describe(),
-            gib(vae.params().inference_bytes(deck.get<VaeDeck>().dtype == "bf16")));
+            gib(codec->params().inference_bytes(codec->bf16())));
   std::vector<std::string> paths;
   std::set<fs::path> results;
   for (const MediaItem& i : inputs) {
@@ -292,8 +365,7 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
     dispatcher.open(std::ssize(inputs), size);
     for (std::int64_t i; (i = dispatcher.next()) >= 0;) {
       const double begin = now_seconds();
-      mine.push_back(
-          through(vae, deck, inputs[static_cast<std::size_t>(i)].media, i, capacity, out));
+      mine.push_back(through(*codec, deck, inputs[i].media, i, capacity, out));
       dispatcher.took(now_seconds() - begin);
       // Those before this one are done, or nearly.
       progress.advance(i + 1, static_cast<double>(i + 1), static_cast<double>(inputs.size()));
@@ -314,7 +386,7 @@ namespace {
 
 void reconstruct_rows(Rows& r, ReconstructDeck& d) {
   r.text("inputs", d.inputs,
-         "Footage to send through the VAE and back, as ingest.inputs takes it.");
+         "Footage to send through the codec and back, as ingest.inputs takes it.");
   r.text("output", d.output, "Directory of the results; empty is RUN/reconstructed.");
   r.number("frames", d.frames, 0, many, "Frames of each to take; 0 takes all.");
   r.number("height", d.height, 0, 16384,
@@ -331,7 +403,7 @@ DeckTable reconstruct_table() {
 }
 
 Command reconstruct_command() {
-  Command c{"reconstruct", "send footage through the VAE and back: PSNR, SSIM, statistics",
+  Command c{"reconstruct", "encode and decode footage: PSNR, SSIM, statistics of the latents",
             reconstruct};
   c.takes_deck();
   return c;

@@ -4,38 +4,23 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 
 #include "config/deck_table.h"
 #include "config/keep_inputs.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/host.h"
+#include "core/json.h"
 #include "core/log.h"
-#include "core/version.h"
-#include "jobs/score/output.h"
-#include "jobs/score/rows.h"
-#include "jobs/score/score_job.h"
-#include "parallel/rank_device.h"
-#include "train/memory_plan.h"
-#include "train/stop.h"
+#include "tensor/device.h"
 
 namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-ListSettings settings_of(const Deck& deck) {
-  ListSettings s;
-  s.directory = parts_folder(deck.get<ScoreDeck>());
-  s.command = "score";
-  s.stem = "score";
-  s.report = "score_report.json";
-  s.noun = "file";
-  s.key = "score.output";
-  s.stop_margin = deck.run.stop_margin;
-  return s;
-}
 
 void check_deck(const Deck& deck) {
   const ScoreDeck& s = deck.get<ScoreDeck>();
@@ -105,58 +90,45 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Deck& deck,
           {"build", version_line()}};
 }
 
-// Scores what is missing. Returns this rank's share of the report.
-Json score_missing(const Deck& deck, const RankDevice& device, const DetectorSource& source,
-                   const std::vector<ScoreFile>& files, int threads, ListEngine& engine) {
-  const ScoreDeck& s = deck.get<ScoreDeck>();
-  Detector detector(deck, source);
-  log::info("weights   {}", source.describe());
-  const auto arena = Arena::reserve(arena_capacity(deck.memory, device));
-  const ArenaScope scope(*arena);
-  const std::size_t needed = detector.plan(1, s.side, s.side).bytes;
-  WEFT_CHECK(needed <= arena->capacity(), Exit::usage,
-             "set a smaller score.side, or give the rank more memory (memory.arena_gib, fewer "
-             "ranks a host)",
-             "a frame of {0}x{0} needs {1}, this rank has {2}", s.side,
-             size_text(static_cast<double>(needed)),
-             size_text(static_cast<double>(arena->capacity())));
-  log::info("memory    {} for a frame in the network", size_text(static_cast<double>(needed)));
-  ScoreJob job(deck, files, detector, threads, engine);
-  engine.run(job, engine.one_by_one());
-  Json share = as_share(job.times());
-  share["cores"] = threads;
-  share["peak_bytes"] = arena->peak();
-  return share;
+// The times of all ranks; if this start scored nothing, of the one that wrote the report.
+void add_feeds(const ListReport& report, const fs::path& file, PrefetchSummary& feed) {
+  if (report.made() > 0) {
+    for (const RankShare& r : report.ranks) feed.add(r.own);
+    return;
+  }
+  std::ifstream in(file);
+  std::stringstream text;
+  text << in.rdbuf();
+  const auto before = try_parse_json<Json>(text.str());
+  try {
+    for (const Json& rank : before.at("ranks")) feed.add(rank);
+  } catch (const nlohmann::json::exception&) {
+    feed.sum = {};  // nothing was measured, or it is of another weft
+  }
 }
 
 }  // namespace
 
 int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
   // 1. What is to be scored.
-  watch_stop_signals();
   const ScoreDeck& s = deck.get<ScoreDeck>();
   check_deck(deck);
-  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
-  const int threads = set_threads(static_cast<int>(s.threads > 0 ? s.threads : deck.run.threads),
-                                  device.host_ranks);
+  const ListStart start = start_list_job(deck, world, s.threads);
   const ScoreRows rows = read_rows(deck, world);
   if (log::rank() == 0) check_results(deck, rows);
   const DetectorSource source(deck, "score.weights", s.weights, s.ema, world);
-  int rank = 0;
-  MPI_Comm_rank(world, &rank);
   const std::string job = describe_job(deck, source.identity());
-  ListEngine engine(settings_of(deck), score_items(rows.files, job, rank == 0), world);
-  const std::size_t missing = engine.missing().size();
+  ListEngine engine(list_settings(deck, "score", parts_folder(s), "file"),
+                    score_items(rows.files, job, log::rank() == 0), world);
   log::info("score     {} of {}{}, {}{}", counted(rows.end - rows.begin, "row"), s.input,
             s.shard.empty() ? "" : ", shard " + s.shard, counted(std::ssize(rows.files), "file"),
-            missing < rows.files.size()
-                ? fmt::format(", {} scored before", rows.files.size() - missing)
-                : "");
-  log::info("threads   {} a rank", threads);
+            engine.made_before("scored"));
+  log::info("threads   {} a rank", start.threads);
 
   // 2. Files through the network; a rank that is free takes the next one.
   ListEnd last;
-  if (missing > 0) last.share = score_missing(deck, device, source, rows.files, threads, engine);
+  if (!engine.missing().empty())
+    last.share = score_missing(deck, start, source, rows.files, engine);
 
   // 3. Rank 0 writes the table, also where files failed.
   ScoreSummary summary;
@@ -176,6 +148,55 @@ int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
     log::write_info(fmt::format("results   {}{}", s.output, page ? ", " + html.string() : ""));
   };
   return engine.end(last);
+}
+
+// ---- What was found, for people ----
+
+std::int64_t ScoreSummary::with_text() const {
+  std::int64_t all = 0;
+  for (const auto& [count, n] : histogram) all += count > 0 ? n : 0;
+  return all;
+}
+
+std::vector<std::pair<std::string, std::int64_t>> ScoreSummary::bins() const {
+  std::vector<std::pair<std::string, std::int64_t>> bins;
+  const std::int64_t most = histogram.empty() ? -1 : histogram.rbegin()->first;
+  for (std::int64_t low = 0; low <= most;) {
+    const std::int64_t high = low < 5 ? low : 2 * (low - 1);  // 5 to 8, 9 to 16, ...
+    std::int64_t n = 0;
+    for (auto at = histogram.lower_bound(low); at != histogram.end() && at->first <= high; ++at)
+      n += at->second;
+    bins.emplace_back(low == high ? fmt::format("{}", low) : fmt::format("{} to {}", low, high), n);
+    low = high + 1;
+  }
+  return bins;
+}
+
+std::string ScoreSummary::table() const {
+  const std::int64_t scored = rows - without;
+  const auto per = [](double count, double all) { return all > 0 ? count / all : 0; };
+  std::string text = fmt::format("{}, {}\n", counted(rows, "row"), counted(files, "file"));
+  text += fmt::format("  with text          {:>10}  {:.1f} %\n", with_text(),
+                      100 * per(static_cast<double>(with_text()), static_cast<double>(scored)));
+  text += fmt::format("  largest count      {:>10}\n",
+                      histogram.empty() ? 0 : histogram.rbegin()->first);
+  if (left_out > 0) text += fmt::format("  left out           {:>10}\n", left_out);
+  if (without > 0) text += fmt::format("  without a count    {:>10}\n", without);
+  if (!faults.empty()) text += fmt::format("  files with faults  {:>10}\n", std::ssize(faults));
+  if (feed.empty()) return text;
+  const double all = feed.sum.decode + feed.sum.resize + feed.sum.network + feed.sum.finish;
+  text += fmt::format("stage              seconds   share  ms/frame\n");
+  const auto row = [&](const char* name, double seconds) {
+    text += fmt::format("  {:<15} {:>8.2f} {:>5.1f} % {:>9.2f}\n", name, seconds,
+                        100 * per(seconds, all),
+                        1000 * per(seconds, static_cast<double>(feed.sum.frames)));
+  };
+  row("decode", feed.sum.decode);
+  row("resize", feed.sum.resize);
+  row("network", feed.sum.network);
+  row("post-processing", feed.sum.finish);
+  text += feed.verdict() + "\n" + feed.waits() + "\n";
+  return text;
 }
 
 namespace {
@@ -204,10 +225,10 @@ void score_rows(Rows& r, ScoreDeck& d) {
   r.number("maximum", d.maximum, -1, many,
            "Rows with more text regions are left out of the output; -1 keeps all.");
   r.text("shard", d.shard,
-         "\"K/N\": only the K-th of N parts of the rows, K from 1, for jobs beside each other with "
+         "\"K/N\": only the K-th of N parts of the rows, K from 1, for several jobs at once with "
          "an output each.");
   r.number("pictures", d.pictures, 0, 1e6,
-           "Of so many rows, the first ones, a PNG shows the frame with its boxes.");
+           "Number of rows, the first ones, for which a PNG shows the frame with its boxes.");
   r.number("threads", d.threads, 0, 4096,
            "Threads of a rank; 0: run.threads, or else its share of the host's cores.");
 }

@@ -1,6 +1,9 @@
-#include "jobs/score/score_job.h"
-
+// The files of `weft score` through the network: frames, their text regions, lines of the manifest.
 #include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -9,24 +12,57 @@
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/host.h"
-#include "core/printable.h"
+#include "core/log.h"
 #include "data/lists/folders.h"
-#include "jobs/evaluate/views.h"
-#include "jobs/score/regions.h"
-#include "jobs/segment/inputs.h"
-#include "media/frame_at.h"
+#include "data/text_images/polygon.h"
+#include "jobs/score/score.h"
 #include "media/image_file.h"
-#include "models/dbnet/frame.h"
+#include "media/video_reader.h"
+#include "models/dbnet/detector.h"
 #include "tensor/device.h"
+#include "train/memory_plan.h"
 
 namespace weft {
-namespace {
 
 using Json = nlohmann::ordered_json;
 
+namespace {
+
 constexpr std::size_t longest_path = 4096, longest_reason = 400;
 
-}  // namespace
+// By its name (data/lists/folders.h). Anything else is taken for a picture.
+bool is_video(const std::string& path) { return kind_of_name(path) == MediumKind::video; }
+
+class ScoreJob : public ListJob, private PrefetchWork {
+ public:
+  // In the current arena. `threads`: of this rank.
+  ScoreJob(const Deck& deck, const std::vector<ScoreFile>& files, Detector& detector, int threads,
+           const ListEngine& engine);
+  void make(const ItemBatch& items, ItemResults& results) override;
+  void flush(ItemResults&) override { prefetch_.drain(); }
+  PrefetchTimes times() const { return prefetch_.times(); }
+
+ private:
+  struct Item;
+  struct Unit;
+  PrefetchLimits limits(int threads) const;
+  Prepared prepare(PrefetchUnit& unit) override;
+  double network(std::span<PrefetchUnit* const> units, int threads) override;
+  double finish(PrefetchUnit& unit) override;
+  bool read(Unit& unit, double& decoded);
+  void close(Unit& unit);
+  void report(Item& item);
+  void draw(const Item& item, nlohmann::ordered_json& line) const;
+
+  const Deck& deck_;
+  const ScoreDeck& score_;
+  const std::vector<ScoreFile>& files_;
+  Detector& detector_;
+  const ListEngine& engine_;
+  ItemResults* results_ = nullptr;
+  std::vector<std::int64_t> frames_;
+  Prefetch prefetch_;  // last: its threads use the others
+};
 
 // A file on its way: its frames come one by one.
 struct ScoreJob::Item {
@@ -50,7 +86,7 @@ struct ScoreJob::Unit : PrefetchUnit {
   std::string fault;
 };
 
-bool is_video(const std::string& path) { return kind_of_name(path) == MediumKind::video; }
+}  // namespace
 
 std::string item_name(const std::string& path) {
   const std::string name = path.empty() ? "(no path)" : printable(path, longest_path);
@@ -81,6 +117,7 @@ PrefetchLimits ScoreJob::limits(int threads) const {
   l.frame_bytes = static_cast<std::size_t>(score_.side * score_.side) * 7;  // RGB and its map
   // Of the host's memory a small part, for other ranks are there too, and pictures being decoded.
   l.most_bytes = std::min(std::size_t{2} << 30, host_memory().available / 64);
+  l.most_ahead = engine_.ahead_of_others();
   l.fits = [&detector = detector_, side = score_.side, capacity = Arena::current().capacity()](
                std::int64_t batch) { return detector.plan(batch, side, side, capacity).fits; };
   return l;
@@ -101,12 +138,12 @@ void ScoreJob::make(const ItemBatch& items, ItemResults& results) {
   for (const std::int64_t number : items) {
     const auto item = std::make_shared<Item>();
     item->number = number;
-    const bool video = is_video(files_[static_cast<std::size_t>(number)].path);
+    const bool video = is_video(files_[number].path);
     item->open = video ? std::ssize(frames_) : 1;
     for (std::int64_t f = 0, frames = item->open; f < frames; ++f) {
       auto unit = std::make_unique<Unit>();
       unit->item = item;
-      unit->frame = video ? frames_[static_cast<std::size_t>(f)] : 0;
+      unit->frame = video ? frames_[f] : 0;
       try {
         prefetch_.add(std::move(unit));
       } catch (const Error& e) {
@@ -119,7 +156,7 @@ void ScoreJob::make(const ItemBatch& items, ItemResults& results) {
 
 // Decodes the unit's picture and makes the detector's frame of it. False: there is none.
 bool ScoreJob::read(Unit& unit, double& decoded) {
-  const auto& [path, media, drawn] = files_[static_cast<std::size_t>(unit.item->number)];
+  const auto& [path, media, drawn] = files_[unit.item->number];
   std::vector<std::uint8_t> rgb;
   try {
     WEFT_CHECK(!path.empty(), Exit::data, "fill it in, or leave the row out", "the path is empty");
@@ -168,7 +205,7 @@ double ScoreJob::network(std::span<PrefetchUnit* const> units, int threads) {
   const auto frames = std::ssize(units);
   set_threads(threads, 1);
   std::vector<std::uint8_t> pictures;
-  pictures.reserve(static_cast<std::size_t>(frames * score_.side * score_.side * 3));
+  pictures.reserve(frames * score_.side * score_.side * 3);
   for (PrefetchUnit* u : units) {
     const std::vector<std::uint8_t>& rgb = static_cast<Unit*>(u)->rgb;
     pictures.insert(pictures.end(), rgb.begin(), rgb.end());
@@ -176,9 +213,9 @@ double ScoreJob::network(std::span<PrefetchUnit* const> units, int threads) {
   std::vector<std::vector<float>> maps =
       detector_.detect(pictures, frames, score_.side, score_.side);
   for (std::int64_t i = 0; i < frames; ++i) {
-    auto& unit = static_cast<Unit&>(*units[static_cast<std::size_t>(i)]);
-    unit.map = std::move(maps[static_cast<std::size_t>(i)]);
-    if (!files_[static_cast<std::size_t>(unit.item->number)].drawn) unit.rgb = {};
+    auto& unit = static_cast<Unit&>(*units[i]);
+    unit.map = std::move(maps[i]);
+    if (!files_[unit.item->number].drawn) unit.rgb = {};
   }
   return now_seconds() - begin;
 }
@@ -226,7 +263,7 @@ void ScoreJob::draw(const Item& item, Json& line) const {
   std::vector<std::uint8_t> rgb = item.rgb;
   draw_boxes(item.boxes, score_.side, rgb);
   const std::filesystem::path& directory = engine_.settings().directory;
-  const std::string& path = files_[static_cast<std::size_t>(item.number)].path;
+  const std::string& path = files_[item.number].path;
   const std::string file = fmt::format("pictures/{:05d}_{}.png", item.number, plain_stem(path));
   write_whole(directory, file,
               [&](const std::string& name) { write_png(name, score_.side, score_.side, rgb); });
@@ -235,8 +272,7 @@ void ScoreJob::draw(const Item& item, Json& line) const {
 
 void ScoreJob::report(Item& item) {
   if (item.dropped) return;
-  const ListItem& i = engine_.items()[static_cast<std::size_t>(item.number)];
-  Json line = {{"name", i.name}, {"key", i.key}, {"rank", engine_.groups().rank}};
+  Json line = engine_.line_of(item.number);
   line["ocr"] = item.count < 0 ? Json() : Json(item.count);
   if (item.count >= 0) {
     line["frame"] = item.frame;
@@ -252,7 +288,7 @@ void ScoreJob::report(Item& item) {
   if (!item.error && !item.fault.empty())
     item.error = Error(Exit::data, item.fault, "check the path, then whether ffplay plays it");
   try {
-    if (item.count >= 0 && files_[static_cast<std::size_t>(item.number)].drawn) draw(item, line);
+    if (item.count >= 0 && files_[item.number].drawn) draw(item, line);
   } catch (const Error& e) {
     results_->failed(item.number, e, line);
     return;
@@ -261,6 +297,99 @@ void ScoreJob::report(Item& item) {
     results_->failed(item.number, *item.error, line);
   else
     results_->finished(line);
+}
+
+Json score_missing(const Deck& deck, const ListStart& start, const DetectorSource& source,
+                   const std::vector<ScoreFile>& files, ListEngine& engine) {
+  const ScoreDeck& s = deck.get<ScoreDeck>();
+  Detector detector(deck, source);
+  log::info("weights   {}", source.describe());
+  const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
+  const ArenaScope scope(*arena);
+  const std::size_t needed = detector.plan(1, s.side, s.side).bytes;
+  WEFT_CHECK(needed <= arena->capacity(), Exit::usage,
+             "set a smaller score.side, or give the rank more memory (memory.arena_gib, fewer "
+             "ranks a host)",
+             "a frame of {0}x{0} needs {1}, this rank has {2}", s.side,
+             size_text(static_cast<double>(needed)),
+             size_text(static_cast<double>(arena->capacity())));
+  log::info("memory    {} for a frame in the network", size_text(static_cast<double>(needed)));
+  ScoreJob job(deck, files, detector, start.threads, engine);
+  engine.run(job, engine.one_by_one());
+  Json share = as_share(job.times(), start.threads);
+  share["peak_bytes"] = arena->peak();
+  return share;
+}
+
+// ---- Text regions as people want them ----
+
+namespace {
+
+std::array<Point, 4> corners_of(const TextBox& box) {
+  std::array<Point, 4> p;
+  for (std::size_t i = 0; i < 4; ++i) p[i] = {box.corners[2 * i], box.corners[2 * i + 1]};
+  return p;
+}
+
+// Of Python's int(side * length / shorter), and its round, as models/dbnet/detector.cpp.
+std::int64_t scaled(std::int64_t length, std::int64_t shorter, std::int64_t side) {
+  return static_cast<std::int64_t>(static_cast<double>(side * length) /
+                                   static_cast<double>(shorter));
+}
+double middle(std::int64_t length, std::int64_t side) {
+  return std::nearbyint(static_cast<double>(length - side) / 2);
+}
+
+}  // namespace
+
+double covered_share(std::span<const TextBox> boxes, std::int64_t side) {
+  std::vector<bool> covered(side * side, false);
+  const auto within = [side](double v) {
+    return static_cast<std::int64_t>(std::clamp(v, -1.0, static_cast<double>(side)));
+  };
+  for (const TextBox& box : boxes) {
+    const std::array<Point, 4> p = corners_of(box);
+    const auto [low, high] = std::ranges::minmax(p, {}, &Point::y);
+    for (std::int64_t y = std::max<std::int64_t>(0, within(std::ceil(low.y)));
+         y <= std::min(side - 1, within(std::floor(high.y))); ++y) {
+      // A convex outline crosses a row between two points at most.
+      double from = 1e30, to = -1e30;
+      const auto row = static_cast<double>(y);
+      for (std::size_t i = 0; i < 4; ++i) {
+        const Point a = p[i], b = p[(i + 1) % 4];
+        if (std::min(a.y, b.y) > row || std::max(a.y, b.y) < row) continue;
+        const double t = a.y == b.y ? 0 : (row - a.y) / (b.y - a.y);
+        for (const double x : {a.x + t * (b.x - a.x), a.y == b.y ? b.x : a.x + t * (b.x - a.x)})
+          from = std::min(from, x), to = std::max(to, x);
+      }
+      for (std::int64_t x = std::max<std::int64_t>(0, within(std::ceil(from)));
+           x <= std::min(side - 1, within(std::floor(to))); ++x)
+        covered[y * side + x] = true;
+    }
+  }
+  return static_cast<double>(std::ranges::count(covered, true)) / static_cast<double>(side * side);
+}
+
+std::vector<TextBox> in_picture(std::span<const TextBox> boxes, std::int64_t height,
+                                std::int64_t width, std::int64_t side) {
+  const std::int64_t shorter = std::min(height, width);
+  const std::int64_t h = scaled(height, shorter, side), w = scaled(width, shorter, side);
+  std::vector<TextBox> moved(boxes.begin(), boxes.end());
+  for (TextBox& box : moved)
+    for (std::size_t i = 0; i < 8; ++i) {
+      const bool is_x = i % 2 == 0;
+      const std::int64_t whole = is_x ? w : h, of_picture = is_x ? width : height;
+      // Coordinates are those of pixel centres, half a pixel from the edge at any scale.
+      const double at = box.corners[i] + middle(whole, side) + 0.5;
+      box.corners[i] = static_cast<float>(
+          at * static_cast<double>(of_picture) / static_cast<double>(whole) - 0.5);
+    }
+  return moved;
+}
+
+void draw_boxes(std::span<const TextBox> boxes, std::int64_t side, std::vector<std::uint8_t>& rgb) {
+  for (const TextBox& box : boxes)
+    draw_outline(rgb, {side, side}, corners_of(box), {255, 40, 40}, 3);
 }
 
 }  // namespace weft

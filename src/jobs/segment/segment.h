@@ -1,9 +1,14 @@
-// `weft segment DECK`: classes of the pixels of pictures and videos, drawn beside or over them.
+// `weft segment DECK`: predicts the class of each pixel of pictures and videos and draws the
+// classes next to or over them.
 #pragma once
 
 #include <mpi.h>
 
+#include <string>
+#include <vector>
+
 #include "config/command.h"
+#include "media/media_source.h"
 
 namespace weft {
 
@@ -21,5 +26,20 @@ DeckTable segment_table();
 // missing.
 int segment(const Deck& deck, MPI_Comm world);
 Command segment_command();
+
+// A picture or video of segment.inputs.
+struct SegmentInput {
+  MediaSource media;
+  // Of the result, without ending: unique, valid UTF-8 without control characters, no absolute
+  // path.
+  std::string name;
+  bool video = false;
+};
+
+// Collective: rank 0 lists them for all, as list_media does, but for what is in `output`, and names
+// those that are not there. Results of a folder's files keep its subfolders. Exit::usage where a
+// result would replace an input.
+std::vector<SegmentInput> list_inputs(const SegmentDeck& deck, const MediaDeck& limits,
+                                      MPI_Comm world);
 
 }  // namespace weft

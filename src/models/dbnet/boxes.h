@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "data/text_images/polygon.h"
 #include "models/dbnet/options.h"
 
 namespace weft {
@@ -21,5 +22,9 @@ std::vector<TextBox> find_text_boxes(std::span<const float> probability, std::in
 
 // How many of them count as text: those with a score above min_text_score.
 std::int64_t count_text(std::span<const TextBox> boxes, const PostprocessDeck& deck);
+
+// Area in pixels that both cover, whatever their shapes; inside is what a polygon winds around. By
+// Clipper, on a grid of 1/256 pixel. Exit::data for coordinates beyond 1e6 pixels.
+double common_area(std::span<const Point> a, std::span<const Point> b);
 
 }  // namespace weft

@@ -1,6 +1,7 @@
 #include "models/dbnet/dbnet.h"
 
 #include <algorithm>
+#include <array>
 
 #include "core/error.h"
 #include "nn/image_ops.h"
@@ -30,22 +31,13 @@ ResNetShape shape_of(const DbnetDeck& deck, bool deformable) {
   return shape;
 }
 
-void scale(Parameter& p, float factor) {
-  const Tensor host = (p.value.defined() ? p.value : p.working).to_host();
-  std::vector<float> values(static_cast<std::size_t>(host.numel()));
-  for (std::size_t i = 0; i < values.size(); ++i)
-    values[i] = factor * (host.dtype() == DType::f32 ? host.span<float>()[i]
-                                                     : static_cast<float>(host.span<bf16>()[i]));
-  p.set(0, values);
-}
-
 }  // namespace
 
 Dbnet::Dbnet(const DbnetDeck& deck, bool deformable) : params_(std::make_unique<ParameterTable>()) {
   const auto layers = [&](const char* prefix) {
     auto net = std::make_unique<ConvNet>(*params_, prefix);
+    net->start = ConvStart::fan_out;
     net->momentum = 0.1f;
-    net->rank_statistics = true;
     return net;
   };
   backbone_layers_ = layers("backbone.");
@@ -55,21 +47,21 @@ Dbnet::Dbnet(const DbnetDeck& deck, bool deformable) : params_(std::make_unique<
   ConvNet& net = *neck_layers_;
   std::vector<Feature> maps = backbone_->features();
   for (std::size_t i = 0; i < 4; ++i)
-    lateral_[i] = net.add_plain(fmt::format("lateral_convs.{}.conv", i), maps[i], lateral_channels,
-                                ops::Conv::same(1));
+    lateral_[i] = net.add(fmt::format("lateral_convs.{}.conv", i), "", maps[i], lateral_channels,
+                          ops::Conv::same(1));
   for (std::size_t i = 0; i < 4; ++i)
-    smooth_[i] = net.add_plain(fmt::format("smooth_convs.{}.conv", i), lateral_[i].out,
-                               scale_channels, ops::Conv::same(3));
+    smooth_[i] = net.add(fmt::format("smooth_convs.{}.conv", i), "", lateral_[i]->out,
+                         scale_channels, ops::Conv::same(3));
   const Feature joined{4 * scale_channels, maps[0].rate};
   if (deck.asf) {
     ScaleFusion& f = fusion_.emplace();
     const auto add = [&](const char* name, const Feature& in, std::int64_t out, int k) {
-      return net.add_plain(fmt::format("asf_attn.{}.conv", name), in, out, ops::Conv::same(k));
+      return net.add(fmt::format("asf_attn.{}.conv", name), "", in, out, ops::Conv::same(k));
     };
-    f.conv = net.add_plain("asf_conv.conv", joined, joined.channels, ops::Conv::same(3), true);
+    f.conv = net.add("asf_conv.conv", "", joined, joined.channels, ops::Conv::same(3), true);
     const Feature mean{joined.channels, 0, 1}, pixel{1, joined.rate};
     f.channel_in = add("channel_wise.0", mean, joined.channels / 4, 1);
-    f.channel_out = add("channel_wise.1", f.channel_in.out, joined.channels, 1);
+    f.channel_out = add("channel_wise.1", f.channel_in->out, joined.channels, 1);
     f.spatial_in = add("spatial_wise.0", pixel, 1, 3);
     f.spatial_out = add("spatial_wise.1", pixel, 1, 1);
     f.attention = add("attention_wise", joined, 4, 1);
@@ -86,39 +78,39 @@ Dbnet::Head Dbnet::add_head(const std::string& name, const Feature& in) {
   ConvNet& net = *head_layers_;
   Head h;
   h.conv = net.add(name + ".0", name + ".1", in, scale_channels, ops::Conv::same(3));
-  h.up = net.add_transposed(name + ".3", h.conv.out, scale_channels);
+  h.up = net.add_transposed(name + ".3", h.conv->out, scale_channels);
   h.up_norm = net.add_norm(name + ".4", scale_channels);
   h.out = net.add_transposed(name + ".6", {scale_channels, in.rate / 2}, 1);
   return h;
 }
 
 Var Dbnet::head(nn::Context c, const Head& h, const Var& x, nn::BatchNormGroup& group) const {
-  Var y = conv_norm(c, x, h.conv, group, nn::Activation::relu);
+  Var y = conv_norm(c, x, *h.conv, group, nn::Activation::relu);
   y = nn::conv_transpose_2x2(c, y, h.up);
-  y = nn::batch_norm(c, y, h.up_norm, group, nn::Activation::relu);
+  y = nn::batch_norm(c, y, h.up_norm->norm, group, nn::Activation::relu);
   return nn::conv_transpose_2x2(c, y, h.out);
 }
 
 Var Dbnet::fuse_scales(nn::Context c, const Var& joined) const {
   const ScaleFusion& f = *fusion_;
-  const Var a = convolve(c, joined, f.conv);
+  const Var a = convolve(c, joined, *f.conv);
   Var channels = nn::adaptive_average_pool(c, a, 1);
-  channels = nn::leaky_relu(c, convolve(c, channels, f.channel_in), 0);
-  channels = nn::sigmoid(c, convolve(c, channels, f.channel_out));
+  channels = nn::leaky_relu(c, convolve(c, channels, *f.channel_in), 0);
+  channels = nn::sigmoid(c, convolve(c, channels, *f.channel_out));
   const Var t = nn::add_outer(c, a, channels, nullptr);
-  Var pixels = nn::leaky_relu(c, convolve(c, nn::channel_mean(c, t), f.spatial_in), 0);
-  pixels = nn::sigmoid(c, convolve(c, pixels, f.spatial_out));
+  Var pixels = nn::leaky_relu(c, convolve(c, nn::channel_mean(c, t), *f.spatial_in), 0);
+  pixels = nn::sigmoid(c, convolve(c, pixels, *f.spatial_out));
   const Var u = nn::add_outer(c, t, nullptr, pixels);
-  return nn::scale_groups(c, joined, nn::sigmoid(c, convolve(c, u, f.attention)));
+  return nn::scale_groups(c, joined, nn::sigmoid(c, convolve(c, u, *f.attention)));
 }
 
 Var Dbnet::neck(nn::Context c, std::vector<Var> maps) const {
   std::vector<Var> smooth(4);
   Var above;
   for (std::size_t i = 4; i-- > 0;) {
-    Var level = convolve(c, std::exchange(maps[i], nullptr), lateral_[i]);
+    Var level = convolve(c, std::exchange(maps[i], nullptr), *lateral_[i]);
     if (above) level = nn::add_upsampled(c, level, above);
-    smooth[i] = convolve(c, level, smooth_[i]);
+    smooth[i] = convolve(c, level, *smooth_[i]);
     above = level;
   }
   above.reset();
@@ -136,18 +128,16 @@ Dbnet::Maps Dbnet::forward(nn::Context c, const Var& image, nn::BatchNormGroup& 
   return maps;
 }
 
-std::int64_t Dbnet::blocks() const { return backbone_->blocks(); }
-
 void Dbnet::scale_conv2(float gain) {
   if (gain == 1) return;
   for (std::size_t l = 1; l < 4; ++l)
     for (const ResidualBlock& block : backbone_->layers()[l]) {
-      if (block.convs[1].offsets.weight != nullptr) continue;
+      if (block.convs[1]->offsets.weight != nullptr) continue;
       WEFT_CHECK(block.convs.size() == 3, Exit::usage, "set model.conv2_gain = 1",
                  "model.conv2_gain = {} is for a backbone of bottlenecks, such as "
                  "oclip_resnet50",
                  gain);
-      scale(*block.convs[1].conv.weight, gain);
+      scale_rows(*block.convs[1]->conv.weight, std::vector<double>(1, gain));
     }
 }
 
@@ -160,7 +150,7 @@ double Dbnet::flops(std::int64_t height, std::int64_t width, bool with_threshold
 
 WeightNames dbnet_weight_names() {
   WeightNames names;
-  names.spare = [](const std::string& name) { return name.ends_with(".num_batches_tracked"); };
+  names.spare = counts_batches;
   return names;
 }
 
@@ -170,6 +160,44 @@ bool has_offsets(const WeightFiles& files) {
 
 ops::PixelScale dbnet_pixel_scale() {
   return {1.0f, {123.675f, 116.28f, 103.53f}, {58.395f, 57.12f, 57.375f}, false};
+}
+
+namespace {
+
+// What stands behind the feature maps of a backbone: the classifier of ImageNet, oCLIP's pooling.
+constexpr std::array backbone_heads = {"fc.", "attnpool."};
+
+bool is_offset(const std::string& name) { return name.find(".conv_offset.") != std::string::npos; }
+
+std::string load_backbone(const std::string& path, ParameterTable& table) {
+  WeightNames names = dbnet_weight_names();
+  names.prefix = "backbone.";
+  names.spare = [usual = names.spare](const std::string& name) {
+    return usual(name) || std::ranges::any_of(backbone_heads, [&](const char* head) {
+             return name.starts_with(head);
+           });
+  };
+  names.may_lack = is_offset;
+  return load_weights(path, table, names);
+}
+
+}  // namespace
+
+std::string load_dbnet(const std::string& whole, const DbnetDeck& deck, ParameterTable& table) {
+  WEFT_CHECK(whole.empty() || deck.weights_backbone.empty(), Exit::usage,
+             "leave one of them empty: model.weights holds a backbone too",
+             "model.weights = \"{}\" is given together with model.weights_backbone = \"{}\"", whole,
+             deck.weights_backbone);
+  if (!deck.weights_backbone.empty()) return load_backbone(deck.weights_backbone, table);
+  if (whole.empty()) return "";
+  const bool deformable =
+      std::ranges::any_of(table.all(), [](const auto& p) { return is_offset(p->name); });
+  WEFT_CHECK(deformable || !has_offsets(WeightFiles::open(whole)), Exit::usage,
+             "set model.deformable = \"on\"",
+             "{} has deformable convolutions (conv_offset), and model.deformable = \"{}\" trains "
+             "without them",
+             whole, deck.deformable);
+  return load_weights(whole, table, dbnet_weight_names());
 }
 
 }  // namespace weft

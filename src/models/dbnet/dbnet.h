@@ -34,7 +34,7 @@ class Dbnet {
   // inputs.
   Maps forward(nn::Context c, const Var& image, nn::BatchNormGroup& group, bool want_threshold,
                std::int64_t recomputed = 0) const;
-  std::int64_t blocks() const;
+  std::int64_t blocks() const { return backbone_->blocks(); }
 
   // Multiplies the weights of the 3x3 convolutions of layer2 to layer4 that are not deformable,
   // once they are loaded. Exit::usage for a backbone of basic blocks, which has none of these.
@@ -51,22 +51,22 @@ class Dbnet {
 
   // A map of that size to logits of the picture's size.
   struct Head {
-    ConvNorm conv;
+    const ConvLayer* conv;
     nn::ConvWeights up;
-    nn::BatchNorm up_norm;
+    const NormLayer* up_norm;
     nn::ConvWeights out;
   };
   Head add_head(const std::string& name, const Feature& in);
   Var head(nn::Context c, const Head& h, const Var& x, nn::BatchNormGroup& group) const;
 
   struct ScaleFusion {
-    ConvNorm conv, channel_in, channel_out, spatial_in, spatial_out, attention;
+    const ConvLayer *conv, *channel_in, *channel_out, *spatial_in, *spatial_out, *attention;
   };
 
   std::unique_ptr<ParameterTable> params_;
   std::unique_ptr<ConvNet> backbone_layers_, neck_layers_, head_layers_;
   std::unique_ptr<ResNet> backbone_;
-  std::array<ConvNorm, 4> lateral_, smooth_;
+  std::array<const ConvLayer*, 4> lateral_, smooth_;
   std::optional<ScaleFusion> fusion_;
   Head probability_, threshold_;
 };
@@ -79,5 +79,13 @@ bool has_offsets(const WeightFiles& files);
 
 // What pixels become for the network: ImageNet's statistics of RGB in 0 to 255.
 ops::PixelScale dbnet_pixel_scale();
+
+// What a training starts from: a released file, or a backbone of ImageNet or oCLIP.
+// Reads `whole`, or else deck.weights_backbone, whichever is given; the rest of the table keeps its
+// values. A file of the backbone has its names without "backbone." and may hold a classifier; it
+// may lack the offsets of deformable convolutions, which then start at 0. Exit::usage if both are
+// given, or if `whole` has deformable convolutions and the table none; Exit::data names what is
+// missing, left over or of another shape.
+std::string load_dbnet(const std::string& whole, const DbnetDeck& deck, ParameterTable& table);
 
 }  // namespace weft

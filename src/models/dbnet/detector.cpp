@@ -1,12 +1,83 @@
 #include "models/dbnet/detector.h"
 
+#include <algorithm>
+#include <cmath>
+#include <opencv2/imgproc.hpp>
+
 #include "core/error.h"
+#include "data/text_images/opencv.h"
+#include "models/images.h"
 #include "nn/image_ops.h"
-#include "ops/evaluate.h"
+#include "ops/loss.h"
 #include "ops/pointwise.h"
 #include "tensor/device.h"
 
 namespace weft {
+namespace {
+
+// The longer side cut to whole pixels as int(side * long / short) of Python.
+std::int64_t scaled(std::int64_t length, std::int64_t shorter, std::int64_t side) {
+  return static_cast<std::int64_t>(static_cast<double>(side * length) /
+                                   static_cast<double>(shorter));
+}
+
+// Halves to even, as Python's round.
+std::int64_t middle(std::int64_t length, std::int64_t side) {
+  return static_cast<std::int64_t>(std::nearbyint(static_cast<double>(length - side) / 2));
+}
+
+}  // namespace
+
+std::vector<std::uint8_t> detector_frame(const RgbView& picture, std::int64_t side) {
+  WEFT_ASSERT(picture.height > 0 && picture.width > 0 && side > 0);
+  const std::int64_t shorter = std::min(picture.height, picture.width);
+  const std::int64_t height = scaled(picture.height, shorter, side),
+                     width = scaled(picture.width, shorter, side);
+  std::vector<std::uint8_t> out(side * side * 3);
+  pillow_resize_window(picture, height, width, PillowFilter::bilinear,
+                       {middle(height, side), middle(width, side), side, side}, out.data(),
+                       side * 3);
+  return out;
+}
+
+ViewSize view_size(ImageSize picture, std::int64_t short_side, std::int64_t long_side) {
+  const auto height = static_cast<double>(picture.height);
+  const auto width = static_cast<double>(picture.width);
+  double scale = 1;
+  if (short_side > 0)
+    scale = std::min(static_cast<double>(short_side) / std::min(height, width),
+                     static_cast<double>(long_side) / std::max(height, width));
+  const auto scaled = [&](double n) {
+    return std::max<std::int64_t>(1, static_cast<std::int64_t>(n * scale + 0.5));
+  };
+  ViewSize size;
+  size.scaled = {scaled(height), scaled(width)};
+  size.padded = {rounded_up(size.scaled.height, Dbnet::stride),
+                 rounded_up(size.scaled.width, Dbnet::stride)};
+  return size;
+}
+
+std::vector<std::uint8_t> detector_view(const RgbView& picture, const ViewSize& size) {
+  const auto sides = [](ImageSize s) {
+    return cv::Size(static_cast<int>(s.width), static_cast<int>(s.height));
+  };
+  const ops::PixelScale scale = dbnet_pixel_scale();
+  std::vector<std::uint8_t> rgb(size.padded.height * size.padded.width * 3);
+  with_opencv([&] {
+    // OpenCV has no view of values that do not change.
+    const cv::Mat from(sides({picture.height, picture.width}), CV_8UC3,
+                       const_cast<std::uint8_t*>(picture.rgb),
+                       static_cast<std::size_t>(picture.stride));
+    cv::Mat to(sides(size.padded), CV_8UC3, rgb.data());
+    to.setTo(cv::Scalar(scale.mean[0], scale.mean[1], scale.mean[2]));
+    cv::Mat corner = to(cv::Rect(cv::Point(0, 0), sides(size.scaled)));
+    if (from.size() == corner.size())
+      from.copyTo(corner);
+    else
+      cv::resize(from, corner, corner.size(), 0, 0, cv::INTER_LINEAR);
+  });
+  return rgb;
+}
 
 DetectorSource::DetectorSource(const Deck& deck, const std::string& key, const std::string& weights,
                                bool ema, MPI_Comm world)
@@ -25,24 +96,13 @@ Detector::Detector(const Deck& deck, const DetectorSource& source)
 Tensor Detector::run(const Tensor& pictures) {
   const std::int64_t N = pictures.dim(0), H = pictures.dim(1), W = pictures.dim(2);
   WEFT_ASSERT(H % Dbnet::stride == 0 && W % Dbnet::stride == 0);
-  const DType dtype = deck_.model.dtype == "bf16" ? DType::bf16 : DType::f32;
-  std::vector<std::int32_t> whole;
-  for (std::int64_t i = 0; i < N; ++i)
-    whole.insert(whole.end(), {static_cast<std::int32_t>(H), static_cast<std::int32_t>(W)});
-  Tensor image = Tensor::empty({N, 1, H, W, 3}, dtype);
-  ops::normalise_images(pictures, Tensor::from_host(std::span<const std::int32_t>(whole), {N, 2}),
-                        dbnet_pixel_scale(), image);
+  Var x = make_var(network_pixels(pictures, dbnet_pixel_scale(), model_dtype(deck_)), false);
   Tape tape(Tape::Mode::infer);
   const nn::Context c{tape, model_.params()};
   nn::BatchNormGroup norm;
   norm.use_running = true;
-  Var x = make_var(std::exchange(image, {}), false);
   const Var logits = model_.forward(c, std::exchange(x, nullptr), norm, false).probability;
-  Tensor probability = logits->value;
-  if (dtype != DType::f32) {
-    probability = Tensor::empty(logits->value.shape(), DType::f32);
-    ops::convert(logits->value, probability);
-  }
+  Tensor probability = in_f32(logits->value);
   ops::sigmoid_forward(probability, probability);
   return probability.view({N, H, W});
 }
@@ -72,22 +132,21 @@ std::vector<std::vector<float>> Detector::maps_of(const Tensor& probability) con
   ops::count_above(probability, static_cast<float>(deck_.get<PostprocessDeck>().mask_threshold),
                    counts);
   const Tensor text = counts.to_host();
-  std::vector<std::vector<float>> maps(static_cast<std::size_t>(count));
+  std::vector<std::vector<float>> maps(count);
   for (std::int64_t i = 0; i < count; ++i) {
-    if (text.span<std::int32_t>()[static_cast<std::size_t>(i)] == 0) continue;
+    if (text.span<std::int32_t>()[i] == 0) continue;
     const Tensor map = probability.slice(i, i + 1).to_host();
     const auto values = map.span<float>();
-    maps[static_cast<std::size_t>(i)].assign(values.begin(), values.end());
+    maps[i].assign(values.begin(), values.end());
   }
   return maps;
 }
 
 MemoryNeed Detector::plan(std::int64_t count, std::int64_t height, std::int64_t width,
                           std::size_t capacity) {
-  const auto arena = Arena::planning(this_device().kind, capacity);
-  const ArenaScope scope(*arena);
-  run(Tensor::empty({at_once(count), height, width, 3}, DType::u8));
-  return arena->need();
+  return memory_of(capacity, [&] {
+    run(Tensor::empty({at_once(count), height, width, 3}, DType::u8));
+  });
 }
 
 double Detector::flops(std::int64_t height, std::int64_t width) const {

@@ -1,8 +1,7 @@
-// A text detector that is run on pictures.
+// A text detector that is run on pictures, and what it is shown of them.
 #pragma once
 
 #include <mpi.h>
-
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -10,10 +9,31 @@
 #include <vector>
 
 #include "checkpoint/model_source.h"
+#include "data/images/labelled_images.h"
+#include "media/resize.h"
 #include "models/dbnet/dbnet.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
+
+// What it sees of a picture when it is scored (docs/models/dbnet.md, Frames): pixels
+// [side, side, 3], the picture with its shorter side at `side`, bilinear as Pillow, and the
+// middle of its longer one. What lies beside the middle is not computed.
+std::vector<std::uint8_t> detector_frame(const RgbView& picture, std::int64_t side = 1024);
+
+// How a picture of any size is shown to it (docs/models/dbnet.md, Evaluation): sides in pixels. The
+// picture, scaled, is in the top left corner of the network's input.
+struct ViewSize {
+  ImageSize scaled, padded;
+  bool operator==(const ViewSize&) const = default;
+};
+// Both sides times min(short_side / the shorter, long_side / the longer), halves up; a short_side
+// of 0 keeps them. Padded to multiples of Dbnet::stride.
+ViewSize view_size(ImageSize picture, std::int64_t short_side, std::int64_t long_side);
+
+// The picture at that size: u8 [padded.height, padded.width, 3], bilinear by OpenCV; the padding is
+// the mean colour, which the network sees as 0.
+std::vector<std::uint8_t> detector_view(const RgbView& picture, const ViewSize& size);
 
 // Where its weights come from, and what they are.
 class DetectorSource {

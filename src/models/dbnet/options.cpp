@@ -1,7 +1,6 @@
 #include "models/dbnet/options.h"
 
 #include "config/deck_table.h"
-#include "models/dbnet/train_options.h"
 
 namespace weft {
 namespace {
@@ -39,7 +38,7 @@ void postprocess_rows(Rows& r, PostprocessDeck& d) {
            "Outlines are simplified within this share of their length. DBNet++ takes 0.002, DBNet "
            "0.01.");
   r.number("max_candidates", d.max_candidates, 0, 1e6,
-           "Outlines that are looked at in a picture: this and one more, from the bottom up.");
+           "Maximum number of outlines examined in a picture (plus one), from the bottom up.");
 }
 
 }  // namespace
@@ -49,6 +48,21 @@ std::vector<DeckTable> dbnet_tables() {
   model.next = "model";
   model.fixed = true;
   return {model, deck_table("postprocess", postprocess_rows), dbnet_train_table()};
+}
+
+namespace {
+
+void rows(Rows& r, DbnetTrainDeck& d) {
+  r.number("lr_detector", d.lr_detector, 0, 1e3, "Text detector: learning rate.");
+}
+
+}  // namespace
+
+DeckTable dbnet_train_table() {
+  DeckTable t = deck_table("train", rows);
+  t.next = "parallel";
+  t.fixed = true;
+  return t;
 }
 
 }  // namespace weft

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "config/deck.h"
+#include "config/deck_table.h"
 
 namespace weft {
 
@@ -28,5 +29,11 @@ struct PostprocessDeck {
 };
 
 std::vector<DeckTable> dbnet_tables();
+
+// The keys of [train] that belong to the text detector alone.
+struct DbnetTrainDeck {
+  double lr_detector = 0.007;
+};
+DeckTable dbnet_train_table();
 
 }  // namespace weft

@@ -13,19 +13,19 @@ ResidualBlock add_residual_block(ConvNet& net, const std::string& name, const Fe
                                  const ResidualShape& s) {
   ResidualBlock block;
   Feature at = in;
-  const auto add = [&](std::int64_t out, const ops::Conv& geometry) {
-    const std::string number = std::to_string(block.convs.size() + 1);
-    block.convs.push_back(
-        net.add(name + ".conv" + number, name + ".bn" + number, at, out, geometry));
-    at = block.convs.back().out;
+  const auto add = [&](std::int64_t out, const ops::Conv& geometry, bool deformable = false) {
+    const std::string number = std::to_string(block.convs.size() + 1),
+                      conv = name + ".conv" + number, norm = name + ".bn" + number;
+    block.convs.push_back(deformable ? net.add_deformable(conv, norm, at, out, geometry)
+                                     : net.add(conv, norm, at, out, geometry));
+    at = block.convs.back()->out;
   };
   const std::int64_t out = s.planes * s.expansion;
   block.averages = s.average_down && s.stride == 2;
   if (s.bottleneck) {
     add(s.planes, ops::Conv::same(1));
-    const Feature before = at;
-    add(s.planes, ops::Conv::strided(3, block.averages ? 1 : s.stride, s.dilation, s.groups));
-    if (s.deformable) net.make_deformable(name + ".conv2", before, block.convs.back());
+    add(s.planes, ops::Conv::strided(3, block.averages ? 1 : s.stride, s.dilation, s.groups),
+        s.deformable);
     if (block.averages) at.rate *= 2;
     add(out, ops::Conv::same(1));
   } else {
@@ -48,40 +48,42 @@ std::vector<Var> residual_blocks(nn::Context c, std::vector<Var> xs,
                                  nn::BatchNormGroup& group) {
   WEFT_ASSERT(!xs.empty() && xs.size() == blocks.size());
   const std::size_t convs = blocks.front()->convs.size();
+  // All but the last convolution of each block.
   std::vector<Var> inner = xs;
   for (std::size_t k = 0; k + 1 < convs; ++k) {
     std::vector<ConvNormCall> calls;
     for (std::size_t i = 0; i < blocks.size(); ++i)
-      calls.push_back({inner[i], &blocks[i]->convs[k]});
-    inner = conv_norms(c, calls, group);
+      calls.push_back({std::move(inner[i]), blocks[i]->convs[k]});
+    inner = conv_norms(c, std::move(calls), group);
     for (std::size_t i = 0; i < blocks.size(); ++i)
       if (blocks[i]->averages && k == 1) inner[i] = nn::average_pool_2x2(c, inner[i]);
   }
-  std::vector<nn::BatchNormCall> last;
+  // The last one and what is added to it.
+  std::vector<ConvNormCall> last;
   std::vector<std::size_t> of;  // whose block each of them is
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const ResidualBlock& b = *blocks[i];
-    const Var y = convolve(c, std::exchange(inner[i], nullptr), b.convs.back());
-    const nn::BatchNorm* norm = &b.convs.back().norm;
-    if (b.downsample) {
-      if (b.averages) xs[i] = nn::average_pool_2x2(c, xs[i]);
-      const Var identity = convolve(c, xs[i], *b.downsample);
-      xs[i] = nn::batch_norm_add(c, {y, norm}, {identity, &b.downsample->norm}, group,
-                                 Activation::relu);
+    Var x = std::exchange(xs[i], nullptr);
+    ConvNormCall call{std::move(inner[i]), b.convs.back()};
+    if (b.downsample != nullptr) {
+      if (b.averages) x = nn::average_pool_2x2(c, x);
+      xs[i] = conv_norm_add(c, std::move(call), {std::move(x), b.downsample}, group);
     } else {
-      last.push_back({y, norm, Activation::relu, xs[i]});
+      call.residual = std::move(x);
+      last.push_back(std::move(call));
       of.push_back(i);
     }
   }
   if (last.empty()) return xs;
-  const std::vector<Var> out = nn::batch_norms(c, last, group);
+  const std::vector<Var> out = conv_norms(c, std::move(last), group);
   for (std::size_t k = 0; k < of.size(); ++k) xs[of[k]] = out[k];
   return xs;
 }
 
-Var residual_block(nn::Context c, const Var& x, const ResidualBlock& block,
-                   nn::BatchNormGroup& group) {
-  return residual_blocks(c, {x}, {&block}, group).front();
+Var residual_block(nn::Context c, Var x, const ResidualBlock& block, nn::BatchNormGroup& group) {
+  std::vector<Var> xs(1);
+  xs[0] = std::move(x);  // nothing else holds it, where the caller does not
+  return residual_blocks(c, std::move(xs), {&block}, group).front();
 }
 
 ResNet::ResNet(ConvNet& net, const ResNetShape& shape) : clip_(shape.clip) {
@@ -92,7 +94,7 @@ ResNet::ResNet(ConvNet& net, const ResNetShape& shape) : clip_(shape.clip) {
     const std::string norm = fmt::format("{}{}", clip_ ? "stem." : "bn", clip_ ? 3 * i + 1 : i + 1);
     stem_.push_back(net.add(conv, norm, at, shape.stem[i],
                             ops::Conv::strided(shape.stem.size() == 1 ? 7 : 3, i == 0 ? 2 : 1)));
-    at = stem_.back().out;
+    at = stem_.back()->out;
   }
   at.rate *= 2;  // max pooling
   ResidualShape block{.bottleneck = shape.bottleneck,
@@ -132,7 +134,7 @@ std::int64_t ResNet::blocks() const {
 std::vector<Var> ResNet::forward(nn::Context c, const Var& image, nn::BatchNormGroup& group,
                                  std::int64_t recomputed) const {
   Var x = image;
-  for (const ConvNorm& layer : stem_) x = conv_norm(c, x, layer, group, Activation::relu);
+  for (const ConvLayer* layer : stem_) x = conv_norm(c, x, *layer, group, Activation::relu);
   x = clip_ ? nn::average_pool_2x2(c, x) : nn::max_pool_3x3(c, x);
   std::vector<Var> maps;
   std::int64_t index = 0;
@@ -143,10 +145,20 @@ std::vector<Var> ResNet::forward(nn::Context c, const Var& image, nn::BatchNormG
           return residual_block({t, table}, input, block, group);
         });
       else
-        x = residual_block(c, x, block, group);
+        x = residual_block(c, std::exchange(x, nullptr), block, group);
     }
     maps.push_back(x);
   }
+  return maps;
+}
+
+std::vector<Tensor> ResNet::forward(const Tensor& image) const {
+  Tape tape(Tape::Mode::infer);
+  ParameterTable none;  // folded layers read their own tensors
+  nn::BatchNormGroup alone;
+  std::vector<Tensor> maps;
+  for (const Var& map : forward({tape, none}, make_var(image, false), alone, 0))
+    maps.push_back(map->value);
   return maps;
 }
 

@@ -1,9 +1,9 @@
-// ResNet and ResNeXt without their classifier (He et al., arXiv 1512.03385;
-// docs/models/segmentation.md, ResNet): names, strides and dilations as in the released models.
+// ResNet and ResNeXt without their classifier, to be trained or only run (He et al., arXiv
+// 1512.03385; docs/models/segmentation.md, ResNet): names, strides and dilations as in the released
+// models.
 #pragma once
 
 #include <array>
-#include <optional>
 
 #include "models/resnet/conv_net.h"
 
@@ -12,11 +12,11 @@ namespace weft {
 // relu(norms and convolutions of x + x): two 3x3 convolutions (basic), or 1x1, 3x3, 1x1
 // (bottleneck). Where the size or the channels change, x passes a 1x1 convolution and a norm.
 struct ResidualBlock {
-  std::vector<ConvNorm> convs;
-  std::optional<ConvNorm> downsample;
+  std::vector<const ConvLayer*> convs;
+  const ConvLayer* downsample = nullptr;
   // Behind the 3x3 convolution, and x in front of `downsample`, are averaged over 2x2 squares.
   bool averages = false;
-  Feature out() const { return convs.back().out; }
+  Feature out() const { return convs.back()->out; }
 };
 // What the block at NAME is: NAME.conv1, .bn1 ..., NAME.downsample.0, .1; with average_down
 // NAME.downsample.1, .2, and one in the first block of every layer.
@@ -29,7 +29,7 @@ struct ResidualShape {
   int later_dilation = 1;     // and of a basic block's second
   int groups = 1;             // of the 3x3 convolution of a bottleneck
   bool average_down = false;  // strides of bottlenecks by averages
-  bool deformable = false;    // the 3x3 convolution of a bottleneck (nn/deform_conv.h)
+  bool deformable = false;    // the 3x3 convolution of a bottleneck (nn/conv.h)
 };
 ResidualBlock add_residual_block(ConvNet& net, const std::string& name, const Feature& in,
                                  const ResidualShape& shape);
@@ -38,8 +38,7 @@ ResidualBlock add_residual_block(ConvNet& net, const std::string& name, const Fe
 std::vector<Var> residual_blocks(nn::Context c, std::vector<Var> xs,
                                  const std::vector<const ResidualBlock*>& blocks,
                                  nn::BatchNormGroup& group);
-Var residual_block(nn::Context c, const Var& x, const ResidualBlock& block,
-                   nn::BatchNormGroup& group);
+Var residual_block(nn::Context c, Var x, const ResidualBlock& block, nn::BatchNormGroup& group);
 
 struct ResNetShape {
   std::array<int, 4> blocks = {3, 4, 6, 3};
@@ -56,22 +55,34 @@ struct ResNetShape {
   bool deformable = false;  // the 3x3 convolutions of layer2 to layer4 (bottlenecks)
 };
 
-class ResNet {
+// What makes feature maps of an image.
+class FeatureNet {
+ public:
+  virtual ~FeatureNet() = default;
+  virtual std::vector<Feature> features() const = 0;
+  virtual std::int64_t blocks() const = 0;
+  // image [N,1,H,W,3] -> features() of it. The first `recomputed` of blocks() keep only their
+  // inputs.
+  virtual std::vector<Var> forward(nn::Context c, const Var& image, nn::BatchNormGroup& group,
+                                   std::int64_t recomputed) const = 0;
+};
+
+// Its features are the maps of layer1 to layer4.
+class ResNet : public FeatureNet {
  public:
   ResNet(ConvNet& net, const ResNetShape& shape);
 
-  // layer1 to layer4.
-  std::vector<Feature> features() const;
-  std::int64_t blocks() const;
+  std::vector<Feature> features() const override;
+  std::int64_t blocks() const override;
   const std::array<std::vector<ResidualBlock>, 4>& layers() const { return layers_; }
-  // image [N,1,H,W,3] -> the maps of layer1 to layer4. The first `recomputed` blocks keep only
-  // their inputs.
   std::vector<Var> forward(nn::Context c, const Var& image, nn::BatchNormGroup& group,
-                           std::int64_t recomputed = 0) const;
+                           std::int64_t recomputed) const override;
+  // The same once the network is folded (ConvNet::fold).
+  std::vector<Tensor> forward(const Tensor& image) const;
 
  private:
   bool clip_;
-  std::vector<ConvNorm> stem_;
+  std::vector<const ConvLayer*> stem_;
   std::array<std::vector<ResidualBlock>, 4> layers_;
 };
 

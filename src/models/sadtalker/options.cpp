@@ -22,7 +22,7 @@ void rows(Rows& r, SadtalkerDeck& d) {
   r.number("kp_temperature", d.kp_temperature, 1e-6, 1e6,
            "Keypoint detector: logits are divided by this before the softmax.");
   r.number("gen_block_expansion", d.gen_block_expansion, 1, 4096,
-           "Generator: channels behind its first convolution.");
+           "Generator: channels after its first convolution.");
   r.number("gen_max_features", d.gen_max_features, 1, 65536,
            "Generator: channels that become a volume, gen_reshape_channel times "
            "gen_reshape_depth.");

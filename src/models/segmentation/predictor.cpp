@@ -6,10 +6,10 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/host.h"
-#include "media/pillow_resize.h"
-#include "models/segmentation/pixel_scale.h"
-#include "models/segmentation/weights.h"
-#include "ops/evaluate.h"
+#include "media/resize.h"
+#include "models/images.h"
+#include "models/segmentation/segmentation.h"
+#include "ops/loss.h"
 
 namespace weft {
 
@@ -83,7 +83,7 @@ std::vector<ScaledPicture> Predictor::scaled(std::span<const std::uint8_t> rgb,
   for (const ImageSize& s : sizes(size)) {
     ScaledPicture& scale = scales.emplace_back();
     scale.size = s;
-    scale.rgb.resize(static_cast<std::size_t>(s.height * s.width * 3));
+    scale.rgb.resize(s.height * s.width * 3);
     pillow_resize(picture, s.height, s.width, PillowFilter::bilinear, scale.rgb.data(),
                   3 * s.width);
   }
@@ -92,24 +92,18 @@ std::vector<ScaledPicture> Predictor::scaled(std::span<const std::uint8_t> rgb,
 
 Predictor::Tensors Predictor::run(const std::vector<ScaledPicture>& scales, ImageSize size,
                                   std::span<const std::uint8_t> labels, bool labelled) {
-  const DType dtype = deck_.model.dtype == "bf16" ? DType::bf16 : DType::f32;
   const ops::PixelScale scale = pixel_scale(deck_.get<SegmentationDeck>());
   std::vector<Tensor> logits;
   for (const ScaledPicture& picture : scales) {
-    const std::int64_t H = picture.size.height, W = picture.size.width;
-    const std::int32_t whole[] = {static_cast<std::int32_t>(H), static_cast<std::int32_t>(W)};
-    Tensor image = Tensor::empty({1, 1, H, W, 3}, dtype);
-    {
-      const Tensor bytes =
-          Tensor::from_host(std::span<const std::uint8_t>(picture.rgb), {1, H, W, 3});
-      ops::normalise_images(bytes, Tensor::from_host(std::span<const std::int32_t>(whole), {1, 2}),
-                            scale, image);
-    }
+    Tensor image =
+        network_pixels(Tensor::from_host(std::span<const std::uint8_t>(picture.rgb),
+                                         {1, picture.size.height, picture.size.width, 3}),
+                       scale, model_dtype(deck_));
     Tape tape(Tape::Mode::infer);
     const Var x = make_var(std::move(image), false);
     logits.push_back(model_.forward({tape, model_.params()}, x, norm_, {}, false).main->value);
   }
-  const std::vector<std::int64_t> zeros(static_cast<std::size_t>(3 * classes_));
+  const std::vector<std::int64_t> zeros(3 * classes_);
   Tensors t{Tensor::empty({size.height, size.width}, DType::u8),
             Tensor::from_host(std::span<const std::int64_t>(zeros), {3, classes_})};
   Tensor label, scores;
@@ -142,12 +136,9 @@ double Predictor::cost(ImageSize size) const {
 }
 
 MemoryNeed Predictor::plan(ImageSize size, bool labelled, std::size_t capacity) {
-  const auto arena = Arena::planning(this_device().kind, capacity);
-  const ArenaScope scope(*arena);
   std::vector<ScaledPicture> scales;
   for (const ImageSize& s : sizes(size)) scales.push_back({s, {}});
-  run(scales, size, {}, labelled);
-  return arena->need();
+  return memory_of(capacity, [&] { run(scales, size, {}, labelled); });
 }
 
 void Predictor::check_memory(ImageSize size, bool labelled, std::size_t capacity) {

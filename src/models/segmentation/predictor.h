@@ -3,7 +3,6 @@
 #pragma once
 
 #include <mpi.h>
-
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -11,10 +10,10 @@
 #include <vector>
 
 #include "checkpoint/model_source.h"
-#include "data/images/image_sizes.h"
+#include "data/images/labelled_images.h"
 #include "models/segmentation/segmentation.h"
 #include "nn/batch_norm.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

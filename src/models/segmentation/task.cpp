@@ -1,73 +1,22 @@
 #include "models/segmentation/task.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "core/error.h"
 #include "core/philox.h"
-#include "models/segmentation/pixel_scale.h"
-#include "models/segmentation/weights.h"
 #include "nn/exchange.h"
 #include "nn/image_ops.h"
-#include "ops/layout.h"
 #include "ops/loss.h"
 #include "ops/pointwise.h"
-#include "tensor/device.h"
 #include "train/data_parallel.h"
-#include "train/measure.h"
 
 namespace weft {
-namespace {
-
-// Bytes on their device; waits for nothing.
-void copy_bytes(const Tensor& from, Tensor& to) {
-  if (from.device() == DeviceKind::cuda)
-    device_runtime().copy(to.raw(), from.raw(), from.bytes(), Stream::compute);
-  else
-    std::memcpy(to.raw(), from.raw(), from.bytes());
-}
-
-// What a micro-batch trains on.
-struct Batch {
-  Tensor images;  // f32 or bf16 [N,1,H,W,3], normalised
-  Tensor labels;  // u8 [N,h,w]: 0 is ignored, v is class v - 1
-};
-
-// `bytes` holds pixels and labels of one image after the other. While planning it is undefined.
-Batch unpack(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes, DType dtype,
-             const ops::PixelScale& scale) {
-  const MicroBatch& what = clips.what;
-  const auto N = static_cast<std::int64_t>(what.clips.size());
-  const bool sized = !what.views.empty();
-  const std::int64_t H = sized ? what.height : bucket.height;
-  const std::int64_t W = sized ? what.width : bucket.width;
-  const std::int64_t h = H / bucket.label_rate, w = W / bucket.label_rate;
-  Batch b;
-  b.images = Tensor::empty({N, 1, H, W, 3}, dtype);
-  b.labels = Tensor::empty({N, h, w}, DType::u8);
-  std::vector<std::int32_t> sizes;
-  for (const ImageView& v : what.views)
-    sizes.insert(sizes.end(),
-                 {static_cast<std::int32_t>(v.height), static_cast<std::int32_t>(v.width)});
-  sizes.resize(static_cast<std::size_t>(2 * N));
-  const Tensor valid = Tensor::from_host(std::span<const std::int32_t>(sizes), {N, 2});
-  if (!bytes.defined()) return b;
-  const auto stride = static_cast<std::int64_t>(bucket.clip_bytes(H, W));
-  for (std::int64_t i = 0; i < N; ++i) {
-    const std::int64_t at = i * stride, pixels = H * W * 3;
-    Tensor image = b.images.slice(i, i + 1), label = b.labels.slice(i, i + 1);
-    ops::normalise_images(bytes.slice(at, at + pixels).view({1, H, W, 3}), valid.slice(i, i + 1),
-                          scale, image);
-    copy_bytes(bytes.slice(at + pixels, at + stride), label);
-  }
-  return b;
-}
-
-}  // namespace
 
 SegmentationTask::SegmentationTask(const Deck& deck)
-    : deck_(deck), train_(deck.get<SegmentationTrainDeck>()), model_(deck.get<SegmentationDeck>()) {
+    : ImageTask(deck),
+      train_(deck.get<SegmentationTrainDeck>()),
+      model_(deck.get<SegmentationDeck>()) {
   norm_.use_running = train_.fix_bn;
   norm_.momentum = static_cast<float>(train_.bn_momentum);
 }
@@ -98,7 +47,7 @@ std::vector<TrainDeck> SegmentationTask::optimizers() const {
   return all;
 }
 
-void SegmentationTask::check(std::span<const Bucket> buckets) const {
+void SegmentationTask::check(std::span<const Bucket> buckets) {
   const std::int64_t rate = model_.label_rate(), stride = model_.stride();
   for (const Bucket& b : buckets) {
     WEFT_CHECK(b.label_rate > 0 && !b.holds_text(), Exit::usage,
@@ -125,14 +74,8 @@ void SegmentationTask::check(std::span<const Bucket> buckets) const {
   }
 }
 
-std::string SegmentationTask::start_weights() {
-  params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
+std::string SegmentationTask::load_start() {
   return load_segmentation(deck_.model.weights, deck_.get<SegmentationDeck>(), params());
-}
-
-void SegmentationTask::share_clips(Communicator* group) {
-  WEFT_CHECK(group == nullptr, Exit::usage, "set parallel.sp = 1",
-             "images cannot be shared by ranks (parallel.sp = {})", deck_.parallel.sp);
 }
 
 std::int64_t SegmentationTask::together(int ranks) const {
@@ -151,20 +94,7 @@ void SegmentationTask::join_ranks(MPI_Comm world) {
   ranks_ = nn::make_sequence_group(world, sharing);
   norm_.ranks = ranks_.get();
   norm_.size = static_cast<int>(sharing);
-  if (sharing < size) all_ = make_communicator(world);
-}
-
-// Forward the sums of x and x^2 and the count, backward two sums, in f64.
-TrainingTask::InnerExchange SegmentationTask::inner_exchange() const {
-  double channels = 0;
-  int layers = 0;
-  for (const auto& p : model_.params().all())
-    if (p->name.ends_with(".running_mean")) ++layers, channels += static_cast<double>(p->shape[0]);
-  return {2 * layers, 8 * (4 * channels + layers)};
-}
-
-double SegmentationTask::cost(const Bucket& bucket, double recompute) const {
-  return model_.flops(bucket.height, bucket.width, true) * (3 + recompute);
+  if (sharing < size) ImageTask::join_ranks(world);
 }
 
 double SegmentationTask::share(const Bucket& bucket, const MicroBatch& clips, std::int64_t) const {
@@ -215,13 +145,13 @@ void SegmentationTask::check_labels(const Bucket& bucket, const LoadedBatch& cli
 TrainingWork SegmentationTask::prepare(const Bucket& bucket, const LoadedBatch& clips,
                                        const Tensor& bytes, double recompute, float weight) {
   check_labels(bucket, clips);
-  const Batch batch = unpack(bucket, clips, bytes, bf16() ? DType::bf16 : DType::f32,
-                             pixel_scale(deck_.get<SegmentationDeck>()));
+  const Batch batch = unpack(bucket, clips, bytes, pixel_scale(deck_.get<SegmentationDeck>()), 1,
+                             bucket.label_rate);
   const Segmentation::Dropout drop{dropout(clips, model_.dropout_channels(), 0),
                                    dropout(clips, model_.aux_dropout_channels(), 1)};
   TrainingWork work;
   work.parts.push_back([this, batch, drop, recompute, weight](Tape& tape) {
-    return loss(tape, batch.images, batch.labels, drop, recompute, weight);
+    return loss(tape, batch.images, batch.maps[0], drop, recompute, weight);
   });
   return work;
 }
@@ -231,9 +161,8 @@ TrainingLoss SegmentationTask::loss(Tape& tape, const Tensor& images, const Tens
                                     float weight) {
   const nn::Context c{tape, params()};
   const std::int64_t N = labels.dim(0);
-  const auto recomputed =
-      static_cast<std::int64_t>(std::ceil(recompute * static_cast<double>(model_.blocks()) - 1e-9));
-  const auto logits = model_.forward(c, make_var(images, false), norm_, drop, true, recomputed);
+  const auto logits = model_.forward(c, make_var(images, false), norm_, drop, true,
+                                     recomputed_blocks(recompute, model_.blocks()));
   // The loss is a mean over the micro-batch; each image counts it as its own.
   const float each = weight * static_cast<float>(N);
   const auto scale = static_cast<float>(train_.deep_sup_scale);
@@ -243,13 +172,6 @@ TrainingLoss SegmentationTask::loss(Tape& tape, const Tensor& images, const Tens
                     Tensor::empty({std::ssize(terms())}, DType::f32)};
   ops::nll_summary(main, aux, scale, loss.clips, loss.terms);
   return loss;
-}
-
-void SegmentationTask::end_step(const StepReport&, std::int64_t, std::int64_t) {
-  if (!all_) return;
-  Tensor& running = params().fixed();
-  all_->wait(all_->all_reduce_sum(running));
-  ops::scaled_add(running, 1.0f / static_cast<float>(all_->size()), Tensor(), running, false);
 }
 
 std::string SegmentationTask::state() const {
@@ -271,26 +193,6 @@ void SegmentationTask::set_state(const std::string& text) {
       ops::scaled_add(params().find(layer + name)->value, iter, Tensor(),
                       params().find(layer + "_tmp_" + name)->value, false);
   }
-}
-
-void SegmentationTask::check_plan(std::span<const Bucket> buckets, bool) { check(buckets); }
-
-MeasuredWork SegmentationTask::measure(const PlannedWork& work, MPI_Comm world) {
-  MeasuredWork measured;
-  if (!ranks_) join_ranks(world);
-  allocate_for_measuring(*this, deck_);
-  for (std::size_t i = 0; i < work.buckets.size(); ++i) {
-    const MeasuredTimes t = time_micro_batch(*this, work.buckets[i], work.clips[i], world);
-    MicroBatchCost cost;
-    cost.forward = t.forward;
-    cost.backward = t.backward;
-    cost.flops = static_cast<double>(work.clips[i]) * 3 *
-                 model_.flops(work.buckets[i].height, work.buckets[i].width, true);
-    measured.costs.push_back(cost);
-  }
-  measured.update_seconds_an_element = time_update(optimizers().front(), params(), world);
-  measured.how = fmt::format("measured: {} runs of each size, medians", measured_runs);
-  return measured;
 }
 
 }  // namespace weft

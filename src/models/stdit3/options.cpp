@@ -1,6 +1,7 @@
 #include "models/stdit3/options.h"
 
 #include "config/deck_table.h"
+#include "models/flow_sampler.h"
 
 namespace weft {
 namespace {
@@ -14,19 +15,23 @@ void model_rows(Rows& r, Stdit3Deck& d) {
   r.number("num_heads", d.num_heads, 1, 1024, "Attention heads; divides hidden_size.");
   r.number("mlp_ratio", d.mlp_ratio, 0.01, 64, "Width of the MLP over hidden_size.");
   r.number("class_dropout_prob", d.class_dropout_prob, 0, 1,
-           "Share of samples that train without their caption.");
+           "Share of samples that train without their caption.")
+      .decides = false;
   r.flag("pred_sigma", d.pred_sigma,
          "Give the output twice the input's channels, as the released models do.");
   r.number("drop_path", d.drop_path, 0, below_one,
-           "Probability of leaving the last block out for a sample; grows linearly with depth.");
+           "Probability of leaving the last block out for a sample; grows linearly with depth.")
+      .decides = false;
   r.number("caption_channels", d.caption_channels, 1, 65536,
            "Channels of the caption features: 4096 for T5 XXL.");
   r.number("model_max_length", d.model_max_length, 1, 65536, "Longest caption in tokens.");
   r.flag("qk_norm", d.qk_norm, "Normalise queries and keys in each head.");
   r.number("input_sq_size", d.input_sq_size, 1, 65536,
            "Side in pixels at which the position embedding has scale 1.");
-  r.flag("only_train_temporal", d.only_train_temporal, "Train the temporal blocks alone.");
-  r.flag("freeze_y_embedder", d.freeze_y_embedder, "Keep the caption projection as it is.");
+  r.flag("only_train_temporal", d.only_train_temporal, "Train the temporal blocks alone.").decides =
+      false;
+  r.flag("freeze_y_embedder", d.freeze_y_embedder, "Keep the caption projection as it is.")
+      .decides = false;
   r.flag("skip_y_embedder", d.skip_y_embedder, "Captions come already projected to hidden_size.");
 }
 
@@ -45,21 +50,6 @@ void check_model(const Stdit3Deck& m, const DeckDemand& demand) {
   demand(m.hidden_size % 4 == 0,
          fmt::format("model.hidden_size = {} does not divide by 4", m.hidden_size),
          "the position embedding has sine and cosine for rows and columns: take a multiple of 4");
-}
-
-void diffusion_rows(Rows& r, DiffusionDeck& d) {
-  r.number("num_timesteps", d.num_timesteps, 1, many,
-           "Timesteps that the time from noise to data is measured in.");
-  r.text("sample_method", d.sample_method, "Distribution of the training timesteps.",
-         {"logit-normal", "uniform"});
-  r.number("loc", d.loc, -100, 100, "Mean of the normal in logit-normal.");
-  r.number("scale", d.scale, 1e-6, 100, "Deviation of the normal in logit-normal.");
-  r.flag("use_discrete_timesteps", d.use_discrete_timesteps, "Draw whole timesteps only.");
-  r.flag("use_timestep_transform", d.use_timestep_transform,
-         "Shift timesteps towards noise for larger and longer clips.");
-  r.number("transform_scale", d.transform_scale, 1e-6, 1e6, "Strength of that shift in training.");
-  r.flag("fix_short_clips", d.fix_short_clips,
-         "Cure the shift for clips under 17 frames; false repeats Open-Sora 1.2 as released.");
 }
 
 void mask_rows(Rows& r, MaskDeck& d) {
@@ -86,14 +76,6 @@ void check_mask(const MaskDeck& k, const DeckDemand& demand) {
          "lower some: together they are at most 1, and what is left has no mask");
 }
 
-void sampler_rows(Rows& r, SamplerDeck& d) {
-  r.number("steps", d.steps, 1, 100000, "Steps from noise to clip.");
-  r.number("cfg_scale", d.cfg_scale, 0, 1000,
-           "Weight of the caption in classifier-free guidance; 1 follows it plainly.");
-  r.flag("use_timestep_transform", d.use_timestep_transform,
-         "Shift timesteps towards noise for larger and longer clips.");
-}
-
 }  // namespace
 
 Stdit3Config stdit3_config(const Deck& deck) {
@@ -101,14 +83,13 @@ Stdit3Config stdit3_config(const Deck& deck) {
 }
 
 std::vector<DeckTable> stdit3_tables() {
-  std::vector<DeckTable> tables = {deck_table("model", model_rows, check_model),
-                                   deck_table("diffusion", diffusion_rows),
+  std::vector<DeckTable> tables = {deck_table("model", model_rows, check_model), diffusion_table(),
                                    deck_table("mask", mask_rows, check_mask)};
   for (DeckTable& t : tables) {
     t.next = t.section == "model" ? "model" : "train";
     t.fixed = true;
   }
-  tables.push_back(deck_table("sampler", sampler_rows));
+  tables.push_back(sampler_table());
   return tables;
 }
 

@@ -1,4 +1,5 @@
-// STDiT3's tables of the deck: [model], [diffusion], [mask] and [sampler].
+// STDiT3's tables of the deck: [model] and [mask], and those of its sampler
+// (models/flow_sampler.h).
 #pragma once
 
 #include "config/deck.h"
@@ -31,17 +32,6 @@ struct Stdit3Config : Stdit3Deck {
   double recompute = 0;  // share of the blocks
 };
 Stdit3Config stdit3_config(const Deck& deck);
-// Timesteps of rectified flow (docs/models/stdit3.md, Timestep transform).
-struct DiffusionDeck {
-  std::int64_t num_timesteps = 1000;
-  std::string sample_method = "logit-normal";
-  double loc = 0.0;
-  double scale = 1.0;
-  bool use_discrete_timesteps = false;
-  bool use_timestep_transform = true;
-  double transform_scale = 1.0;
-  bool fix_short_clips = true;
-};
 // Share of samples that train with each frame mask (docs/models/stdit3.md, Frame masks); the rest
 // has none.
 struct MaskDeck {
@@ -49,13 +39,6 @@ struct MaskDeck {
   double quarter_random = 0, quarter_head = 0, quarter_tail = 0, quarter_head_tail = 0;
   double image_random = 0, image_head = 0, image_tail = 0, image_head_tail = 0;
 };
-// Sampling by Euler steps (docs/generate_reference.md).
-struct SamplerDeck {
-  std::int64_t steps = 30;
-  double cfg_scale = 7.0;
-  bool use_timestep_transform = true;
-};
-
 std::vector<DeckTable> stdit3_tables();
 
 }  // namespace weft

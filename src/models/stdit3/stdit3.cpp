@@ -1,11 +1,11 @@
 #include "models/stdit3/stdit3.h"
 
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
 #include "models/stdit3/options.h"
 #include "ops/attention.h"
-#include "ops/embed.h"
 #include "ops/layout.h"
 #include "ops/norm.h"
 #include "ops/pointwise.h"
@@ -121,8 +121,6 @@ void Stdit3::set_sequence_group(Communicator* group) {
   if (group != nullptr && group->size() > 1) group_ = {group, group->rank(), group->size()};
 }
 
-void Stdit3::plan_sequence_group(int rank, int ranks) { group_ = {nullptr, rank, ranks}; }
-
 void Stdit3::check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const {
   const auto& p = config_.patch_size;
   const std::int64_t S = ((height + p[1] - 1) / p[1]) * ((width + p[2] - 1) / p[2]);
@@ -163,27 +161,57 @@ Var Stdit3::block(nn::Context c, const Stdit3Block& b, ops::Axis axis, const Var
   return nn::gate_residual(c, x2, nn::mlp(c, v, b.fc1, b.fc2), m, rows, gate_mlp, keep_mlp);
 }
 
-Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const Var& y_var) {
-  const nn::Context c{tape, params_};
-  const DType dtype = activation_dtype();
-  const ops::PatchGeometry patch{static_cast<int>(config_.patch_size[0]),
-                                 static_cast<int>(config_.patch_size[1]),
-                                 static_cast<int>(config_.patch_size[2])};
-  const std::int64_t B = in.x.dim(0), C = config_.hidden_size;
-  const std::int64_t T = (in.x.dim(2) + patch.pt - 1) / patch.pt;
-  const std::int64_t H = (in.x.dim(3) + patch.ph - 1) / patch.ph;
-  const std::int64_t W = (in.x.dim(4) + patch.pw - 1) / patch.pw, S = H * W;
-  WEFT_ASSERT(in.x.dim(1) == config_.in_channels && S >= group_.size);
-  // This rank's frames wherever the grid is cut by frames.
-  const Part frames = nn::share_of(T, group_.rank, group_.size);
+// What the steps of one forward share. The grid is [B,T,S,C]: S = H*W tokens in each of T frames.
+struct Stdit3::Pass {
+  nn::Context c;
+  const Stdit3Input& in;
+  ops::PatchGeometry patch;
+  std::int64_t B, T, H, W, S;
+  Part frames;  // this rank's, wherever the grid is cut by frames
 
-  // 1. Tokens: patches through one matrix product, plus the position embedding.
+  // The timestep's vectors [G,C] and [G,6C], G = B, or 2B with a frame mask: frames that are given
+  // take those of t = 0, which stand behind the samples' own. Of each frame its row of them: of all
+  // frames, of this rank's, and without heed to the mask.
+  Var t, t6;
+  Tensor rows, frame_rows, sample_rows;
+
+  Pass(Tape& tape, ParameterTable& params, const Stdit3Config& config,
+       const nn::SequenceGroup& group, const Stdit3Input& input)
+      : c{tape, params},
+        in(input),
+        patch{static_cast<int>(config.patch_size[0]), static_cast<int>(config.patch_size[1]),
+              static_cast<int>(config.patch_size[2])},
+        B(in.x.dim(0)),
+        T((in.x.dim(2) + patch.pt - 1) / patch.pt),
+        H((in.x.dim(3) + patch.ph - 1) / patch.ph),
+        W((in.x.dim(4) + patch.pw - 1) / patch.pw),
+        S(H * W),
+        frames(nn::share_of(T, group.rank, group.size)) {
+    WEFT_ASSERT(in.x.dim(1) == config.in_channels && S >= group.size);
+    WEFT_ASSERT(!masked() || patch.pt == 1);
+  }
+  bool masked() const { return in.x_mask.defined(); }
+};
+
+Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const Var& y_var) {
+  Pass p(tape, params_, config_, group_, in);
+  Var x = embed_patches(p, x_var);
+  embed_times(p);
+  const Var y = embed_captions(p, y_var);
+  x = run_blocks(p, std::move(x), y);
+  return final_layer(p, x);
+}
+
+// 1. Tokens: patches through one matrix product, plus the position embedding. [B,T_r,S,C]
+Var Stdit3::embed_patches(const Pass& p, const Var& x_var) {
+  const ops::PatchGeometry patch = p.patch;
+  const std::int64_t C = config_.hidden_size;
   const std::int64_t patch_elements = config_.in_channels * patch.pt * patch.ph * patch.pw;
-  Tensor patches = Tensor::empty({B, T, S, patch_elements}, dtype);
-  ops::patchify_forward(in.x, patch, patches);
-  const Var patch_rows = make_var(take_frames(patches, frames), x_var != nullptr);
-  if (x_var && tape.recording())
-    tape.record([x_var, patch_rows, patch, frames, grid = patches.shape()] {
+  Tensor patches = Tensor::empty({p.B, p.T, p.S, patch_elements}, activation_dtype());
+  ops::patchify_forward(p.in.x, patch, patches);
+  const Var patch_rows = make_var(take_frames(patches, p.frames), x_var != nullptr);
+  if (x_var && p.c.tape.recording())
+    p.c.tape.record([x_var, patch_rows, patch, frames = p.frames, grid = patches.shape()] {
       Tensor drows = patch_rows->grad;
       if (frames.size() != grid[1]) {
         drows = Tensor::empty(grid, patch_rows->value.dtype());
@@ -195,103 +223,123 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
       ops::patchify_backward(drows, patch, x_var->grad);
     });
   patches.release();
-  // A rank without frames has nothing to compute until it gets its tokens of every frame.
   Var x;
-  if (frames.size() > 0) {
-    x = nn::linear(c, patch_rows, patch_);
+  if (p.frames.size() > 0) {
+    x = nn::linear(p.c, patch_rows, patch_);
   } else {
-    x = make_var(Tensor::empty({B, 0, S, C}, dtype));
-    nn::skip(c, {patch_.weight, patch_.bias});
+    // A rank without frames has nothing to compute until it gets its tokens of every frame.
+    x = make_var(Tensor::empty({p.B, 0, p.S, C}, activation_dtype()));
+    nn::skip(p.c, {patch_.weight, patch_.bias});
   }
-  Tensor position = Tensor::empty({S, C}, DType::f32);
-  ops::position_embedding(static_cast<int>(H), static_cast<int>(W),
-                          std::sqrt(in.height * in.width) / config_.input_sq_size, position);
+  Tensor position = Tensor::empty({p.S, C}, DType::f32);
+  ops::position_embedding(static_cast<int>(p.H), static_cast<int>(p.W),
+                          std::sqrt(p.in.height * p.in.width) / config_.input_sq_size, position);
   // In place and unrecorded: a constant changes no gradient.
   ops::add_position(position, x->value);
+  return x;
+}
 
-  // 2. Timestep and fps: rows 0..B-1 for the samples' timesteps; with a frame mask, rows B..2B-1
-  // for t = 0.
-  const bool masked = in.x_mask.defined();
-  WEFT_ASSERT(!masked || patch.pt == 1);
-  const std::int64_t G = masked ? 2 * B : B;
+// 2. Timestep and frames a second, to what modulates the tokens.
+void Stdit3::embed_times(Pass& p) {
+  const std::int64_t G = p.masked() ? 2 * p.B : p.B;
   Tensor times = Tensor::empty({G}, DType::f32), rates = Tensor::empty({G}, DType::f32);
-  Tensor rows = Tensor::empty({B * T}, DType::i32);
-  Tensor sample_rows = Tensor::empty({B * T}, DType::i32);
-  ops::modulation_rows(in.timestep, in.fps, in.x_mask, times, rates, rows, sample_rows);
-  const Tensor frame_rows = take_frames(rows.view({B, T, 1, 1}), frames).view({B * frames.size()});
+  p.rows = Tensor::empty({p.B * p.T}, DType::i32);
+  p.sample_rows = Tensor::empty({p.B * p.T}, DType::i32);
+  ops::modulation_rows(p.in.timestep, p.in.fps, p.in.x_mask, times, rates, p.rows, p.sample_rows);
+  p.frame_rows = take_frames(p.rows.view({p.B, p.T, 1, 1}), p.frames).view({p.B * p.frames.size()});
   const auto embed = [&](const Tensor& scalars, const nn::Linear& first, const nn::Linear& second) {
     Tensor e = Tensor::empty({G, timestep_channels}, DType::f32);
     ops::timestep_embedding(scalars, e);
-    return nn::linear(c, nn::silu(c, nn::linear(c, make_var(e, false), first)), second);
+    return nn::linear(p.c, nn::silu(p.c, nn::linear(p.c, make_var(e, false), first)), second);
   };
-  const Var t = nn::add(c, embed(times, t1_, t2_), embed(rates, fps1_, fps2_));
-  const Var t6 = nn::linear(c, nn::silu(c, t), t_block_);
+  p.t = nn::add(p.c, embed(times, t1_, t2_), embed(rates, fps1_, fps2_));
+  p.t6 = nn::linear(p.c, nn::silu(p.c, p.t), t_block_);
+}
 
-  // 3. Captions: only the valid rows, projected to C.
-  const std::int64_t L = in.captions.index.numel();
-  Var y;
-  const std::int64_t caption_width = config_.skip_y_embedder ? C : config_.caption_channels;
-  Tensor caption_rows = Tensor::empty({L, caption_width}, dtype);
-  ops::gather_captions(in.captions.y, y_embedding_->value, in.captions.index, caption_rows);
-  y = make_var(caption_rows, y_var != nullptr);
-  if (y_var && tape.recording())
-    tape.record([y_var, y, index = in.captions.index] {
+// 3. Captions: only the rows that count, projected to C. [sum L,C]
+Var Stdit3::embed_captions(const Pass& p, const Var& y_var) {
+  const Captions& captions = p.in.captions;
+  const std::int64_t width =
+      config_.skip_y_embedder ? config_.hidden_size : config_.caption_channels;
+  Tensor rows = Tensor::empty({captions.index.numel(), width}, activation_dtype());
+  ops::gather_captions(captions.y, y_embedding_->value, captions.index, rows);
+  const Var y = make_var(rows, y_var != nullptr);
+  if (y_var && p.c.tape.recording())
+    p.c.tape.record([y_var, y, index = captions.index] {
       ops::gather_captions_backward(y->grad, index, zeroed_grad(y_var));
     });
-  if (!config_.skip_y_embedder) y = nn::mlp(c, y, y1_, y2_);
+  return config_.skip_y_embedder ? y : nn::mlp(p.c, y, y1_, y2_);
+}
 
-  // 4. Pairs of spatial and temporal blocks; the first `recompute` share of the blocks keeps its
-  // input only.
-  Tensor rope = Tensor::empty({T, config_.hidden_size / config_.num_heads / 2, 2}, DType::f32);
+// 4. Pairs of spatial and temporal blocks. The first `recompute` share of them keeps its input
+// only. In a group a spatial block runs on a share of the frames, a temporal one on a share of the
+// tokens of each frame; between the two the grid changes hands. [B,T,S_r,C]
+Var Stdit3::run_blocks(const Pass& p, Var x, const Var& y) {
+  Tensor rope = Tensor::empty({p.T, config_.hidden_size / config_.num_heads / 2, 2}, DType::f32);
   ops::rope_table(rope_freqs_->value, rope);
   const auto recomputed = static_cast<std::int64_t>(
-      std::ceil(recompute_share(in) * 2.0 * static_cast<double>(config_.depth)));
+      std::ceil(recompute_share(p.in) * 2.0 * static_cast<double>(config_.depth)));
   nn::Cut cut = nn::Cut::frames;
-  const auto run = [&](const Stdit3Block& b, ops::Axis axis, std::int64_t index) {
-    const nn::Cut wanted = axis == ops::Axis::space ? nn::Cut::frames : nn::Cut::tokens;
+  for (std::int64_t i = 0; i < 2 * config_.depth; ++i) {
+    const bool temporal = i % 2 == 1;
+    const Stdit3Block& b = (temporal ? temporal_ : spatial_)[i / 2];
+    const ops::Axis axis = temporal ? ops::Axis::time : ops::Axis::space;
+    const nn::Cut wanted = temporal ? nn::Cut::tokens : nn::Cut::frames;
     if (!group_.alone() && wanted != cut)
-      x = nn::exchange(c, x, group_, wanted, wanted == nn::Cut::frames ? S : T);
+      x = nn::exchange(p.c, x, group_, wanted, temporal ? p.T : p.S);
     cut = wanted;
     if (x->value.numel() == 0) {  // none of this block's frames are here
-      nn::skip(c, b.parameters());
-      return;
+      nn::skip(p.c, b.parameters());
+      continue;
     }
-    const Tensor& mine = axis == ops::Axis::space ? frame_rows : rows;
     Tensor keep;
-    if (in.drop_path.defined())
-      keep = in.drop_path.view({2 * config_.depth, 2, B}).slice(index, index + 1).view({2, B});
-    if (index >= recomputed || !tape.recording()) {
-      x = block(c, b, axis, x, y, t6, mine, in.captions, rope, keep);
-      return;
-    }
-    x = recompute(tape, [this, &b, axis, input = x, y, t6, mine, captions = in.captions, rope,
-                         keep](Tape& part) {
-      return block({part, params_}, b, axis, input, y, t6, mine, captions, rope, keep);
-    });
-  };
-  for (std::int64_t i = 0; i < config_.depth; ++i) {
-    run(spatial_[static_cast<std::size_t>(i)], ops::Axis::space, 2 * i);
-    run(temporal_[static_cast<std::size_t>(i)], ops::Axis::time, 2 * i + 1);
+    if (p.in.drop_path.defined())
+      keep = p.in.drop_path.view({2 * config_.depth, 2, p.B}).slice(i, i + 1).view({2, p.B});
+    // All by value: a recomputed block runs again in the backward, when this pass is gone.
+    const auto run = [this, &b, axis, input = x, y, t6 = p.t6,
+                      rows = temporal ? p.rows : p.frame_rows, captions = p.in.captions, rope,
+                      keep](Tape& tape) {
+      return block({tape, params_}, b, axis, input, y, t6, rows, captions, rope, keep);
+    };
+    x = i < recomputed && p.c.tape.recording() ? recompute(p.c.tape, run) : run(p.c.tape);
   }
+  return x;
+}
 
-  // 5. Final layer. Clean frames are normalised twice: LN(o) of the already modulated o
-  // (docs/models/stdit3.md, Final layer).
-  const Var m = nn::modulation(c, *final_table_, t);
-  Var o = nn::layer_norm_modulate(c, x, m, sample_rows, 0, 1);
-  if (masked) o = nn::layer_norm_modulate(c, o, m, rows, 0, 1, static_cast<int>(B));
-  Var out_rows = nn::linear(c, o, final_);
-  if (!group_.alone()) out_rows = nn::gather_tokens(c, out_rows, group_, S);
-  Tensor out =
-      Tensor::empty({B, out_channels(), in.x.dim(2), in.x.dim(3), in.x.dim(4)}, DType::f32);
+// 5. Final layer, and the grid back to a latent. Clean frames are normalised twice: LN(o) of the
+// already modulated o (docs/models/stdit3.md, Final layer).
+Var Stdit3::final_layer(const Pass& p, const Var& x) {
+  const ops::PatchGeometry patch = p.patch;
+  const Var m = nn::modulation(p.c, *final_table_, p.t);
+  Var o = nn::layer_norm_modulate(p.c, x, m, p.sample_rows, 0, 1);
+  if (p.masked()) o = nn::layer_norm_modulate(p.c, o, m, p.rows, 0, 1, static_cast<int>(p.B));
+  Var out_rows = nn::linear(p.c, o, final_);
+  if (!group_.alone()) out_rows = nn::gather_tokens(p.c, out_rows, group_, p.S);
+  const Shape& latent = p.in.x.shape();
+  Tensor out = Tensor::empty({p.B, out_channels(), latent[2], latent[3], latent[4]}, DType::f32);
   ops::unpatchify_forward(out_rows->value, patch, out);
   const Var result = make_var(out);
-  if (tape.recording())
-    tape.record([out_rows, result, patch] {
+  if (p.c.tape.recording())
+    p.c.tape.record([out_rows, result, patch] {
       out_rows->grad = Tensor::empty(out_rows->value.shape(), out_rows->value.dtype());
       ops::unpatchify_backward(result->grad, patch, out_rows->grad);
       result->grad.release();
     });
   return result;
+}
+
+Tensor Stdit3::velocity(const DenoiserInput& in) {
+  Stdit3Input of_model;
+  static_cast<DenoiserInput&>(of_model) = in;
+  Tape tape(Tape::Mode::infer);
+  return forward(tape, of_model)->value;
+}
+
+double Stdit3::flops(std::int64_t frames, std::int64_t h, std::int64_t w) const {
+  const auto patches = [](std::int64_t size, std::int64_t p) { return (size + p - 1) / p; };
+  const auto& p = config_.patch_size;
+  return forward_flops(patches(frames, p[0]), patches(h, p[1]) * patches(w, p[2]),
+                       config_.model_max_length);
 }
 
 double Stdit3::forward_flops(std::int64_t T, std::int64_t S, std::int64_t L) const {

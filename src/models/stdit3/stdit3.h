@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "config/deck.h"
+#include "models/interfaces.h"
 #include "models/stdit3/options.h"
 #include "nn/exchange.h"
 #include "nn/nn.h"
@@ -22,37 +23,29 @@ struct Stdit3Block {
   std::vector<Parameter*> parameters() const;
 };
 
-// Captions of a batch, only the rows that count, packed sample after sample.
-struct Captions {
-  Tensor y;  // f32 [B, Lmax, caption_channels], or undefined when every row is the null caption's
-  Tensor index;    // i32 [sum L]: row b*Lmax + l of y, or -1-l for row l of the null caption
-  Tensor offsets;  // i32 [B+1]
-  std::vector<std::int64_t> lengths;  // [B], the same on the host
-};
-
-struct Stdit3Input {
-  Tensor x;                      // f32 [B, Cin, T', H', W'], the noisy latent
-  Tensor timestep;               // f32 [B], in [0, 1000]
-  Tensor fps;                    // f32 [B]
-  double height = 0, width = 0;  // of the footage in pixels
-  Captions captions;
-  Tensor x_mask;          // u8 [B, T], 1 = frame is being generated; undefined: all are
+struct Stdit3Input : DenoiserInput {
   Tensor drop_path;       // f32 [depth, 2, 2, B]: factor of (pair, spatial/temporal, attention/mlp,
                           // sample); may be undefined
   double recompute = -1;  // share of the blocks to recompute for this input; below 0: the model's
 };
 
-class Stdit3 {
+class Stdit3 : public Denoiser {
  public:
   // Registers the parameters; params().allocate() is the caller's, who knows what is to be trained.
   explicit Stdit3(const Stdit3Config& config);
 
-  ParameterTable& params() { return params_; }
+  std::string name() const override { return "STDiT3"; }
+  ParameterTable& params() override { return params_; }
   const ParameterTable& params() const { return params_; }
   const Stdit3Config& config() const { return config_; }
   std::int64_t out_channels() const {
     return config_.pred_sigma ? 2 * config_.in_channels : config_.in_channels;
   }
+  bool bf16() const override { return config_.dtype == "bf16"; }
+  std::set<std::string> tables() const override { return {"model", "sampler", "diffusion"}; }
+  std::int64_t channels() const override { return config_.in_channels; }
+  std::int64_t caption_channels() const override { return config_.caption_channels; }
+  std::int64_t max_caption() const override { return config_.model_max_length; }
   DType activation_dtype() const { return config_.dtype == "bf16" ? DType::bf16 : DType::f32; }
 
   // From now on the ranks of `group` run each forward and backward together, on the same input, and
@@ -60,12 +53,10 @@ class Stdit3 {
   // and the final layer on a share of the tokens of each frame. Every rank gets the whole output
   // and must be given the whole gradient of it; its parameters' gradients are what its own tokens
   // contribute, to be summed over the group. Null: without a group. `group` outlives its use.
-  void set_sequence_group(Communicator* group);
-  // The same for planning arenas, without other ranks: sizes are those of rank `rank` of `ranks`.
-  void plan_sequence_group(int rank, int ranks);
+  void set_sequence_group(Communicator* group) override;
   const nn::SequenceGroup& sequence_group() const { return group_; }
   // Exit::usage unless a latent of this size has tokens for every rank of a group of `ranks`.
-  void check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const;
+  void check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const override;
 
   // The share of the blocks that forward() recomputes for this input, of which ceil(share * 2 *
   // depth) blocks follow.
@@ -79,12 +70,22 @@ class Stdit3 {
   Var forward(Tape& tape, const Stdit3Input& in, const Var& x_var = nullptr,
               const Var& y_var = nullptr);
 
+  Tensor velocity(const DenoiserInput& in) override;
+  double flops(std::int64_t frames, std::int64_t h, std::int64_t w) const override;
+
   // Forward operations of one sample with N = T*S tokens and L caption rows (docs/models/stdit3.md,
   // Operations).
   double forward_flops(std::int64_t T, std::int64_t S, std::int64_t L) const;
 
  private:
   Stdit3Block add_block(const std::string& name, bool temporal);
+  // The steps of forward(), in their order.
+  struct Pass;
+  Var embed_patches(const Pass& p, const Var& x_var);
+  void embed_times(Pass& p);
+  Var embed_captions(const Pass& p, const Var& y_var);
+  Var run_blocks(const Pass& p, Var x, const Var& y);
+  Var final_layer(const Pass& p, const Var& x);
   Var block(nn::Context c, const Stdit3Block& b, ops::Axis axis, const Var& x, const Var& y,
             const Var& t6, const Tensor& rows, const Captions& captions, const Tensor& rope,
             const Tensor& keep);

@@ -2,7 +2,6 @@
 
 #include "checkpoint/weights.h"
 #include "core/error.h"
-#include "models/stdit3/batch.h"
 #include "models/stdit3/options.h"
 
 namespace weft {
@@ -10,7 +9,7 @@ namespace weft {
 Stdit3Task::Stdit3Task(const Deck& deck)
     : deck_(deck), model_(stdit3_config(deck)), latents_(deck) {
   WEFT_CHECK(deck.model.name == "stdit3", Exit::usage,
-             "weft plan tells what training a VAE takes, with --job encode what running one does",
+             "weft plan predicts the training of a VAE, weft plan --job encode its use",
              "model.name = \"{}\": this job is for stdit3 alone", deck.model.name);
   WEFT_CHECK(!masks_wanted(deck.get<MaskDeck>()) || deck.get<Stdit3Deck>().patch_size[0] == 1,
              Exit::usage, "use a patch_size of one frame, or no [mask]",
@@ -18,7 +17,7 @@ Stdit3Task::Stdit3Task(const Deck& deck)
              deck.get<Stdit3Deck>().patch_size[0]);
   WEFT_CHECK(!deck.get<Stdit3Deck>().skip_y_embedder, Exit::usage,
              "set model.skip_y_embedder = false",
-             "model.skip_y_embedder = true wants captions that are projected already; training has "
+             "model.skip_y_embedder = true needs captions that are already projected; training has "
              "none (weft_probe takes them)");
 }
 
@@ -28,21 +27,21 @@ std::string Stdit3Task::describe() const {
                      m.num_heads, deck_.model.dtype);
 }
 
-void Stdit3Task::check(const Bucket& bucket, int sp) const {
-  check_holds_clips(bucket);
-  latents_.check(bucket);
-  const Bucket seen = latents_.seen(bucket);
-  model_.check_sequence(seen.height, seen.width, sp);
+void Stdit3Task::check(std::span<const Bucket> buckets) {
+  for (const Bucket& b : buckets) {
+    check_holds_clips(b);
+    latents_.check(b);
+    const Bucket seen = latents_.seen(b);
+    model_.check_sequence(seen.height, seen.width, group_ ? group_->size() : 1);
+    check_text(b, buckets.front());
+  }
 }
 
 void Stdit3Task::open(std::span<const Bucket> buckets) {
-  std::int64_t clips = 0;
-  for (const Bucket& b : buckets) {
-    check(b, group_ ? group_->size() : 1);
-    check_text(b, buckets.front());
-    clips += b.clips;
-  }
+  check(buckets);
   latents_.load(buckets);
+  std::int64_t clips = 0;
+  for (const Bucket& b : buckets) clips += b.clips;
   if (!deck_.data.text_features.empty())
     features_ = std::make_unique<TextFeatures>(deck_.data.text_features, clips,
                                                deck_.get<Stdit3Deck>().caption_channels,
@@ -53,7 +52,7 @@ void Stdit3Task::open(std::span<const Bucket> buckets) {
 void Stdit3Task::check_text(const Bucket& b, const Bucket& first) const {
   const Stdit3Deck& m = deck_.get<Stdit3Deck>();
   WEFT_CHECK((b.text_channels > 0) == (first.text_channels > 0), Exit::data,
-             "encode the whole store with encode.text, or without",
+             "encode the complete store either with encode.text or without it",
              "of {}, buckets {} and {}, only one has text features", deck_.data.path, first.name,
              b.name);
   if (b.text_channels == 0) return;
@@ -80,12 +79,22 @@ void Stdit3Task::share_clips(Communicator* group) {
 // Forward, twice that for the backward, and what is recomputed.
 double Stdit3Task::cost(const Bucket& bucket, double recompute) const {
   const Bucket b = latents_.seen(bucket);
-  const auto& p = deck_.get<Stdit3Deck>().patch_size;
-  const auto ceil_div = [](std::int64_t a, std::int64_t c) { return (a + c - 1) / c; };
-  const double forward = model_.forward_flops(ceil_div(b.frames, p[0]),
-                                              ceil_div(b.height, p[1]) * ceil_div(b.width, p[2]),
-                                              deck_.get<Stdit3Deck>().model_max_length);
-  return forward * (3 + recompute);
+  return model_.flops(b.frames, b.height, b.width) * (3 + recompute);
+}
+
+TrainingTask::ClipFacts Stdit3Task::facts(const Bucket& bucket) {
+  const Bucket b = latents_.seen(bucket);
+  const Stdit3Deck& m = deck_.get<Stdit3Deck>();
+  const auto patches = [](std::int64_t size, std::int64_t p) { return (size + p - 1) / p; };
+  const auto& p = m.patch_size;
+  ClipFacts facts;
+  facts.unit = "tokens";
+  facts.units = patches(b.frames, p[0]) * patches(b.height, p[1]) * patches(b.width, p[2]);
+  // Captions of full length, in 16 bits.
+  if (!deck_.data.text_features.empty())
+    facts.bytes_beside = 2.0 * static_cast<double>(m.model_max_length * m.caption_channels);
+  if (latents_.encodes(bucket)) facts.other_weights = latents_.weight_bytes();
+  return facts;
 }
 
 // A micro-batch reads every weight and adds to every gradient, however short its clips. In

@@ -1,10 +1,9 @@
 // Training STDiT3 by rectified flow, on pixels or on latents.
 #pragma once
 
-#include "models/stdit3/clip_latents.h"
 #include "models/stdit3/options.h"
+#include "models/stdit3/rectified_flow.h"
 #include "models/stdit3/stdit3.h"
-#include "models/stdit3/text_features.h"
 #include "train/task.h"
 
 namespace weft {
@@ -15,13 +14,12 @@ class Stdit3Task : public TrainingTask {
 
   Stdit3& model() { return model_; }
   const ClipLatents& latents() const { return latents_; }
-  // Exit::usage unless the model can train on such clips, their tokens shared by `sp` ranks.
-  void check(const Bucket& bucket, int sp) const;
 
   ParameterTable& params() override { return model_.params(); }
   std::string describe() const override;
   bool bf16() const override { return deck_.model.dtype == "bf16"; }
   std::vector<TrainDeck> optimizers() const override { return {deck_.train}; }
+  void check(std::span<const Bucket> buckets) override;
   void open(std::span<const Bucket> buckets) override;
   std::string start_weights() override;
   void share_clips(Communicator* group) override;
@@ -33,16 +31,7 @@ class Stdit3Task : public TrainingTask {
   TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
                        double recompute, float weight) override;
 
-  // By closed formulas (models/stdit3/cost.h), or measured with one and two pairs of blocks.
-  void check_plan(std::span<const Bucket> buckets, bool local) override;
-  std::size_t other_weights() const override;
-  double bytes_beside_clip() const override;
-  std::string unit() const override { return "tokens"; }
-  std::int64_t units(const Bucket& bucket, std::int64_t clips) override;
-  std::vector<BucketSchedule> schedule(std::span<const Bucket> buckets) override;
-  std::vector<MicroBatchCost> costs(const PlannedWork& work, const Rates& rates,
-                                    double link_bandwidth) override;
-  MeasuredWork measure(const PlannedWork& work, MPI_Comm world) override;
+  ClipFacts facts(const Bucket& bucket) override;
 
  private:
   void check_text(const Bucket& bucket, const Bucket& first) const;
@@ -52,7 +41,6 @@ class Stdit3Task : public TrainingTask {
   Communicator* group_ = nullptr;
   std::unique_ptr<TextFeatures> features_;
   ClipLatents latents_;
-  bool encodes_ = false;  // pixels to latents while training; known from check_plan() on
 };
 
 }  // namespace weft

@@ -10,7 +10,7 @@ void t5_rows(Rows& r, T5Deck& d) {
          "Safetensors file, index or folder with the T5 encoder; empty conditions on the null "
          "caption.");
   r.text("tokenizer", d.tokenizer,
-         "SentencePiece model; empty looks for spiece.model beside the weights.");
+         "SentencePiece model; empty: spiece.model in the folder of the weights.");
   r.number("d_model", d.d_model, 1, 65536, "Channels of a token.");
   r.number("d_kv", d.d_kv, 1, 1024, "Channels of an attention head.");
   r.number("num_heads", d.num_heads, 1, 1024, "Attention heads.");

@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "models/t5/options.h"
 #include "ops/attention.h"
-#include "ops/embed.h"
+#include "ops/layout.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/pointwise.h"

@@ -12,31 +12,14 @@
 #include <string>
 #include <vector>
 
-#include "config/deck.h"
+#include "models/interfaces.h"
+#include "models/t5/options.h"
 
 namespace weft {
 
-struct EncodedTexts {
-  std::vector<std::int64_t> tokens;        // of each text, its end mark included
-  std::vector<std::size_t> bytes_planned;  // [rank]
-  std::vector<std::size_t>
-      bytes_taken;  // [rank]: weights and the arena's peak; on the CPU also messages
-  std::vector<std::size_t> limits;    // [rank]: what it was allowed
-  std::size_t weight_bytes_read = 0;  // from the files, by all ranks together
-  double seconds = 0;
-  bool stopped = false;  // on request: files may be missing
-};
-
-// A file of features, of the texts behind those of the file before and before `end`.
-struct TextFile {
-  std::filesystem::path path;
-  std::size_t end = 0;
-  std::map<std::string, std::string> metadata;
-};
-
 // Collective. Cleans the texts (t5.clean) and encodes them; rank 0 writes `file`, a safetensors
 // file with one tensor a text, named by its place in the list ("0", "1", ...), F32 [tokens,
-// d_model]: what models/stdit3/text_features.h reads. The same values to 1e-5 at any number of
+// d_model]: what models/stdit3/rectified_flow.h reads. The same values to 1e-5 at any number of
 // ranks and any placement. Frees all its memory before it returns. `texts` matters only on rank 0;
 // every rank gets the whole answer. No arena needs to be current. Exit::usage
 // where the ranks' memory is too small together, with what is missing; Exit::data for weights or a
@@ -54,9 +37,29 @@ EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& text
 
 // The same behind the tokenizer: the ids of each text, 1 to t5.max_length of them.
 EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::int32_t>>& ids,
-                           const std::filesystem::path& file, MPI_Comm world);
-EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::int32_t>>& ids,
                            const std::vector<TextFile>& files, const std::function<bool()>& stop,
                            MPI_Comm world);
+
+// The role of jobs: encode_texts() of a deck, which it copies.
+class T5TextEncoder : public TextEncoder {
+ public:
+  explicit T5TextEncoder(const Deck& deck) : deck_(deck), t5_(deck_.get<T5Deck>()) {}
+
+  std::string name() const override { return "T5"; }
+  std::string lacks() const override { return t5_.weights.empty() ? "t5.weights is empty" : ""; }
+  std::int64_t channels() const override { return t5_.d_model; }
+  std::int64_t max_tokens() const override { return t5_.max_length; }
+  // Shape and precision, cleaning, weights, tokenizer.
+  std::string describe() const override;
+  void check_weights() const override;
+  EncodedTexts encode(const std::vector<std::string>& texts, const std::vector<TextFile>& files,
+                      const std::function<bool()>& stop, MPI_Comm world) override {
+    return encode_texts(deck_, texts, files, stop, world);
+  }
+
+ private:
+  const Deck deck_;
+  const T5Deck& t5_;
+};
 
 }  // namespace weft

@@ -8,9 +8,10 @@ namespace {
 // A deck that is about the VAE alone may give the shape of the temporal one in [model] too.
 void vae_rows(Rows& r, VaeDeck& d) {
   r.text(
-      "weights", d.weights,
-      "Safetensors file, index or folder with the VAE under the released names; empty draws it at "
-      "random (training) or takes the newest checkpoint of run.dir.");
+       "weights", d.weights,
+       "Safetensors file, index or folder with the VAE under the released names; empty draws it at "
+       "random (training) or takes the newest checkpoint of run.dir.")
+      .decides = false;
   r.number("spatial_channels", d.spatial_channels, 1, 65536,
            "Channels of the 2D VAE at full, half, quarter ... size; the last two alike in the "
            "released one.");
@@ -25,14 +26,15 @@ void vae_rows(Rows& r, VaeDeck& d) {
            "Channels of each level over filters.")
       .alias = "model.channel_multipliers";
   r.flag("temporal_downsample", d.temporal_downsample,
-         "Whether the length halves behind each level but the last.")
+         "For each level but the last, whether the length is halved after it.")
       .alias = "model.temporal_downsample";
   r.number("num_groups", d.num_groups, 1, 65536, "Groups of its GroupNorm.").alias =
       "model.num_groups";
   r.number("micro_frame_size", d.micro_frame_size, 0, 100000,
            "Frames that the temporal VAE takes at once, each chunk by itself; 0 takes all.");
   r.number("micro_batch_size", d.micro_batch_size, 0, 100000,
-           "Frames that the 2D VAE takes at once; 0 takes as many as memory allows.");
+           "Frames that the 2D VAE takes at once; 0 takes as many as memory allows.")
+      .decides = false;
   r.number(
       "scale", d.scale, 1e-6, 1e6,
       "Deviation of each latent channel, which is divided by; empty, with shift: `weft encode` "
@@ -57,7 +59,7 @@ void vae_train_rows(Rows& r, VaeTrainDeck& d) {
   r.flag("pixel_loss", d.pixel_loss,
          "Train for the pixels: L1, LPIPS and KL divergence (stage 3).");
   r.flag("latent_loss", d.latent_loss,
-         "Train for the 2D latents, as the temporal VAE gives them back (stages 1 and 2).");
+         "Loss on the 2D latents reconstructed by the temporal VAE (stages 1 and 2).");
   r.flag("identity_loss", d.identity_loss,
          "Hold latents of single frames to the 2D latents (stage 1).");
   r.number("image_share", d.image_share, 0, 1,
@@ -75,7 +77,7 @@ void vae_train_rows(Rows& r, VaeTrainDeck& d) {
   r.text("discriminator_loss", d.discriminator_loss, "Loss of the discriminator.",
          {"hinge", "vanilla", "non-saturating"});
   r.number("discriminator_weight", d.discriminator_weight, 0, 1e6,
-           "Factor of the adversarial loss, beside its adaptive weight.");
+           "Factor of the adversarial loss, multiplied by its adaptive weight.");
   r.number("discriminator_start", d.discriminator_start, 0, many,
            "First step with the adversarial loss.");
   r.number("discriminator_lr", d.discriminator_lr, 0, 1e3, "Learning rate of the discriminator.");

@@ -8,8 +8,8 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/philox.h"
+#include "models/pixels.h"
 #include "models/video_vae/options.h"
-#include "models/video_vae/pixels.h"
 #include "ops/optimizer.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"
@@ -123,6 +123,16 @@ double VaeTask::cost(const Bucket& bucket, double recompute) const {
   return static_cast<double>(bucket.frames * bucket.height * bucket.width) * (3 + recompute);
 }
 
+// LPIPS's network is not part of params().
+TrainingTask::ClipFacts VaeTask::facts(const Bucket& b) {
+  const std::int64_t side = vae_.pixels_a_latent();
+  ClipFacts facts;
+  facts.unit = "latents";
+  facts.units = vae_.temporal().latent_frames(b.frames) * (b.height / side) * (b.width / side);
+  if (lpips_) facts.other_weights = lpips_->weight_bytes();
+  return facts;
+}
+
 std::int64_t VaeTask::frames_drawn(std::int64_t frames, std::int64_t step, SampleId sample) const {
   const VaeTrainDeck& v = deck_.get<VaeTrainDeck>();
   const Philox random(static_cast<std::uint64_t>(deck_.run.seed), Purpose::clip_length,
@@ -142,7 +152,7 @@ double VaeTask::share(const Bucket& bucket, const MicroBatch& clips, std::int64_
 VaeSample VaeTask::make_sample(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
                                std::int64_t index) {
   const bool planning = clips.what.samples.empty();
-  const SampleId id = planning ? 0 : clips.what.samples[static_cast<std::size_t>(index)];
+  const SampleId id = planning ? 0 : clips.what.samples[index];
   const std::int64_t T = planning ? bucket.frames : frames_drawn(bucket.frames, clips.step, id);
   const std::int64_t H = bucket.height, W = bucket.width, cut = vae_.pixels_a_latent();
   const auto clip_bytes = static_cast<std::int64_t>(bucket.clip_bytes());

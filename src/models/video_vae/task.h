@@ -23,8 +23,8 @@ class VaeTask : public TrainingTask {
   std::vector<std::string> terms() const override { return VaeLoss::names(); }
   // The discriminator has a learning rate of its own.
   std::vector<TrainDeck> optimizers() const override;
-  // Checks the buckets and lays out what the losses need; reads no file.
-  void check(std::span<const Bucket> buckets);
+  // Also lays out what the losses need.
+  void check(std::span<const Bucket> buckets) override;
   void open(std::span<const Bucket> buckets) override;
   // vae.weights may hold the 2D VAE alone: the temporal one then starts at random, as stage 1 does.
   std::string start_weights() override;
@@ -39,12 +39,7 @@ class VaeTask : public TrainingTask {
   // Frames of a clip that the 2D VAE and LPIPS take at once.
   std::int64_t frames_at_once(const Bucket& bucket) const { return loss_->group(bucket.frames); }
 
-  // LPIPS's network is not part of params().
-  std::size_t other_weights() const override { return lpips_ ? lpips_->weight_bytes() : 0; }
-  void check_plan(std::span<const Bucket> buckets, bool local) override;
-  std::string unit() const override { return "latents"; }
-  std::int64_t units(const Bucket& bucket, std::int64_t clips) override;
-  MeasuredWork measure(const PlannedWork& work, MPI_Comm world) override;
+  ClipFacts facts(const Bucket& bucket) override;
 
   // LeCam's running averages follow the steps, and are the task's state.
   void end_step(const StepReport& report, std::int64_t step, std::int64_t clips) override;

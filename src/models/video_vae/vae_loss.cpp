@@ -1,8 +1,11 @@
 #include "models/video_vae/vae_loss.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
+#include "checkpoint/weights.h"
+#include "core/error.h"
 #include "models/video_vae/options.h"
 #include "nn/conv.h"
 #include "ops/conv.h"
@@ -10,6 +13,240 @@
 #include "ops/pointwise.h"
 
 namespace weft {
+
+// ---- LPIPS
+
+namespace {
+
+// VGG16's convolutions by slice: their numbers in torchvision's `features`, and the channels behind
+// them.
+struct Slice {
+  std::vector<int> numbers;
+  std::int64_t channels;
+};
+const std::array<Slice, 5> slices{
+    {{{0, 2}, 64}, {{5, 7}, 128}, {{10, 12, 14}, 256}, {{17, 19, 21}, 512}, {{24, 26, 28}, 512}}};
+// Of the package's scaling_layer.
+constexpr std::array<float, 3> mean{-.030f, -.088f, -.188f}, deviation{.458f, .448f, .450f};
+
+}  // namespace
+
+Lpips::Lpips(bool bf16) {
+  const Init zero{Init::Kind::constant, 0};
+  std::int64_t in = 3;
+  for (std::size_t k = 0; k < slices.size(); ++k) {
+    const auto& [numbers, channels] = slices[k];
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const std::string name = fmt::format("net.slice{}.{}", k + 1, numbers[i]);
+      Layer layer;
+      layer.conv.weight = &params_.add(name + ".weight", {channels, in, 3, 3}, zero, false);
+      layer.conv.bias = &params_.add(name + ".bias", {channels}, zero, false);
+      layer.pool_first = k > 0 && i == 0;
+      layer.tap = i + 1 == numbers.size();
+      layers_.push_back(layer);
+      in = channels;
+    }
+    lin_[k] =
+        &params_.add(fmt::format("lin{}.model.1.weight", k), {1, channels, 1, 1}, zero, false);
+  }
+  params_.allocate(1, bf16, false);
+  std::array<float, 6> affine{};
+  for (std::size_t c = 0; c < 3; ++c) {
+    affine[c] = 1.0f / deviation[c];
+    affine[3 + c] = -mean[c] / deviation[c];
+  }
+  scaling_ = Tensor::persistent({2, 3}, DType::f32);
+  scaling_.set(std::span<const float>(affine));
+}
+
+void Lpips::load(const std::filesystem::path& weights) {
+  WeightNames names;
+  names.section = "vae_train";
+  names.spare = [](const std::string& name) {
+    return name.starts_with("scaling_layer.") || name.starts_with("lins.");
+  };
+  load_weights(weights, params_, names);
+}
+
+std::size_t Lpips::weight_bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& p : params_.all()) bytes += p->value.bytes() + p->working.bytes();
+  return bytes;
+}
+
+std::vector<Var> Lpips::features(nn::Context c, const Var& frames) const {
+  std::vector<Var> taps;
+  Var x = nn::channel_affine(c, frames, scaling_);
+  for (const Layer& layer : layers_) {
+    if (layer.pool_first) x = nn::max_pool(c, x);
+    x = nn::leaky_relu(c, nn::conv(c, x, layer.conv, ops::Conv::same(3)), 0);
+    if (layer.tap) taps.push_back(x);
+  }
+  return taps;
+}
+
+void Lpips::add(const Tensor& x, const Var& y, float factor, Tensor& loss, float gradient) {
+  Tape plain(Tape::Mode::infer), tape(gradient != 0 ? Tape::Mode::record : Tape::Mode::infer);
+  const std::vector<Var> a = features({plain, params_}, make_var(x));
+  const std::vector<Var> b = features({tape, params_}, y);
+  for (std::size_t k = 0; k < a.size(); ++k) {
+    const Tensor w = lin_[k]->value.view({lin_[k]->value.numel()});
+    ops::lpips_forward(a[k]->value, b[k]->value, w, factor, loss);
+    if (gradient == 0) continue;
+    Tensor d = Tensor::empty(b[k]->value.shape(), b[k]->value.dtype());
+    ops::lpips_backward(a[k]->value, b[k]->value, w, gradient, d);
+    give_grad(b[k], std::move(d));
+  }
+  tape.backward();
+}
+
+// ---- PatchGAN
+
+namespace {
+
+constexpr int kernel = 4;
+constexpr float slope = 0.2f, batch_norm_eps = 1e-5f, initial_deviation = 0.02f;
+constexpr std::int64_t filters = 64;
+
+// BatchNorm in training: a group for each channel, over all frames.
+Var batch_norm(nn::Context c, const Var& x, const nn::NormWeights& w, float eps) {
+  return nn::group_norm(c, x, w, static_cast<int>(x->value.dim(-1)), eps, false);
+}
+
+}  // namespace
+
+PatchGan::PatchGan(ParameterTable& params, const std::string& prefix) : prefix_(prefix) {
+  const auto add = [&](const std::string& name, const Shape& shape, Init init) {
+    Parameter& p = params.add(prefix + "main." + name, shape, init);
+    p.group = 1;
+    return &p;
+  };
+  // Numbers in the original's list of modules: convolution, norm, activation; the first layer has
+  // no norm.
+  int number = 0;
+  std::int64_t in = 3;
+  const auto layer = [&](std::int64_t out, int stride, bool norm, bool last) {
+    Layer l;
+    l.stride = stride;
+    const std::string conv = std::to_string(number++);
+    l.conv.weight =
+        add(conv + ".weight", {out, in, kernel, kernel}, {Init::Kind::normal, initial_deviation});
+    const auto fan_in = static_cast<float>(in * kernel * kernel);
+    if (!norm)  // a norm brings its own bias
+      l.conv.bias = add(conv + ".bias", {out}, {Init::Kind::uniform, 1.0f / std::sqrt(fan_in)});
+    if (norm) {
+      const std::string name = std::to_string(number++);
+      l.norm.weight = add(name + ".weight", {out}, {Init::Kind::constant, 1});
+      l.norm.bias = add(name + ".bias", {out}, {Init::Kind::constant, 0});
+    }
+    if (!last) ++number;  // the activation
+    layers_.push_back(l);
+    in = out;
+  };
+  layer(filters, 2, false, false);
+  layer(2 * filters, 2, true, false);
+  layer(4 * filters, 2, true, false);
+  layer(8 * filters, 1, true, false);
+  layer(1, 1, false, true);
+}
+
+template <class X>
+X PatchGan::through_layers(nn::Context c, X x) const {
+  for (const Layer& l : layers_) {
+    ops::Conv geometry = ops::Conv::same(kernel);
+    geometry.stride = l.stride;
+    geometry.top = geometry.left = geometry.bottom = geometry.right = 1;
+    x = nn::conv(c, x, l.conv, geometry);
+    if (l.norm.weight != nullptr) x = batch_norm(c, x, l.norm, batch_norm_eps);
+    if (&l != &layers_.back()) x = nn::leaky_relu(c, x, slope);
+  }
+  return x;
+}
+
+Var PatchGan::forward(nn::Context c, const Var& frames) const { return through_layers(c, frames); }
+
+nn::Dual PatchGan::forward(nn::Context c, const nn::Dual& frames) const {
+  return through_layers(c, frames);
+}
+
+// ---- The discriminator's loss
+
+namespace {
+
+// The derivative of the logits' sum: ones.
+void send_ones(const Var& logits) {
+  const auto [d, accumulate] = grad_target(logits);
+  ops::gan_loss_backward(logits->value, ops::GanLoss::linear, 1,
+                         static_cast<float>(logits->value.numel()), d, accumulate);
+}
+
+}  // namespace
+
+DiscriminatorLoss::DiscriminatorLoss(const VaeTrainDeck& deck, PatchGan& gan,
+                                     ParameterTable& params)
+    : deck_(deck), gan_(gan), params_(params), averages_(Tensor::persistent({2}, DType::f32)) {
+  averages_.set(std::span<const float>(std::array<float, 2>{}));
+}
+
+// The losses of one side's logits, and their gradient there.
+void DiscriminatorLoss::judge(const Var& logits, bool real, float weight, Sums& sums) const {
+  using ops::GanLoss;
+  const GanLoss kind = deck_.discriminator_loss == "hinge" ? GanLoss::hinge : GanLoss::logistic;
+  const float sign = real ? -1 : 1;
+  Tensor& mean = real ? sums.real : sums.fake;
+  ops::gan_loss_forward(logits->value, kind, sign, 0.5f, sums.loss);
+  ops::gan_loss_forward(logits->value, GanLoss::linear, 1, 1, mean);
+  const auto [d, accumulate] = grad_target(logits);
+  ops::gan_loss_backward(logits->value, kind, sign, 0.5f * weight, d, accumulate);
+  if (deck_.lecam_weight == 0) return;
+  const auto factor = static_cast<float>(deck_.lecam_weight);
+  const Tensor other = real ? averages_.slice(1, 2) : averages_.slice(0, 1);
+  Tensor slope = Tensor::empty({1}, DType::f32);
+  ops::lecam(mean, other, -sign, factor, sums.lecam, slope);
+  Tensor each = Tensor::empty(logits->value.shape(), logits->value.dtype());
+  ops::gan_loss_backward(logits->value, GanLoss::linear, 1, 1, each, false);
+  ops::scaled_add(each, factor * weight, slope, d, true);
+}
+
+// Adds the penalty and returns v, its derivative by the gradient g of the logits' sum at the
+// frames. The penalty's derivative by a parameter is that of v g with v held fixed, and v g is the
+// tangent of the logits' sum along v.
+Tensor DiscriminatorLoss::penalise(const Tensor& real, float weight, Tensor& sum) const {
+  const auto factor = static_cast<float>(deck_.gradient_penalty_weight);
+  const Var x = make_var(real);
+  {
+    const FrozenScope frozen(params_, gan_.prefix());
+    Tape tape;
+    send_ones(gan_.forward({tape, params_}, x));
+    tape.backward();
+  }
+  Tensor norms = Tensor::empty({real.dim(1)}, DType::f32);
+  ops::gradient_penalty_forward(x->grad, factor, norms, sum);
+  ops::gradient_penalty_backward(x->grad, norms, factor * weight, x->grad);
+  return std::move(x->grad);
+}
+
+void DiscriminatorLoss::learn(const Tensor& real, const Tensor& fake, float weight,
+                              Sums sums) const {
+  Tape tape;
+  const nn::Context c{tape, params_};
+  // Fake frames first: their pass waits for new weights, which penalise() with its frozen
+  // parameters does not.
+  judge(gan_.forward(c, make_var(fake, false)), false, weight, sums);
+  const Var x = make_var(real, false);
+  if (deck_.gradient_penalty_weight > 0) {
+    const Tensor along = penalise(real, weight, sums.penalty);
+    const nn::Dual logits = gan_.forward(c, nn::Dual{x, make_var(along, false)});
+    judge(logits.value, true, weight, sums);
+    send_ones(logits.tangent);
+  } else {
+    judge(gan_.forward(c, x), true, weight, sums);
+  }
+  tape.backward();
+}
+
+// ---- The VAE's loss
+
 namespace {
 
 constexpr std::int64_t channels = SpatialVae::latent_channels;

@@ -60,11 +60,11 @@ void copy_frames(const Tensor& from, std::int64_t from_frame, std::int64_t count
 }  // namespace
 
 VideoVae::VideoVae(const VaeDeck& config, bool freeze_spatial)
-    : config_(config),
+    : VideoCodec(config.micro_batch_size),
+      config_(config),
       spatial_(
           std::make_unique<SpatialVae>(config, params_, "spatial_vae.module.", !freeze_spatial)),
-      temporal_(std::make_unique<TemporalVae>(config, params_, "temporal_vae.")),
-      micro_batch_(config.micro_batch_size) {
+      temporal_(std::make_unique<TemporalVae>(config, params_, "temporal_vae.")) {
   std::array<float, C> up, down, by, less, back, more, none{};
   up.fill(SpatialVae::scaling);
   down.fill(1.0f / SpatialVae::scaling);
@@ -79,15 +79,6 @@ VideoVae::VideoVae(const VaeDeck& config, bool freeze_spatial)
   unscaled_2d_ = affine(down, none);
   normalised_ = affine(by, less);
   denormalised_ = affine(back, more);
-}
-
-std::int64_t VideoVae::chunk_frames(std::int64_t frames) const {
-  return config_.micro_frame_size > 0 ? std::min(config_.micro_frame_size, frames) : frames;
-}
-
-std::int64_t VideoVae::frames_asked(std::int64_t frames) const {
-  const std::int64_t chunk = chunk_frames(frames), asked = config_.micro_batch_size;
-  return asked > 0 ? std::min(chunk, asked) : chunk;
 }
 
 std::int64_t VideoVae::latent_frames(std::int64_t frames) const {
@@ -108,7 +99,7 @@ Var VideoVae::encode_frames(std::int64_t first, std::int64_t count, std::int64_t
   Tape tape(Tape::Mode::infer);
   const nn::Context c{tape, params_};
   Tensor latents = Tensor::empty({count, h, w, C}, activation_dtype());
-  const std::int64_t at_once = micro_batch_ > 0 ? micro_batch_ : count;
+  const std::int64_t at_once = frames_at_once(count);
   for (std::int64_t i = 0; i < count; i += at_once) {
     const std::int64_t n = std::min(at_once, count - i);
     Tensor frames = source(first + i, n);
@@ -194,7 +185,7 @@ void VideoVae::decode_frames(const Tensor& latents, std::int64_t first, const Fr
   Tape tape(Tape::Mode::infer);
   const nn::Context c{tape, params_};
   const Shape& s = latents.shape();  // [1,count,h,w,4]
-  const std::int64_t count = s[1], at_once = micro_batch_ > 0 ? micro_batch_ : count;
+  const std::int64_t count = s[1], at_once = frames_at_once(count);
   const Tensor by_frame = latents.view({count, s[2], s[3], C});
   for (std::int64_t i = 0; i < count; i += at_once) {
     const std::int64_t n = std::min(at_once, count - i);
@@ -263,7 +254,7 @@ std::string other_scale(const WeightFiles& files, const VaeDeck& deck) {
     if (held == nullptr || ours->empty()) continue;
     std::int64_t count = 1;
     for (const std::int64_t n : held->entry.shape) count *= n;
-    std::vector<float> theirs(static_cast<std::size_t>(count));
+    std::vector<float> theirs(count);
     files.read_f32(*held, 0, theirs);
     // bf16 files hold rounded values: the steps of bf16 are up to 1/128 of the value.
     const bool alike = std::ranges::equal(
@@ -277,11 +268,46 @@ std::string other_scale(const WeightFiles& files, const VaeDeck& deck) {
 
 }  // namespace
 
-void compare_scale(const ModelSource& source, const VaeDeck& deck) {
+WeightNames VideoVae::weight_names() const { return vae_weight_names(); }
+
+void VideoVae::check_weights(const ModelSource& source) const {
   if (log::rank() != 0) return;  // one warning for all ranks
   const std::optional<WeightFiles> files = source.files();
-  const std::string other = files ? other_scale(*files, deck) : "";
+  const std::string other = files ? other_scale(*files, config_) : "";
   if (!other.empty()) log::warn("{}: the deck's is used", other);
+}
+
+VideoCodec::Normalisation VideoVae::normalisation() const {
+  const Tensor constants = denormalised_.to_host();
+  const std::span<const float> values = constants.span<float>();
+  return {{values.begin(), values.begin() + C}, {values.begin() + C, values.begin() + 2 * C}};
+}
+
+std::string VideoVae::describe(const Normalisation& n) const {
+  return fmt::format("vae.shift=[{:.4g}] vae.scale=[{:.4g}]", fmt::join(n.shift, ","),
+                     fmt::join(n.scale, ","));
+}
+
+void VideoVae::set_normalisation(Deck& deck, const Normalisation& n) const {
+  deck.get<VaeDeck>().scale.assign(n.scale.begin(), n.scale.end());
+  deck.get<VaeDeck>().shift.assign(n.shift.begin(), n.shift.end());
+}
+
+std::int64_t VideoVae::chunk_pixels() const {
+  WEFT_CHECK(config_.micro_frame_size > 0, Exit::usage, "set vae.micro_frame_size = 17",
+             "loops need a VAE that takes frames in chunks, vae.micro_frame_size is 0");
+  return config_.micro_frame_size;
+}
+
+double VideoVae::decoding_flops(double height, double width) const {
+  double flops = 0, pixels = height * width;
+  for (const std::int64_t c : config_.spatial_channels) {
+    const auto channels = static_cast<double>(c);
+    flops += 2 * 9 * channels * channels * pixels * 2 *
+             static_cast<double>(config_.spatial_res_blocks + 1);
+    pixels /= 4;
+  }
+  return flops;
 }
 
 }  // namespace weft

@@ -1,6 +1,6 @@
-// CPU side of ops/batch_norm.h, bound by memory: with v for one array of activations, sums 1 v,
+// CPU side of ops/norm.h, bound by memory: with v for one array of activations, sums 1 v,
 // apply 2 v (3 with a residual), backward 2 v + 3 v, with a residual 4 v + 3 v.
-#include "ops/batch_norm.h"
+#include "ops/norm.h"
 
 #include <immintrin.h>
 
@@ -276,7 +276,7 @@ void batch_norm_backward(const Tensor& x, const Tensor& stats, const Tensor& gam
   const ActivationRange range = range_of(act);
   const Affine mine(stats, gamma, beta);
   // dx = scale g + slope (x - mean) + shift.
-  std::vector<float> slopes(static_cast<std::size_t>(C)), shifts(slopes.size());
+  std::vector<float> slopes(C), shifts(slopes.size());
   const float* st = stats.data<float>();
   for (std::int64_t c = 0; c < C; ++c) {
     const auto at = static_cast<std::size_t>(c);

@@ -1,5 +1,5 @@
-// CPU side of ops/diffusion.h.
-#include "ops/diffusion.h"
+// CPU side of ops/random.h.
+#include "ops/random.h"
 
 #include <immintrin.h>
 
@@ -50,7 +50,7 @@ void velocity_loss_forward(const Tensor& out, const Tensor& x0, const Tensor& ep
   const std::int64_t B = x0.dim(0), C = x0.dim(1), T = x0.dim(2), frame = x0.dim(3) * x0.dim(4);
   const std::int64_t Co = out.dim(1);
   const std::uint8_t* m = mask.defined() ? mask.data<std::uint8_t>() : nullptr;
-  std::vector<double> sums(static_cast<std::size_t>(B * C * T), 0.0);
+  std::vector<double> sums(B * C * T, 0.0);
   for_frames(x0, [&](std::int64_t b, std::int64_t c, std::int64_t t, std::int64_t at) {
     if (!shown(m, b, t, T)) return;
     const float *x = x0.data<float>() + at, *e = eps.data<float>() + at;
@@ -60,12 +60,12 @@ void velocity_loss_forward(const Tensor& out, const Tensor& x0, const Tensor& ep
       const double d = static_cast<double>(v[i]) - (x[i] - e[i]);
       sum += d * d;
     }
-    sums[static_cast<std::size_t>(at / frame)] = sum;
+    sums[at / frame] = sum;
   });
   for (std::int64_t b = 0; b < B; ++b) {
     double sum = 0;
     std::int64_t frames = 0;
-    for (std::int64_t i = 0; i < C * T; ++i) sum += sums[static_cast<std::size_t>(b * C * T + i)];
+    for (std::int64_t i = 0; i < C * T; ++i) sum += sums[b * C * T + i];
     for (std::int64_t t = 0; t < T; ++t) frames += shown(m, b, t, T);
     loss.data<float>()[b] =
         frames == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(frames * C * frame));

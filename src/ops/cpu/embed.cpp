@@ -1,5 +1,5 @@
-// CPU side of ops/embed.h. These run once a step on little data; clear loops are enough.
-#include "ops/embed.h"
+// CPU side of ops/layout.h. These run once a step on little data; clear loops are enough.
+#include "ops/layout.h"
 
 #include <immintrin.h>
 

@@ -1,4 +1,4 @@
-// CPU side of ops/evaluate.h. A row of pixels at a time: for every scale the two rows of logits
+// CPU side of ops/loss.h. A row of pixels at a time: for every scale the two rows of logits
 // that it lies between are blended once, which leaves the blend along the row.
 //
 // Between two neighbouring logits that is a line, so its exponentials are a geometric series: one
@@ -6,7 +6,7 @@
 // `run` pixels, which bounds the rounding that piles up. exp(logit - the greatest logit of the
 // neighbours) cannot overflow; where the logits of a cell are so far apart that the least could be
 // lost and come back, every pixel is taken on its own.
-#include "ops/evaluate.h"
+#include "ops/loss.h"
 
 #include <immintrin.h>
 
@@ -220,7 +220,7 @@ void predict_classes(Tensor& prediction, std::span<const Tensor> logits, const T
       rows[k].least = next + scales[k].width();
       next += 2 * scales[k].width();
     }
-    std::vector<std::int64_t> own(static_cast<std::size_t>(3 * C));
+    std::vector<std::int64_t> own(3 * C);
 #pragma omp for schedule(static)
     for (std::int64_t r = 0; r < H; ++r) {
       for (std::size_t k = 0; k < scales.size(); ++k)

@@ -1,5 +1,5 @@
-// CPU side of ops/fusion.h: bound by memory, a pixel at a time.
-#include "ops/fusion.h"
+// CPU side of ops/pointwise.h: bound by memory, a pixel at a time.
+#include "ops/pointwise.h"
 
 #include <immintrin.h>
 

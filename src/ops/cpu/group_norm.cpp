@@ -107,7 +107,7 @@ void group_moments(const Sizes& s, const float* partial, float eps, float* stats
 std::vector<float> affine(const Sizes& s, const Tensor& gamma, const Tensor& beta,
                           const float* stats) {
   const float *ga = gamma.data<float>(), *be = beta.data<float>();
-  std::vector<float> ab(static_cast<std::size_t>(s.N * 2 * s.C));
+  std::vector<float> ab(s.N * 2 * s.C);
   for (std::int64_t n = 0; n < s.N; ++n)
     for (std::int64_t c = 0; c < s.C; ++c) {
       const float* st = stats + (n * s.groups + c / s.width()) * 2;
@@ -187,14 +187,13 @@ void group_norm_backward(const Tensor& x, const Tensor& gamma, const Tensor& bet
     });
     // dx = g a + x b + c per channel (docs/models/video_vae.md, Derivatives), from the sums of the
     // group; dgamma and dbeta on the way.
-    std::vector<float> linear(static_cast<std::size_t>(s.N * 2 * s.C));
-    std::vector<double> sums(static_cast<std::size_t>(2 * s.C));
+    std::vector<float> linear(s.N * 2 * s.C);
+    std::vector<double> sums(2 * s.C);
     for (std::int64_t n = 0; n < s.N; ++n) {
       std::fill(sums.begin(), sums.end(), 0.0);
       for (std::int64_t k = 0; k < s.chunks; ++k) {
         const float* p = partial + (n * s.chunks + k) * 2 * s.C;
-        for (std::int64_t c = 0; c < 2 * s.C; ++c)
-          sums[static_cast<std::size_t>(c)] += static_cast<double>(p[c]);
+        for (std::int64_t c = 0; c < 2 * s.C; ++c) sums[c] += static_cast<double>(p[c]);
       }
       const double* product = sums.data() + s.C;
       for (std::int64_t g = 0; g < s.groups; ++g) {
@@ -202,11 +201,10 @@ void group_norm_backward(const Tensor& x, const Tensor& gamma, const Tensor& bet
         const double count = static_cast<double>(s.P * s.width());
         double m1 = 0, m2 = 0;
         for (std::int64_t c = g * s.width(); c < (g + 1) * s.width(); ++c) {
-          m1 += ga[c] * sums[static_cast<std::size_t>(c)] / count;
+          m1 += ga[c] * sums[c] / count;
           m2 += ga[c] * product[c] * rstd / count;
           if (dgamma.defined()) dgamma.data<float>()[c] += static_cast<float>(product[c] * rstd);
-          if (dbeta.defined())
-            dbeta.data<float>()[c] += static_cast<float>(sums[static_cast<std::size_t>(c)]);
+          if (dbeta.defined()) dbeta.data<float>()[c] += static_cast<float>(sums[c]);
         }
         for (std::int64_t c = g * s.width(); c < (g + 1) * s.width(); ++c) {
           float* to = linear.data() + n * 2 * s.C + c;
@@ -244,8 +242,8 @@ void batch_norm_tangent_backward(const Tensor& x, const Tensor& gamma, const Ten
   struct Partials;
   float* partial = scratch<Partials>(static_cast<std::size_t>(s.chunks * kinds * s.C));
   const float *ga = gamma.data<float>(), *st = stats.data<float>();
-  std::vector<float> means(static_cast<std::size_t>(s.C));
-  for (std::int64_t c = 0; c < s.C; ++c) means[static_cast<std::size_t>(c)] = st[2 * c];
+  std::vector<float> means(s.C);
+  for (std::int64_t c = 0; c < s.C; ++c) means[c] = st[2 * c];
   with_type(x.dtype(), [&](auto type) {
     using T = decltype(type);
     const T *xs = x.data<T>(), *as = dyt.data<T>(), *bs = tangent.data<T>();
@@ -265,7 +263,7 @@ void batch_norm_tangent_backward(const Tensor& x, const Tensor& gamma, const Ten
       });
     });
     // dx = of_x x + of_a a + of_b b + rest per channel.
-    std::vector<float> linear(static_cast<std::size_t>(4 * s.C));
+    std::vector<float> linear(4 * s.C);
     const double count = static_cast<double>(s.P);
     for (std::int64_t c = 0; c < s.C; ++c) {
       double sums[kinds] = {};

@@ -24,9 +24,9 @@ constexpr std::int64_t block = 8192;
 // The sum of part(i) over blocks i, in order, computed in parallel.
 template <class F>
 double sum_of(std::int64_t parts, F&& part) {
-  std::vector<double> sums(static_cast<std::size_t>(parts));
+  std::vector<double> sums(parts);
 #pragma omp parallel for schedule(static)
-  for (std::int64_t i = 0; i < parts; ++i) sums[static_cast<std::size_t>(i)] = part(i);
+  for (std::int64_t i = 0; i < parts; ++i) sums[i] = part(i);
   double total = 0;
   for (const double s : sums) total += s;
   return total;
@@ -211,7 +211,7 @@ void nll_forward(const Tensor& logits, const Tensor& labels, Tensor& stats) {
   const std::int64_t C = logits.dim(-1), positions = labels.numel();
   const std::int64_t pieces = (positions + piece - 1) / piece;
   const std::uint8_t* label = labels.data<std::uint8_t>();
-  std::vector<double> sums(static_cast<std::size_t>(3 * pieces));
+  std::vector<double> sums(3 * pieces);
   with_type(logits.dtype(), [&](auto type) {
     const auto* in = logits.data<decltype(type)>();
 #pragma omp parallel for schedule(static)

@@ -1,5 +1,5 @@
-// CPU side of ops/pool.h.
-#include "ops/pool.h"
+// CPU side of ops/resize.h.
+#include "ops/resize.h"
 
 #include <immintrin.h>
 

@@ -1,5 +1,5 @@
-// CPU side of ops/reduce.h: each reads its operands once.
-#include "ops/reduce.h"
+// CPU side of ops/optimizer.h: each reads its operands once.
+#include "ops/optimizer.h"
 
 #include <immintrin.h>
 
@@ -39,7 +39,7 @@ void sum_of_squares(const Tensor& x, Tensor& sum, bool accumulate) {
   const float* in = x.data<float>();
   const std::int64_t count = x.numel(), blocks = (count + block - 1) / block;
   static thread_local std::vector<double> partial_store;
-  partial_store.assign(static_cast<std::size_t>(blocks), 0.0);
+  partial_store.assign(blocks, 0.0);
   double* partial = partial_store.data();
 #pragma omp parallel for schedule(static) if (count > block)
   for (std::int64_t b = 0; b < blocks; ++b) {

@@ -28,7 +28,7 @@ struct Range {
   int begin, end;
 };
 std::vector<Range> ranges(const std::vector<BilinearTap>& taps, std::int64_t in) {
-  std::vector<Range> all(static_cast<std::size_t>(in), Range{0, 0});
+  std::vector<Range> all(in, Range{0, 0});
   for (int o = 0; o < static_cast<int>(taps.size()); ++o)
     for (const int i : {taps[o].first, taps[o].second}) {
       if (all[i].end == 0) all[i].begin = o;

@@ -1,6 +1,6 @@
-// CPU side of ops/norm/spade.h, bound by memory: with v for one map, statistics 1 v, the norm 4 v
+// CPU side of ops/norm.h, bound by memory: with v for one map, statistics 1 v, the norm 4 v
 // (3.25 from a map of half the size).
-#include "ops/norm/spade.h"
+#include "ops/norm.h"
 
 #include <immintrin.h>
 

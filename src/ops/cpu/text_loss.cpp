@@ -1,7 +1,7 @@
-// CPU side of ops/text_loss.h. The chosen pixels without text are found by radix selection on the
+// CPU side of ops/loss.h. The chosen pixels without text are found by radix selection on the
 // bits of their logits: no copy, no sort. Sums are made of fixed blocks, so that they do not depend
 // on the thread count; counts are whole numbers.
-#include "ops/text_loss.h"
+#include "ops/loss.h"
 
 #include <immintrin.h>
 
@@ -78,7 +78,7 @@ using Sums = std::array<double, all_sums>;
 template <class Part>
 auto sum_blocks(std::int64_t blocks, Part&& part) {
   using Value = decltype(part(std::int64_t{}));
-  std::vector<Value> parts(static_cast<std::size_t>(blocks));
+  std::vector<Value> parts(blocks);
 #pragma omp parallel for schedule(static)
   for (std::int64_t b = 0; b < blocks; ++b) parts[b] = part(b);
   Value total{};

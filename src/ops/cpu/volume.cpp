@@ -1,7 +1,7 @@
-// CPU side of ops/volume.h. A candidate's motion is the grid moved by one vector, so what an axis
+// CPU side of ops/resize.h. A candidate's motion is the grid moved by one vector, so what an axis
 // reads, and its factor of a heatmap, are the same for all rows, columns or slices: short tables,
 // and a row is four rows of the features blended as whole vectors, then two neighbours a voxel.
-#include "ops/volume.h"
+#include "ops/resize.h"
 
 #include <immintrin.h>
 

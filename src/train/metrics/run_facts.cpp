@@ -7,15 +7,13 @@
 #include <random>
 #include <sstream>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "core/seal.h"
-#include "core/statistics.h"
-#include "core/version.h"
 #include "ops/dispatch.h"
 #include "tensor/device.h"
 
@@ -44,7 +42,7 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
   std::stringstream before;
   before << std::ifstream(path).rdbuf();
   if (!seal_holds(before.str()))
-    log::warn("{} was damaged, or changed by hand: it is written anew", path.string());
+    log::warn("{} is damaged or was edited: it is rewritten", path.string());
   replace_file(path, text, Exit::checkpoint, Durable::no);
 }
 
@@ -84,7 +82,7 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
     return m.recompute > trainer.task().least_recompute();
   });
   const std::int64_t sp = deck.parallel.sp;
-  slowest_.resize(static_cast<std::size_t>(comm.size()));
+  slowest_.resize(comm.size());
   rows_ = {
       {"build", version_line()},
       {"run", deck.run.dir},
@@ -142,7 +140,7 @@ void RunFacts::count(const StepMetrics& m) {
   total_.optimizer += m.split.optimizer;
   total_.checkpoint += m.split.checkpoint;
   total_spread_ += m.spread;
-  if (m.slowest_rank >= 0) ++slowest_[static_cast<std::size_t>(m.slowest_rank)];
+  if (m.slowest_rank >= 0) ++slowest_[m.slowest_rank];
 }
 
 void RunFacts::print_step(const StepMetrics& m, const std::string& left) const {

@@ -1,4 +1,4 @@
-// A training run's account of itself: the start table, a line a step, the end table, RUN/run.json.
+// Log output of a training run: the start table, a line per step, the end table, and RUN/run.json.
 #pragma once
 
 #include <filesystem>

@@ -19,7 +19,6 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "core/trace.h"
-#include "core/version.h"
 
 namespace weft {
 
@@ -136,9 +135,8 @@ void TraceFile::add(const RankTrace& rank) {
       complete("\"trace\"", 0, 0, 0, argument("\"clock_error_ns\"", rank.clock_error));
     for (std::size_t i = 0; i < rows.spans.size(); ++i) {
       const TraceSpan& s = rows.spans[i];
-      complete(names[static_cast<std::size_t>(s.name)],
-               std::max<std::int64_t>(0, s.begin - origin_), s.end - s.begin, rows.row[i],
-               s.arg_name < 0 ? "" : argument(names[static_cast<std::size_t>(s.arg_name)], s.arg));
+      complete(names[s.name], std::max<std::int64_t>(0, s.begin - origin_), s.end - s.begin,
+               rows.row[i], s.arg_name < 0 ? "" : argument(names[s.arg_name], s.arg));
     }
   }
   put(text);
@@ -234,7 +232,7 @@ RankTrace receive_trace(int rank, MPI_Comm comm) {
   MPI_Send(nullptr, 0, MPI_BYTE, rank, turn, comm);
   std::int64_t counts[3] = {};
   MPI_Recv(counts, 3, MPI_INT64_T, rank, sizes, comm, MPI_STATUS_IGNORE);
-  std::string texts(static_cast<std::size_t>(counts[0]), '\0');
+  std::string texts(counts[0], '\0');
   MPI_Recv(texts.data(), static_cast<int>(texts.size()), MPI_CHAR, rank, names, comm,
            MPI_STATUS_IGNORE);
   RankTrace out;
@@ -243,7 +241,7 @@ RankTrace receive_trace(int rank, MPI_Comm comm) {
   for (std::size_t at = out.host.size() + 1; at < texts.size(); at += out.names.back().size() + 1)
     out.names.emplace_back(texts.c_str() + at);
   out.clock_error = counts[2];
-  out.spans.resize(static_cast<std::size_t>(counts[1]));
+  out.spans.resize(counts[1]);
   for (std::size_t i = 0; i < out.spans.size(); i += spans_a_piece) {
     const std::size_t n = std::min(spans_a_piece, out.spans.size() - i);
     MPI_Recv(out.spans.data() + i, static_cast<int>(n * sizeof(TraceSpan)), MPI_BYTE, rank, spans,

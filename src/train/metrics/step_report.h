@@ -1,22 +1,40 @@
-// The report of every rank to every other, once a step: one small all-gather. From it come the
-// loss, the decisions that all ranks take alike, and the table of who was slow.
+// What a step computed and measured, from the device to the host and from every rank to every
+// other.
 #pragma once
 
+#include <memory>
 #include <span>
 
 #include "core/parts.h"
 #include "parallel/communicator.h"
-#include "train/metrics/host_copy.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 
+// Copies a step's results to the host without blocking; pinned memory on a GPU.
+class HostCopy {
+ public:
+  explicit HostCopy(std::int64_t count);  // f64 values
+
+  // Copies `t`, f64 [count]: at once on the CPU, behind the compute stream's work on a GPU. The
+  // memory is used again two calls later, for a step is evaluated after the next one is issued.
+  std::span<const double> fetch(const Tensor& t);
+
+ private:
+  std::size_t count_;
+  std::unique_ptr<double, void (*)(double*)> memory_;
+  bool second_ = false;
+};
+
+// The report of every rank to every other, once a step: one small all-gather. From it come the
+// loss, the decisions that all ranks take alike, and the table of who was slow.
 class StepReport {
  public:
   // A rank's row. The first slots are written by the device, the others by the host.
   enum Slot {
     loss,          // sum over this rank's clips
     squares,       // of its own gradients, before they are summed over ranks
-    working_low,   // checksum of the weights in bf16, halves (ops/reduce.h)
+    working_low,   // checksum of the weights in bf16, halves (ops/optimizer.h)
     working_high,  //
     values_low,    // and of those in f32
     values_high,   //
@@ -48,7 +66,7 @@ class StepReport {
   struct Rows {
     std::span<const double> values;        // [ranks, width]
     const double* squared_norm = nullptr;  // [groups]
-    double at(int rank, Slot s) const { return values[static_cast<std::size_t>(rank * width + s)]; }
+    double at(int rank, Slot s) const { return values[rank * width + s]; }
     double sum(Slot s) const;  // in order of ranks
     int ranks() const { return static_cast<int>(values.size()) / width; }
   };

@@ -11,7 +11,7 @@ namespace emulation {
 // be pending.
 void set_seed(unsigned long long seed);
 
-// An arena inside one cudaMalloc tells its blocks through this (tensor/arena.h,
+// An arena inside one cudaMalloc tells its blocks through this (tensor/tensor.h,
 // device_memory_hook): p as handed out, bytes as asked for. The arena must leave red_zone(bytes)
 // bytes between p and the next block. The block's rest is marked when it is handed out, looked at
 // when it is given back, and the block is then poisoned: each queued on the arena's stream, in

@@ -2,7 +2,7 @@
 // nobody wrote, is caught though all of them lie in one allocation.
 #include "emulation.h"
 #include "ops/conv.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace {
 

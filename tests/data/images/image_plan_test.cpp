@@ -1,5 +1,5 @@
 // Which images a step trains on, and how even its micro-batches are.
-#include "data/images/image_plan.h"
+#include "data/images/image_source.h"
 
 #include <gtest/gtest.h>
 
@@ -83,11 +83,10 @@ TEST(ImagePlan, PutsImagesOfOneOrientationTogether) {
         const bool portrait = b.bucket >= 5;
         std::int64_t height = 0, width = 0;
         for (std::size_t i = 0; i < 2; ++i) {
-          const ImageSize size = sizes[static_cast<std::size_t>(b.samples[i])];
+          const ImageSize size = sizes[b.samples[i]];
           EXPECT_EQ(size.height > size.width, portrait);
-          const ImageSize view = training_size(
-              size, std::array{300, 375, 450, 525, 600}[static_cast<std::size_t>(b.bucket % 5)],
-              1000);
+          const ImageSize view =
+              training_size(size, std::array{300, 375, 450, 525, 600}[b.bucket % 5], 1000);
           EXPECT_EQ(view, (ImageSize{b.views[i].height, b.views[i].width}));
           height = std::max(height, view.height);
           width = std::max(width, view.width);
@@ -142,8 +141,7 @@ TEST(ImagePlan, DependsOnSeedAndStepAlone) {
     const ImagePlan forward(sizes, options_of(4, balanced)), again(sizes, options_of(4, balanced));
     std::vector<std::vector<Trained>> steps;
     for (std::int64_t s = 0; s < 120; ++s) steps.push_back(trained(forward.plan(s)));
-    for (std::int64_t s = 119; s >= 0; s -= 7)
-      EXPECT_EQ(trained(again.plan(s)), steps[static_cast<std::size_t>(s)]);
+    for (std::int64_t s = 119; s >= 0; s -= 7) EXPECT_EQ(trained(again.plan(s)), steps[s]);
     ImagePlanOptions other = options_of(4, balanced);
     other.seed = 43;
     EXPECT_NE(trained(ImagePlan(sizes, other).plan(0)), steps[0]);
@@ -180,7 +178,7 @@ TEST(ImagePlan, DrawsSizesAndFlipsEvenly) {
   int flips = 0, samples = 0;
   for (std::int64_t s = 0; s < 1263; ++s)
     for (const MicroBatch& b : plan.plan(s)) {
-      ++sides[static_cast<std::size_t>(b.bucket % 5)];
+      ++sides[b.bucket % 5];
       for (const ImageView& v : b.views) flips += v.flip, ++samples;
     }
   for (const int n : sides) EXPECT_NEAR(n, 1263 * 8 / 5.0, 200);  // 5 standard deviations

@@ -14,9 +14,9 @@
 #include "core/error.h"
 #include "data/clip_store.h"
 #include "data/images/image_store.h"
-#include "data/images/shapes.h"
+#include "data/images/labelled_images.h"
 #include "data/step_plan.h"
-#include "media/pillow_resize.h"
+#include "media/resize.h"
 
 namespace weft {
 namespace {
@@ -120,12 +120,10 @@ TEST(ImageSource, GivesViewsWithTheirLabels) {
             for (std::int64_t y = 0; y < h; ++y)
               for (std::int64_t x = 0; x < w / 2; ++x) {
                 for (int c = 0; c < 3; ++c)
-                  std::swap(image.rgb[static_cast<std::size_t>((y * w + x) * 3 + c)],
-                            image.rgb[static_cast<std::size_t>((y * w + w - 1 - x) * 3 + c)]);
-                std::swap(image.labels[static_cast<std::size_t>(y * w + x)],
-                          image.labels[static_cast<std::size_t>(y * w + w - 1 - x)]);
+                  std::swap(image.rgb[(y * w + x) * 3 + c], image.rgb[(y * w + w - 1 - x) * 3 + c]);
+                std::swap(image.labels[y * w + x], image.labels[y * w + w - 1 - x]);
               }
-          std::vector<std::uint8_t> rgb(static_cast<std::size_t>(view.height * view.width * 3)),
+          std::vector<std::uint8_t> rgb(view.height * view.width * 3),
               labels(static_cast<std::size_t>(view.height * view.width));
           pillow_resize({image.rgb.data(), h, w, w * 3}, view.height, view.width,
                         PillowFilter::bilinear, rgb.data(), view.width * 3);
@@ -133,9 +131,7 @@ TEST(ImageSource, GivesViewsWithTheirLabels) {
           for (std::int64_t y = 0; y < batch.height; ++y)
             for (std::int64_t x = 0; x < batch.width * 3; ++x)
               ASSERT_EQ(u8(clip)[y * batch.width * 3 + x],
-                        y < view.height && x < view.width * 3
-                            ? rgb[static_cast<std::size_t>(y * view.width * 3 + x)]
-                            : 0)
+                        y < view.height && x < view.width * 3 ? rgb[y * view.width * 3 + x] : 0)
                   << y << " " << x;
           const std::uint8_t* out = u8(clip) + batch.height * batch.width * 3;
           for (std::int64_t y = 0; y < batch.height / 4; ++y)
@@ -143,7 +139,7 @@ TEST(ImageSource, GivesViewsWithTheirLabels) {
               std::int64_t want = pad + 1;
               if (4 * y < view.height && 4 * x < view.width)
                 want = 4 * y + 2 < view.height && 4 * x + 2 < view.width
-                           ? labels[static_cast<std::size_t>((4 * y + 2) * view.width + 4 * x + 2)]
+                           ? labels[(4 * y + 2) * view.width + 4 * x + 2]
                            : 0;
               ASSERT_EQ(out[y * (batch.width / 4) + x], want) << y << " " << x;
             }
@@ -163,15 +159,14 @@ TEST(ImageSource, TakesTheNextImageUnderItsOwnId) {
     const bool portrait = batch.bucket >= 2;
     const MicroBatch before = batch;
     std::set<SampleId> seen;
-    for (std::int64_t i = 0; i < source->buckets()[static_cast<std::size_t>(batch.bucket)].clips;
-         ++i) {
+    for (std::int64_t i = 0; i < source->buckets()[batch.bucket].clips; ++i) {
       source->take_next(batch, 1);
       const ImageSize size = images->size(batch.samples[1]);
       EXPECT_EQ(size.height > size.width, portrait);
       EXPECT_EQ(source->info(batch.bucket, batch.clips[1]).source, images->name(batch.samples[1]));
       seen.insert(batch.samples[1]);
     }
-    EXPECT_EQ(std::ssize(seen), source->buckets()[static_cast<std::size_t>(batch.bucket)].clips);
+    EXPECT_EQ(std::ssize(seen), source->buckets()[batch.bucket].clips);
     EXPECT_EQ(batch.samples, before.samples);
     EXPECT_EQ(batch.views, before.views);
   }

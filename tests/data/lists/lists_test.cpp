@@ -11,31 +11,18 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "data/ingest/scores.h"
 #include "data/lists/folders.h"
-#include "data/lists/shards.h"
 #include "tests/data/lists/tar_bytes.h"
+#include "tests/folder.h"
 
 namespace weft {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-namespace fs = std::filesystem;
 
-class Lists : public testing::Test {
+class Lists : public FolderTest {
  protected:
-  void SetUp() override {
-    dir_ = fs::temp_directory_path() / fmt::format("weft_lists_{}", getpid());
-    fs::create_directories(dir_);
-  }
-  void TearDown() override { fs::remove_all(dir_); }
-
-  std::string put(const std::string& name, const std::string& text) const {
-    fs::create_directories((dir_ / name).parent_path());
-    std::ofstream(dir_ / name, std::ios::binary) << text;
-    return (dir_ / name).string();
-  }
   // The error's message, with its hint.
   template <class F>
   static std::string refused(F&& work) {
@@ -60,13 +47,11 @@ class Lists : public testing::Test {
     return found;
   }
   std::string bad_list(const std::string& name, const std::string& text) const {
-    return refused([&] { listed({put(name, text)}); });
+    return refused([&] { listed({write(name, text)}); });
   }
   std::string bad_shard(const std::string& text) const {
-    return refused([&] { listed({put("bad.tar", text)}); });
+    return refused([&] { listed({write("bad.tar", text)}); });
   }
-
-  fs::path dir_;
 };
 
 constexpr const char* opensora_header =
@@ -75,10 +60,10 @@ constexpr const char* opensora_header =
 
 TEST_F(Lists, FactsOfOpenSorasTable) {
   const std::string list =
-      put("meta.csv",
-          std::string(opensora_header) +
-              "a.mp4,\"one, two\",51,360,640,0.5625,24.0,230400,4.9,3.5,21.25,2,static,a,?\n"
-              "b.mp4,,17.0,,nan,None,NaN,,1e1,,,0,,b,\n");
+      write("meta.csv",
+            std::string(opensora_header) +
+                "a.mp4,\"one, two\",51,360,640,0.5625,24.0,230400,4.9,3.5,21.25,2,static,a,?\n"
+                "b.mp4,,17.0,,nan,None,NaN,,1e1,,,0,,b,\n");
   const auto items = listed({list});
   ASSERT_EQ(items.size(), 2u);
   EXPECT_EQ(items[0].text, "one, two");
@@ -93,7 +78,7 @@ TEST_F(Lists, FactsOfOpenSorasTable) {
 }
 
 TEST_F(Lists, FactsOfJsonLines) {
-  const auto items = listed({put(
+  const auto items = listed({write(
       "m.jsonl", "{\"path\": \"a.mp4\", \"aes\": 4.5, \"flow\": null, \"num_frames\": 51}\n")});
   ASSERT_EQ(items.size(), 1u);
   EXPECT_EQ(items[0].facts[Fact::aes], 4.5);
@@ -104,7 +89,7 @@ TEST_F(Lists, FactsOfJsonLines) {
 // Any number is one, as for pandas: tables have -1 where a tool gave up. A size of 0 is no size.
 TEST_F(Lists, NumbersBelowZero) {
   const auto items =
-      listed({put("m.csv", "path,match,ocr,num_frames,height\na.mp4,-1.0,-1,0,-1\n")});
+      listed({write("m.csv", "path,match,ocr,num_frames,height\na.mp4,-1.0,-1,0,-1\n")});
   ASSERT_EQ(items.size(), 1u);
   EXPECT_EQ(items[0].facts[Fact::match], -1);
   EXPECT_EQ(items[0].facts[Fact::ocr], -1);
@@ -136,10 +121,10 @@ TEST_F(Lists, NamesOfColumns) {
                            "Path,CAPTION\na.mp4,a cat\nb.mp4,\"a dog, asleep\"\n",
                            "\xef\xbb\xbf\"\xef\xbb\xbfpath\", Text ,caption\na.mp4,a "
                            "cat,x\nb.mp4,\"a dog, asleep\",x\n"})
-    EXPECT_EQ(captions(put("l.csv", text)), wanted) << text;
-  EXPECT_EQ(captions(put("l.JSONL",
-                         "\xef\xbb\xbf{\"Path\": \"a.mp4\", \"caption\": \"a cat\"}\r\n"
-                         "{\"path\": \"b.mp4\", \" Text\": \"a dog, asleep\"}\r\n")),
+    EXPECT_EQ(captions(write("l.csv", text)), wanted) << text;
+  EXPECT_EQ(captions(write("l.JSONL",
+                           "\xef\xbb\xbf{\"Path\": \"a.mp4\", \"caption\": \"a cat\"}\r\n"
+                           "{\"path\": \"b.mp4\", \" Text\": \"a dog, asleep\"}\r\n")),
             wanted);
 }
 
@@ -148,15 +133,16 @@ TEST_F(Lists, MissingValues) {
   for (const char* none : {"",     "#N/A",   "#N/A N/A", "#NA",  "-1.#IND", "-1.#QNAN", "-NaN",
                            "-nan", "1.#IND", "1.#QNAN",  "<NA>", "N/A",     "NA",       "NULL",
                            "NaN",  "None",   "n/a",      "nan",  "null",    "\"nan\"",  " "}) {
-    const auto items = listed({put("l.csv", fmt::format("path,text,aes\na.mp4,{0},{0}\n", none))});
+    const auto items =
+        listed({write("l.csv", fmt::format("path,text,aes\na.mp4,{0},{0}\n", none))});
     EXPECT_EQ(items.at(0).text, "") << none;
     EXPECT_TRUE(std::isnan(items[0].facts[Fact::aes])) << none;
   }
-  EXPECT_EQ(captions(put("l.jsonl",
-                         "{\"path\": \"a.mp4\", \"text\": \"None\", \"aes\": \"nan\"}\n"
-                         "{\"path\": \"b.mp4\", \"text\": null}\n")),
+  EXPECT_EQ(captions(write("l.jsonl",
+                           "{\"path\": \"a.mp4\", \"text\": \"None\", \"aes\": \"nan\"}\n"
+                           "{\"path\": \"b.mp4\", \"text\": null}\n")),
             (Captions{{"a.mp4", ""}, {"b.mp4", ""}}));
-  EXPECT_EQ(captions(put("l.csv", "path,text\na.mp4,nan bread\n")),
+  EXPECT_EQ(captions(write("l.csv", "path,text\na.mp4,nan bread\n")),
             (Captions{{"a.mp4", "nan bread"}}));
   EXPECT_THAT(bad_list("p.csv", "path,text\nNA,x\n"), HasSubstr("line 2, column path: no value"));
 }
@@ -171,37 +157,37 @@ TEST_F(Lists, TextOfOtherEncodings) {
   EXPECT_THAT(bad_list("l.csv", std::string("p\0a\0t\0h\0\n\0", 10)), HasSubstr("UTF-16"));
   EXPECT_THAT(bad_list("l.csv", std::string("\0p\0a\0t\0h\0\n", 10)), HasSubstr("UTF-16"));
   EXPECT_THAT(bad_list("z.jsonl", "{\"path\": \"a\\u0000b.mp4\"}\n"), HasSubstr("zero byte"));
-  put("v/a.mp4", "");
-  put("v/a.txt", "caf\xe9\n");
+  write("v/a.mp4", "");
+  write("v/a.txt", "caf\xe9\n");
   const std::string folder = (dir_ / "v").string();
   EXPECT_THAT(refused([&] { listed({folder}); }), HasSubstr("a.txt, line 1: the byte 0xe9"));
-  put("v/a.txt", std::string("\xff\xfe\x61\0", 4));
+  write("v/a.txt", std::string("\xff\xfe\x61\0", 4));
   EXPECT_THAT(refused([&] { listed({folder}); }), HasSubstr("a.txt is UTF-16 text"));
-  put("v/a.txt", "\xef\xbb\xbf a cat\r\n\r\n");
+  write("v/a.txt", "\xef\xbb\xbf a cat\r\n\r\n");
   EXPECT_EQ(captions(folder), (Captions{{"v/a.mp4", "a cat"}}));
 }
 
 TEST_F(Lists, OtherFormsOfTablesAreNamed) {
-  for (const auto& [name, begin, said] :
-       std::vector<std::array<std::string, 3>>{{"m.parquet", "PAR1", "a Parquet table"},
-                                               {"m.xlsx", "PK\3\4", "a workbook or a ZIP"},
-                                               {"m.h5", "\x89HDF\r\n\x1a\n", "an HDF5 file"},
-                                               {"m.csv.gz", "\x1f\x8b", "a gzip archive"},
-                                               {"m.csv", "PAR1", "a Parquet table"},
-                                               {"m.tsv", "path\ttext", "no list that weft reads"},
-                                               {"m.txt", "a.mp4", "no list that weft reads"},
-                                               {"m.json", "[]", "no list that weft reads"}})
+  for (const auto& [name, begin, said] : std::vector<std::array<std::string, 3>>{
+           {"m.parquet", "PAR1", "a Parquet table"},
+           {"m.xlsx", "PK\3\4", "a workbook or a ZIP"},
+           {"m.h5", "\x89HDF\r\n\x1a\n", "an HDF5 file"},
+           {"m.csv.gz", "\x1f\x8b", "a gzip archive"},
+           {"m.csv", "PAR1", "a Parquet table"},
+           {"m.tsv", "path\ttext", "not a list that weft can read"},
+           {"m.txt", "a.mp4", "not a list that weft can read"},
+           {"m.json", "[]", "not a list that weft can read"}})
     EXPECT_THAT(bad_list(name, begin + std::string(20, ' ')),
                 AllOf(HasSubstr(name), HasSubstr(said)));
 }
 
 TEST_F(Lists, FoldersWithCaptions) {
-  put("f/b.mp4", "");
-  put("f/b.txt", "a cat\n \n");
-  put("f/a/c.JPG", "");
-  put("f/.hidden.mp4", "");
-  put("f/notes.txt", "no caption of anything");
-  put("f/d.webm", "");
+  write("f/b.mp4", "");
+  write("f/b.txt", "a cat\n \n");
+  write("f/a/c.JPG", "");
+  write("f/.hidden.mp4", "");
+  write("f/notes.txt", "no caption of anything");
+  write("f/d.webm", "");
   fs::create_symlink("/", dir_ / "f/root");  // folders that are links are not entered
   const auto items = listed({(dir_ / "f").string(), (dir_ / "f/*.mp4").string()});
   ASSERT_EQ(items.size(), 4u);
@@ -214,10 +200,10 @@ TEST_F(Lists, FoldersWithCaptions) {
   EXPECT_EQ(items[3].text, "a cat");
   EXPECT_EQ(items[0].media.trust, MediaTrust::untrusted);
   EXPECT_EQ(items[3].media.trust, MediaTrust::deck);
-  put("g/notes.txt", "");
+  write("g/notes.txt", "");
   EXPECT_THAT(refused([&] { listed({(dir_ / "g").string()}); }),
               AllOf(HasSubstr("no videos"), HasSubstr("1 file (.txt 1)")));
-  put("f/d.txt", std::string(longest_caption + 1, 'x'));
+  write("f/d.txt", std::string(longest_caption + 1, 'x'));
   EXPECT_THAT(refused([&] { listed({(dir_ / "f").string()}); }), HasSubstr("d.txt"));
 }
 
@@ -225,7 +211,7 @@ TEST_F(Lists, WhatAFolderLeavesOut) {
   for (const char* name : {"a.MTS", "b.m2ts", "c.3gp", "d.mpg", "e.VOB", "f.png", "f.txt", "f.json",
                            "g.cr2", "h.CR2", "notes.txt", "README", ".Trash-1000/files/x.mp4",
                            ".ipynb_checkpoints/x.png", "out/result.mp4", "sub/i.webm"})
-    put(std::string("f/") + name, "x");
+    write(std::string("f/") + name, "x");
   fs::create_symlink(dir_ / "f/sub", dir_ / "f/linked");
   fs::create_symlink(dir_ / "f/loop", dir_ / "f/loop");
   fs::create_symlink(dir_ / "f/d.mpg", dir_ / "f/link.mpg");
@@ -245,8 +231,8 @@ TEST_F(Lists, WhatAFolderLeavesOut) {
 
 TEST_F(Lists, FoldersThatCannotBeRead) {
   if (geteuid() == 0) GTEST_SKIP() << "root may read everything";
-  put("f/a.mp4", "x");
-  put("f/lost+found/b.mp4", "x");
+  write("f/a.mp4", "x");
+  write("f/lost+found/b.mp4", "x");
   fs::permissions(dir_ / "f/lost+found", fs::perms::none);
   const FolderFiles found =
       files_below((dir_ / "f").string(), [](const std::string&) { return true; });
@@ -262,12 +248,12 @@ TEST_F(Lists, FoldersThatCannotBeRead) {
 
 // A glob takes what it names: lists and folders too, and of "*" the media.
 TEST_F(Lists, Globs) {
-  put("v/a.mp4", "");
-  put("v/a.txt", "a cat");
-  put("v/sub/b.png", "");
-  put("v/c.bin", "");
-  put("l/one.csv", "path\nx.mp4\n");
-  put("l/two.csv", "path\ny.mp4\n");
+  write("v/a.mp4", "");
+  write("v/a.txt", "a cat");
+  write("v/sub/b.png", "");
+  write("v/c.bin", "");
+  write("l/one.csv", "path\nx.mp4\n");
+  write("l/two.csv", "path\ny.mp4\n");
   EXPECT_EQ(captions((dir_ / "v/*").string()),
             (Captions{{"v/a.mp4", "a cat"}, {"v/sub/b.png", ""}}));
   EXPECT_EQ(captions((dir_ / "v/*.bin").string()), (Captions{{"v/c.bin", ""}}));
@@ -291,7 +277,7 @@ TEST_F(Lists, FilesThatAreNotThere) {
 
 TEST_F(Lists, SamplesOfAShard) {
   const std::string film(700, 'M'), thumbnail(3, 'J');
-  const std::string path = put(
+  const std::string path = write(
       "s.tar", tar_member("d/a.jpg", thumbnail) + tar_member("d/a.mp4", film) +
                    tar_member("d/a.txt", "a cat\n") +
                    tar_member("d/a.json", "{\"caption\": \"other\", \"aes\": 4.5, \"id\": \"x\"}") +
@@ -312,11 +298,11 @@ TEST_F(Lists, SamplesOfAShard) {
 
 // Names are labels, whatever they say; links lead nowhere.
 TEST_F(Lists, HostileMembersOfAShard) {
-  const std::string path = put("s.tar", tar_member("../../up.mp4", "film") +
-                                            tar_member("/etc/passwd.mp4", "", '2', "/etc/passwd") +
-                                            tar_member("hard.mp4", "", '1', "../../up.mp4") +
-                                            tar_member("null.mp4", "", '3') +
-                                            tar_member("\x1b[2J.png", "picture") + tar_end);
+  const std::string path = write(
+      "s.tar",
+      tar_member("../../up.mp4", "film") + tar_member("/etc/passwd.mp4", "", '2', "/etc/passwd") +
+          tar_member("hard.mp4", "", '1', "../../up.mp4") + tar_member("null.mp4", "", '3') +
+          tar_member("\x1b[2J.png", "picture") + tar_end);
   const auto items = listed({path});
   ASSERT_EQ(items.size(), 2u);
   for (const MediaItem& item : items) {
@@ -347,25 +333,25 @@ TEST_F(Lists, ShardsThatAreRefused) {
 }
 
 TEST_F(Lists, ScoresAreJoinedByPath) {
-  const std::string list = put("meta.csv", "path,aes\na.mp4,4\nb/../c.mp4,5\nd.mp4,6\n");
+  const std::string list = write("meta.csv", "path,aes\na.mp4,4\nb/../c.mp4,5\nd.mp4,6\n");
   auto items = listed({list});
   // Absolute, relative to the table's folder, through a link.
   fs::create_directory_symlink(dir_, dir_ / "link");
   const std::string scores =
-      put("ocr.csv",
-          fmt::format("path,ocr,aes\n{}/link/a.mp4,3,\nc.mp4,0,5.5\nz.mp4,9,9\n", dir_.string()));
+      write("ocr.csv",
+            fmt::format("path,ocr,aes\n{}/link/a.mp4,3,\nc.mp4,0,5.5\nz.mp4,9,9\n", dir_.string()));
   EXPECT_EQ(join_scores(scores, {}, items), 2u);
   EXPECT_EQ(items[0].facts[Fact::ocr], 3);
   EXPECT_EQ(items[0].facts[Fact::aes], 4);  // the table has no value
   EXPECT_EQ(items[1].facts[Fact::ocr], 0);
   EXPECT_EQ(items[1].facts[Fact::aes], 5.5);
   EXPECT_TRUE(std::isnan(items[2].facts[Fact::ocr]));
-  const std::string lines = put("ocr.jsonl", "{\"path\": \"d.mp4\", \"ocr\": 7}\n");
+  const std::string lines = write("ocr.jsonl", "{\"path\": \"d.mp4\", \"ocr\": 7}\n");
   EXPECT_EQ(join_scores(lines, {}, items), 1u);
   EXPECT_EQ(items[2].facts[Fact::ocr], 7);
 
   const auto bad = [&](const std::string& text) {
-    return refused([&] { join_scores(put("bad.csv", text), {}, items); });
+    return refused([&] { join_scores(write("bad.csv", text), {}, items); });
   };
   EXPECT_THAT(bad("path,ocr\na,1\n./a,2\n"), AllOf(HasSubstr("line 3"), HasSubstr("in line 2")));
   EXPECT_THAT(bad("path,text\na,1\n"), HasSubstr("no score"));

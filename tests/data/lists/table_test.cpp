@@ -9,26 +9,20 @@
 #include <map>
 
 #include "core/error.h"
+#include "tests/folder.h"
 
 namespace weft {
 namespace {
 
-namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Json = nlohmann::ordered_json;
 
-class ScoreTable : public ::testing::Test {
+class ScoreTable : public FolderTest {
  protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("weft_table_" + std::to_string(getpid()));
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   fs::path file(const std::string& text, const std::string& name = "in.csv") const {
-    std::ofstream(folder_ / name, std::ios::binary) << text;
-    return folder_ / name;
+    std::ofstream(dir_ / name, std::ios::binary) << text;
+    return dir_ / name;
   }
   static std::vector<std::string> paths(const fs::path& path) {
     TableReader table(path);
@@ -56,8 +50,6 @@ class ScoreTable : public ::testing::Test {
     }
     return "accepted";
   }
-
-  fs::path folder_;
 };
 
 TEST_F(ScoreTable, KeepsEveryByteOfACsv) {
@@ -147,8 +139,8 @@ TEST_F(ScoreTable, RefusesOtherCsvs) {
   EXPECT_THAT(refused(file("id,file\n1,a\n")), HasSubstr("no column `path`, but: id, file"));
   EXPECT_THAT(refused(file("path\na\n\"b\nc\n")), HasSubstr("line 3: a quote is not closed"));
   EXPECT_THAT(refused(file("path,n\na,1\nb,2,3\n")), HasSubstr("line 3 has 3 values"));
-  EXPECT_THAT(refused(folder_), HasSubstr("is a directory"));
-  EXPECT_THAT(refused(folder_ / "none.csv"), HasSubstr("cannot open"));
+  EXPECT_THAT(refused(dir_), HasSubstr("is a directory"));
+  EXPECT_THAT(refused(dir_ / "none.csv"), HasSubstr("cannot open"));
   // What a terminal would obey is not printed.
   EXPECT_EQ(refused(file("a\x1b[2J\n")).find('\x1b'), std::string::npos);
 }

@@ -11,28 +11,20 @@
 #include "core/error.h"
 #include "data/clip_store.h"
 #include "media/writers.h"
+#include "tests/folder.h"
 
 namespace weft {
 namespace {
 
-namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::HasSubstr;
 
-class TextLists : public testing::Test {
+class TextLists : public FolderTest {
  protected:
   void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("weft_text_list_" + std::to_string(getpid()));
-    fs::create_directories(folder_);
+    FolderTest::SetUp();
     const std::vector<std::uint8_t> grey(20 * 30 * 3, 99);
-    for (const char* name : {"a.png", "b.png"}) write_png((folder_ / name).string(), 20, 30, grey);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::string write(const std::string& name, const std::string& text) {
-    fs::create_directories((folder_ / name).parent_path());
-    std::ofstream(folder_ / name, std::ios::binary) << text;
-    return (folder_ / name).string();
+    for (const char* name : {"a.png", "b.png"}) write_png((dir_ / name).string(), 20, 30, grey);
   }
   std::string refused(const std::string& path) {
     try {
@@ -50,10 +42,8 @@ class TextLists : public testing::Test {
   std::string refused_icdar(const std::string& line) {
     write("gt_b.txt", "");
     write("gt_a.txt", "1,1,9,1,9,9,1,9,fine\r\n" + line + "\r\n");
-    return refused(folder_.string());
+    return refused(dir_.string());
   }
-
-  fs::path folder_;
 };
 
 TEST_F(TextLists, ReadJsonLines) {
@@ -62,7 +52,7 @@ TEST_F(TextLists, ReadJsonLines) {
       "\xEF\xBB\xBF{\"path\": \"a.png\", \"polygons\": [{\"points\": [[1, 2], [9.5, 2], [9, 8]], "
       "\"text\": \"x\"}, {\"points\": [[-3, 0], [40, 0], [40, 25], [0, 25]], \"ignore\": true}]}\r"
       "\n\n{\"path\": \"" +
-          (folder_ / "b.png").string() + "\", \"polygons\": []}\n");
+          (dir_ / "b.png").string() + "\", \"polygons\": []}\n");
   EXPECT_TRUE(is_text_list(list));
   const auto images = open_text_images(list, {});
   ASSERT_EQ(images->count(), 2);
@@ -99,8 +89,8 @@ TEST_F(TextLists, ReadIcdarsForm) {
     images.read(1, image);
     EXPECT_EQ(image.regions.size(), 1u);
   };
-  EXPECT_TRUE(is_text_list(folder_.string()));
-  check(*open_text_images(folder_.string(), {}));
+  EXPECT_TRUE(is_text_list(dir_.string()));
+  check(*open_text_images(dir_.string(), {}));
   check(*open_text_images(write("lists.txt", "a.png\nb.png\n"), {}));
 }
 
@@ -118,14 +108,14 @@ TEST_F(TextLists, NameListLineAndValueOfAFault) {
   EXPECT_THAT(polygon("{\"points\": [[1, 2], [3, 4], [5, 6]], \"ignore\": 1}"),
               HasSubstr("`ignore` is not true or false"));
   EXPECT_THAT(refused(write("empty.jsonl", "\n")), HasSubstr("names no picture"));
-  EXPECT_THAT(refused((folder_ / "none.jsonl").string()), HasSubstr("none.jsonl"));
+  EXPECT_THAT(refused((dir_ / "none.jsonl").string()), HasSubstr("none.jsonl"));
 
   EXPECT_THAT(refused_icdar("1,1,9,1,9,9,1"), HasSubstr("gt_a.txt, line 2: \"\""));
   EXPECT_THAT(refused_icdar("1,1,9,1,9,9,1,nan,x"), HasSubstr("line 2: \"nan\""));
   EXPECT_THAT(refused_icdar("1,1,9,1,9,9,1,9e9,x"), HasSubstr("line 2: \"9e9\""));
   EXPECT_THAT(refused_icdar("one,1,9,1,9,9,1,9,x"), HasSubstr("line 2: \"one\""));
-  fs::remove(folder_ / "gt_a.txt");
-  EXPECT_THAT(refused(folder_.string()), HasSubstr("a.png has no polygons"));
+  fs::remove(dir_ / "gt_a.txt");
+  EXPECT_THAT(refused(dir_.string()), HasSubstr("a.png has no polygons"));
   EXPECT_THAT(refused(write("notes.txt", "these are not pictures\n")),
               HasSubstr("notes.txt, line 1"));
 }
@@ -150,21 +140,21 @@ TEST_F(TextLists, AreOpenedAsAClipSource) {
   write("gt_a.txt", "1,2,19,2,19,18,1,18,Hello");
   write("gt_b.txt", "");
   DataDeck deck;
-  deck.path = folder_.string();
+  deck.path = dir_.string();
   deck.crop = 64;
   const auto source = open_clip_source(deck);
   ASSERT_EQ(source->buckets().size(), 1u);
   EXPECT_EQ(source->buckets()[0].name, "text-64");
   EXPECT_EQ(source->buckets()[0].clips, 2);
-  EXPECT_EQ(source->info(0, 1).source, (folder_ / "b.png").string());
+  EXPECT_EQ(source->info(0, 1).source, (dir_ / "b.png").string());
   std::vector<std::byte> sample(source->buckets()[0].clip_bytes());
   EXPECT_EQ(sample.size(), 64u * 64 * 5);
   source->read(0, 0, sample);
   EXPECT_EQ(std::to_integer<int>(sample[0]), 99);
   EXPECT_EQ(std::to_integer<int>(sample[64 * 63 * 3]), 0);  // padding
   // An empty folder is none of pictures, and a folder is no store.
-  fs::create_directory(folder_ / "empty");
-  EXPECT_FALSE(is_text_list((folder_ / "empty").string()));
+  fs::create_directory(dir_ / "empty");
+  EXPECT_FALSE(is_text_list((dir_ / "empty").string()));
 }
 
 }  // namespace

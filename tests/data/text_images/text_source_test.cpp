@@ -1,6 +1,6 @@
 // Pictures with text as training samples: targets against distances in f64, what augmentation does
 // to pixels and polygons, and the same samples for any number of ranks.
-#include "data/text_images/text_source.h"
+#include "data/text_images/text_images.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,6 @@
 #include "core/error.h"
 #include "data/clip_store.h"
 #include "data/step_plan.h"
-#include "data/text_images/text_targets.h"
 #include "data/text_images/text_view.h"
 
 namespace weft {
@@ -220,7 +219,7 @@ TEST(TextView, MovesPolygonsAsItMovesPixels) {
       for (std::int64_t y = 0; y < 96; ++y)
         for (std::int64_t x = 0; x < 96; ++x) {
           const Point p{static_cast<double>(x) + 0.5, static_cast<double>(y) + 0.5};
-          const std::uint8_t v = out.rgb[static_cast<std::size_t>((y * 96 + x) * 3)];
+          const std::uint8_t v = out.rgb[(y * 96 + x) * 3];
           ASSERT_GT(v, is_inside(core, p) ? 180 : -1) << draw << " at " << x << "," << y;
           ASSERT_LT(v, is_inside(around, p) ? 256 : 90) << draw << " at " << x << "," << y;
         }
@@ -261,7 +260,7 @@ TEST(TextView, FitsAndPads) {
   ASSERT_EQ(out.regions.size(), 1u);
   EXPECT_NEAR(out.regions[0].polygon[0].x, 16, 1e-9);
   EXPECT_NEAR(out.regions[0].polygon[2].y, 24, 1e-9);
-  const auto at = [&](int x, int y) { return out.rgb[static_cast<std::size_t>((y * 64 + x) * 3)]; };
+  const auto at = [&](int x, int y) { return out.rgb[(y * 64 + x) * 3]; };
   EXPECT_EQ(at(32, 16), 220);
   EXPECT_EQ(at(3, 3), 60);
   EXPECT_EQ(at(32, 33), 0);

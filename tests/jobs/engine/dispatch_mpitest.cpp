@@ -68,7 +68,7 @@ TEST(Dispatcher, GathersReportsAndPassesOnTheCode) {
   if (rank == 0) {
     ASSERT_EQ(std::ssize(all), ranks);
     for (int r = 0; r < ranks; ++r)
-      EXPECT_EQ(all[static_cast<std::size_t>(r)],
+      EXPECT_EQ(all[r],
                 std::string(static_cast<std::size_t>(r) * 100000, static_cast<char>('a' + r)));
   } else {
     EXPECT_TRUE(all.empty());

@@ -10,9 +10,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/hash.h"
 #include "core/json.h"
-#include "core/progress/job_status.h"
-#include "core/seal.h"
+#include "core/progress.h"
 
 namespace weft {
 namespace {
@@ -31,7 +31,7 @@ class Squares : public ListJob {
       if (before) before(i);
       try {
         WEFT_CHECK(i != bad, Exit::data, "take another number", "{} is no good", i);
-        const ListItem& item = engine_.items()[static_cast<std::size_t>(i)];
+        const ListItem& item = engine_.items()[i];
         std::ofstream(engine_.settings().directory / (item.name + ".txt")) << i * i;
         nlohmann::ordered_json line = {
             {"name", item.name}, {"key", item.key}, {"rank", engine_.groups().rank}};
@@ -39,7 +39,7 @@ class Squares : public ListJob {
         line["square"] = i * i;  // what else the job wants to say
         results.finished(line);
       } catch (const Error& e) {
-        const ListItem& item = engine_.items()[static_cast<std::size_t>(i)];
+        const ListItem& item = engine_.items()[i];
         if (says_of_bad)
           results.failed(i, e,
                          {{"name", item.name}, {"key", item.key}, {"rank", 0}, {"square", -1}});
@@ -100,7 +100,7 @@ class ListJobTest : public ::testing::Test {
     settings_.command = "count";
     settings_.stem = "squares";
     settings_.report = "squares_report.json";
-    settings_.noun = "square";
+    settings_.item_name = "square";
     settings_.key = "the test's folder";
   }
   void TearDown() override {
@@ -127,7 +127,7 @@ class ListJobTest : public ::testing::Test {
   }
   // How often each item was begun, by all ranks.
   std::vector<int> begun(std::int64_t count) const {
-    std::vector<int> times(static_cast<std::size_t>(count), 0);
+    std::vector<int> times(count, 0);
     for (const std::int64_t i : order_) ++times.at(static_cast<std::size_t>(i));
     MPI_Allreduce(MPI_IN_PLACE, times.data(), static_cast<int>(count), MPI_INT, MPI_SUM,
                   MPI_COMM_WORLD);
@@ -373,7 +373,7 @@ TEST_F(ListJobTest, AnItemThatTwoRanksDiedWithIsGivenUp) {
   EXPECT_EQ(run(6), static_cast<int>(Exit::data));
   EXPECT_EQ(begun(6), std::vector<int>(6, 0));
   EXPECT_THAT(report().at("failures").get<std::vector<std::string>>(),
-              ElementsAre(testing::StartsWith("square4: given up: 2 ranks died")));
+              ElementsAre(testing::StartsWith("square4: gave up after 2 ranks died")));
   EXPECT_EQ(status().error, "1 of 6 squares failed");
   // With another key it is another item.
   EXPECT_EQ(run(
@@ -391,6 +391,36 @@ TEST_F(ListJobTest, OfSeveralSuspectsInHandNoneIsGivenUp) {
   MPI_Barrier(MPI_COMM_WORLD);
   EXPECT_EQ(run(6), 0);
   EXPECT_EQ(begun(6), std::vector<int>(6, 1));
+}
+
+// A job that reports an item only with flush(), as those that read ahead do: a suspect must be in
+// hand alone.
+TEST_F(ListJobTest, SuspectsAreMadeAlone) {
+  class Late : public Squares {
+   public:
+    using Squares::Squares;
+    void make(const ItemBatch& items, ItemResults&) override {
+      held_.push_back(items.front());
+      most = std::max(most, suspect(items.front()) ? held_.size() : 0);
+    }
+    void flush(ItemResults& results) override {
+      for (const std::int64_t i : held_) Squares::make({i}, results);
+      if (std::ranges::any_of(held_, suspect)) most = std::max(most, held_.size());
+      held_.clear();
+    }
+    static bool suspect(std::int64_t item) { return item == 1 || item == 4; }
+    std::size_t most = 0;  // items in hand with a suspect
+
+   private:
+    std::vector<std::int64_t> held_;
+  };
+  if (rank_ == 0) leave_part(settings_, {"square1", "square4"}, false);
+  MPI_Barrier(MPI_COMM_WORLD);
+  ListEngine engine(settings_, squares(20, "k"), MPI_COMM_WORLD);
+  Late job(engine);
+  engine.run(job, engine.one_by_one());
+  EXPECT_LE(job.most, 1u);
+  EXPECT_EQ(engine.end({}), 0);
 }
 
 TEST_F(ListJobTest, BatchesMayComeInRounds) {

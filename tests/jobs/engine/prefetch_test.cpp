@@ -70,6 +70,20 @@ TEST(PrefetchTuner, BatchesFitTheMemory) {
   EXPECT_EQ(settled_batch(capped, overhead), 64);
 }
 
+TEST(PrefetchTuner, LargeFramesAndShortListsAreNotReadFarAhead) {
+  PrefetchLimits l = limits(17);
+  l.frame_bytes = 100;
+  l.most_bytes = 1000;
+  PrefetchTuner large(l);
+  EXPECT_EQ(large.ahead(), 10);
+  large.took_prepare(1, 1, 300);
+  large.took_prepare(1, 1, 200);
+  EXPECT_EQ(large.ahead(), 3) << "the largest that was seen counts";
+  l = limits(17);
+  l.most_ahead = 2;
+  EXPECT_EQ(PrefetchTuner(l).ahead(), 2);
+}
+
 TEST(PrefetchTuner, AsManyReadersAsKeepTheNetworkBusy) {
   const auto measure = [](PrefetchTuner& tuner, double host) {
     for (int i = 0; i < 200; ++i) {
@@ -103,7 +117,7 @@ struct Simulated {
 // A network beside threads that take `host` seconds a frame, as Prefetch runs them: the main thread
 // adds frames between two batches.
 Simulated simulate(PrefetchTuner& tuner, int budget, double host, const Law& law) {
-  std::vector<double> free_at(static_cast<std::size_t>(budget), 0);
+  std::vector<double> free_at(budget, 0);
   std::priority_queue<double, std::vector<double>, std::greater<>> ready;
   double now = 0, busy = 0, from = 0;
   std::int64_t frames = 0, before = 0;
@@ -303,6 +317,57 @@ TEST_P(PrefetchTest, TimesAreSums) {
   EXPECT_NEAR(t.elapsed, 0.130, 1e-9) << "the virtual clock adds up what threads do at once";
   EXPECT_EQ(t.batches, 10);
   EXPECT_EQ(t.readers, 1);
+}
+
+// ---- Who waited for whom ----
+
+PrefetchTimes times_of(double decode, double network) {
+  PrefetchTimes t;
+  t.frames = 100;
+  t.decode = decode;
+  t.resize = 0.1;
+  t.network = network;
+  t.network_cores = 2 * network;
+  t.elapsed = 10;
+  return t;
+}
+
+TEST(PrefetchSummary, NamesWhatBoundsTheJob) {
+  PrefetchSummary beside;
+  beside.on_gpu = true;
+  beside.add(times_of(9.9, 1), 1);
+  beside.add(times_of(9.9, 1), 1);
+  EXPECT_EQ(beside.bound(), "decode");
+  EXPECT_NEAR(beside.rate(), 20, 1e-9);
+  EXPECT_NEAR(beside.host_rate(), 20, 1e-9);
+  EXPECT_NEAR(beside.network_rate(), 200, 1e-9);
+  EXPECT_NEAR(beside.network_busy(), 0.1, 1e-9);
+  EXPECT_EQ(beside.verdict(),
+            "decode bounds the job: 20 frames/s on 2 cores; the network could do 200; the network "
+            "was at work 10.0 % of the time");
+  // On cores: one rank of two threads.
+  PrefetchSummary turns;
+  turns.add(times_of(0.9, 9), 2);
+  EXPECT_EQ(turns.bound(), "network");
+  EXPECT_NEAR(turns.network_rate(), 100 / 9.0, 1e-9);
+  EXPECT_NEAR(turns.host_rate(), 200, 1e-9);
+  EXPECT_THAT(turns.verdict(),
+              testing::HasSubstr("the network bounds the job: 10 frames/s on 2 cores"));
+  EXPECT_THAT(turns.verdict(), testing::HasSubstr("could do 200"));
+}
+
+TEST(PrefetchSummary, SharesComeBack) {
+  const PrefetchTimes t = times_of(3, 4), back = from_share(as_share(t, 2));
+  EXPECT_EQ(back.frames, t.frames);
+  EXPECT_EQ(back.decode, t.decode);
+  EXPECT_EQ(back.network_cores, t.network_cores);
+  EXPECT_EQ(back.elapsed, t.elapsed);
+  EXPECT_EQ(from_share(nlohmann::ordered_json::object()).frames, 0);
+  PrefetchSummary sum;
+  sum.add(as_share(t, 2));
+  sum.add(nlohmann::ordered_json::object());  // a rank that had nothing to do
+  EXPECT_EQ(sum.ranks, 1);
+  EXPECT_EQ(sum.cores, 2);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Clips that arrive piece by piece: the files and lines that they become, what fails, and what is
-// in memory.
+// Clips that arrive piece by piece: the files and lines that they become, what fails, what is in
+// memory, and the picture laid over them.
 #include "jobs/generate/clip_writer.h"
 
 #include <gmock/gmock.h>
@@ -10,12 +10,14 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <random>
 
 #include "core/error.h"
 #include "core/hash.h"
 #include "jobs/engine/manifest.h"
+#include "media/writers.h"
 
 namespace weft {
 namespace {
@@ -219,6 +221,25 @@ TEST_F(ClipWriterTest, AFullDiskFailsTheClipInHand) {
   }
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
+}
+
+// ---- Watermark
+
+TEST(Watermark, CoversATenthOfTheHeight) {
+  const auto path = std::filesystem::temp_directory_path() /
+                    ("weft_watermark_" + std::to_string(::getpid()) + ".png");
+  std::vector<std::uint8_t> mark;
+  for (int i = 0; i < 20 * 40; ++i) mark.insert(mark.end(), {200, 100, 50});
+  write_png(path.string(), 20, 40, mark);
+  const Watermark watermark(path.string());
+  std::vector<std::uint8_t> rgb(2 * 40 * 32 * 3, 7);
+  watermark.lay_over(rgb.data(), 2, 40, 32);
+  for (std::int64_t t = 0; t < 2; ++t)
+    for (std::int64_t y = 0; y < 40; ++y)
+      for (std::int64_t x = 0; x < 32; ++x)
+        ASSERT_EQ(rgb[((t * 40 + y) * 32 + x) * 3], y < 4 && x < 8 ? 200 : 7) << y << " " << x;
+  std::filesystem::remove(path);
+  EXPECT_THROW(Watermark(path.string()), Error);
 }
 
 }  // namespace

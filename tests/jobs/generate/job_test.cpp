@@ -1,6 +1,6 @@
 // What a job is to make, what of it is finished, and which clips are sampled together.
 #include "jobs/generate/job.h"
-#include "jobs/deck_tables.h"
+#include "jobs/jobs.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,9 +8,9 @@
 #include <set>
 
 #include "core/error.h"
-#include "jobs/generate/clip_batches.h"
-#include "jobs/generate/memory.h"
+#include "jobs/generate/clip_maker.h"
 #include "jobs/generate/options.h"
+#include "models/flow_sampler.h"
 #include "models/stdit3/options.h"
 #include "models/t5/options.h"
 #include "models/video_vae/options.h"
@@ -42,9 +42,7 @@ num_frames = "17"
 }
 
 GenerateJob job_of(const Deck& deck, const std::string& weights = "w") {
-  VideoVae vae(deck.get<VaeDeck>());
-  return plan_generate_job(deck, read_prompts(deck.get<GenerateDeck>()),
-                           Stdit3(stdit3_config(deck)), vae, weights);
+  return plan_generate_job(deck, read_prompts(deck.get<GenerateDeck>()), ClipParts(deck), weights);
 }
 
 TEST(GenerateJob, ListsClipsLongestFirst) {
@@ -72,7 +70,7 @@ TEST(GenerateJob, NoiseFollowsPromptAndSampleAlone) {
 }
 
 TEST(GenerateJob, KeysChangeWithWhatDecidesPixels) {
-  const Deck deck = small();
+  const Deck deck = parse_deck(to_toml(small()), "deck", {"t5.weights=w"});
   const GenerateJob job = job_of(deck);
   EXPECT_EQ(job.items[0].key, job_of(deck).items[0].key);
   EXPECT_NE(job.items[0].key, job.items[2].key);
@@ -85,7 +83,7 @@ TEST(GenerateJob, KeysChangeWithWhatDecidesPixels) {
     const Deck other = parse_deck(to_toml(deck), "deck", {change});
     EXPECT_NE(job.items[0].key, job_of(other).items[0].key) << change;
   }
-  Deck same = deck;
+  Deck same = parse_deck(to_toml(deck), "deck", {"generate.max_clips=9", "generate.output=x"});
   same.run.threads = 3;
   same.parallel.sp = 2;
   same.get<VaeDeck>().micro_batch_size = 1;
@@ -158,13 +156,13 @@ TEST(ClipBatches, AreOfOneSizeAndNoLargerThanAGroupsShare) {
 TEST(ClipBatches, AreAsLargeAsTheMemory) {
   const Deck deck = small();
   const GenerateJob job = job_of(deck);
-  Stdit3 model(stdit3_config(deck));
-  model.params().allocate_for_inference(false);
+  const ClipParts parts(deck);
+  parts.denoiser->params().allocate_for_inference(false);
   const auto bytes = [&](std::int64_t clips) {
-    return plan_sampling(deck, model, job.items[0], clips).bytes;
+    return plan_sampling(deck, parts, job.items[0], clips).bytes;
   };
   const auto fitting = [&](std::size_t capacity) {
-    return fit_batch(deck, model, job.items[0], 8, capacity);
+    return fit_batch(deck, parts, job.items[0], 8, capacity);
   };
   EXPECT_EQ(fitting(1), 1);
   EXPECT_EQ(fitting(bytes(3)), 2);  // a 32nd stays free
@@ -184,6 +182,23 @@ TEST(GenerateJob, LoopsMustFit) {
   EXPECT_THROW(job_of(deck), Error);
   deck.get<GenerateDeck>().condition_frame_length = 10;
   EXPECT_THROW(job_of(deck), Error);  // nothing new in a loop
+}
+
+Deck pixel_deck() {
+  Deck deck;
+  deck.get<Stdit3Deck>().in_channels = 3;
+  return deck;
+}
+
+TEST(ClipParts, TakePixelsOrTheCodecsLatents) {
+  EXPECT_TRUE(ClipParts(pixel_deck()).on_pixels);
+  Deck deck;
+  EXPECT_EQ(ClipParts(deck).codec->channels(), 4);
+  deck.get<Stdit3Deck>().in_channels = 5;
+  EXPECT_THROW(ClipParts{deck}, Error);
+  deck.get<Stdit3Deck>().in_channels = 4;
+  deck.get<VaeDeck>().scale.clear();
+  EXPECT_THROW(ClipParts{deck}, Error);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "jobs/reconstruct/quality.h"
+#include "jobs/reconstruct/reconstruct.h"
 
 #include <gtest/gtest.h>
 

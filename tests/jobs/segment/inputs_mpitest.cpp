@@ -1,4 +1,4 @@
-#include "jobs/segment/inputs.h"
+#include "jobs/segment/segment.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -90,11 +90,6 @@ TEST_F(Inputs, NamesThatAreTaken) {
   EXPECT_THAT(names(list({at("taken")})),
               ElementsAre("_segment.jsonl/b", "_segment.rank0.jsonl/b", "_status.json/b", "_stop/b",
                           "x", "_x.png/y"));
-}
-
-TEST_F(Inputs, NamesAreUtf8) {
-  EXPECT_EQ(as_utf8("caf\xe9"), "caf\xef\xbf\xbd");
-  EXPECT_EQ(as_utf8("caf\xc3\xa9"), "caf\xc3\xa9");
 }
 
 TEST_F(Inputs, WhatIsNotThere) {

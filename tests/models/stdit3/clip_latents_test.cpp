@@ -1,4 +1,4 @@
-#include "models/stdit3/clip_latents.h"
+#include "models/stdit3/rectified_flow.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,10 +10,9 @@
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "core/philox.h"
-#include "models/stdit3/batch.h"
+#include "models/pixels.h"
 #include "models/stdit3/options.h"
 #include "models/video_vae/options.h"
-#include "models/video_vae/pixels.h"
 
 namespace weft {
 namespace {

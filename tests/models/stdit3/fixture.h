@@ -50,10 +50,10 @@ inline Stdit3Input make_input(const Stdit3Config& d, const Batch& b) {
                             {b.B, d.model_max_length, width});
   Vec index, offsets{0};
   for (std::int64_t i = 0; i < b.B; ++i) {
-    for (const std::int32_t row : b.captions[static_cast<std::size_t>(i)])
+    for (const std::int32_t row : b.captions[i])
       index.push_back(row < 0 ? row : static_cast<double>(i * d.model_max_length + row));
     offsets.push_back(static_cast<double>(index.size()));
-    in.captions.lengths.push_back(std::int64_t(b.captions[static_cast<std::size_t>(i)].size()));
+    in.captions.lengths.push_back(std::int64_t(b.captions[i].size()));
   }
   in.captions.index = to_tensor(index, {std::int64_t(index.size())}, DType::i32);
   in.captions.offsets = to_tensor(offsets, {b.B + 1}, DType::i32);

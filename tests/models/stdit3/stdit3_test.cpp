@@ -1,11 +1,13 @@
-// STDiT3's names and shapes, its initialisation, and what its output may depend on.
+// STDiT3: names, shapes and initial values, its forward, gradients, and the memory of a step.
 #include "models/stdit3/stdit3.h"
-#include "models/stdit3/options.h"
 
+#include <omp.h>
 #include <map>
 
 #include "core/error.h"
 #include "fixture.h"
+#include "models/stdit3/options.h"
+#include "planned_step.h"
 
 namespace weft::test {
 namespace {
@@ -156,7 +158,7 @@ TEST_F(Stdit3Test, TemporalBlocksStartAsIdentityAndFpsUnseen) {
         dot(to_values(p->value), to_values(p->value)) == 0)
       continue;
     for (std::int64_t i = 0; i < p->value.numel(); ++i)
-      p->value.data<float>()[i] += static_cast<float>(others[static_cast<std::size_t>(i)]);
+      p->value.data<float>()[i] += static_cast<float>(others[i]);
   }
   EXPECT_EQ(model(in), start) << "a temporal block does something";
   for (float& f : in.fps.span<float>()) f *= 2;
@@ -185,7 +187,7 @@ TEST_F(Stdit3Test, ASampleAloneIsTheSampleInItsBatch) {
         keep.push_back(in.drop_path.data<float>()[site * batch.B + b]);
       one.drop_path = to_tensor(keep, {deck.depth, 2, 2, 1});
       const std::int32_t* offsets = in.captions.offsets.data<std::int32_t>();
-      one.captions.lengths = {in.captions.lengths[static_cast<std::size_t>(b)]};
+      one.captions.lengths = {in.captions.lengths[b]};
       one.captions.index = in.captions.index.slice(offsets[b], offsets[b + 1]);
       one.captions.offsets =
           to_tensor({0, static_cast<double>(offsets[b + 1] - offsets[b])}, {2}, DType::i32);
@@ -238,7 +240,7 @@ TEST_F(Stdit3Test, DropPathDropsTheBranchItNames) {
   for (std::int64_t site = 0; site < 4 * deck.depth; ++site) {
     const std::int64_t b = site % 3;
     Vec keep(static_cast<std::size_t>(12 * deck.depth), 1.0);
-    keep[static_cast<std::size_t>(3 * site + b)] = 0;
+    keep[3 * site + b] = 0;
     in.drop_path = to_tensor(keep, {deck.depth, 2, 2, 3});
     const Vec dropped = model(in);
     in.drop_path.release();
@@ -292,6 +294,212 @@ TEST_F(Stdit3Test, Bf16IsCloseToF32) {
                            to_values(exact.net.params().grads())),
             16 * 0x1p-8);
   EXPECT_GT(relative_error(low.x, inputs.x), 1e-5) << "bf16 was not used";
+}
+
+// ---- Gradients
+
+struct Case {
+  const char* name;
+  Stdit3Config deck;
+  Batch batch;
+};
+
+template <class F>
+Case make(const char* name, F&& change) {
+  Case c{name, tiny_model(), Batch{}};
+  change(c.deck, c.batch);
+  return c;
+}
+
+class Stdit3Gradient : public testing::TestWithParam<Case> {
+ protected:
+  std::unique_ptr<Arena> arena_ = Arena::reserve(std::size_t{1} << 30);
+  ArenaScope scope_{*arena_};
+};
+
+TEST_P(Stdit3Gradient, MatchesDifferences) {
+  omp_set_num_threads(1);  // thousands of tiny forwards: threads would only wait for each other
+  const auto& [name, deck, batch] = GetParam();
+  Model model(deck);
+  const Stdit3Input in = make_input(deck, batch);
+  const Vec g = random_values(model.outputs(in), 55);
+  const std::size_t before = arena_->used();
+  const auto inputs = model.backward(in, g);
+  EXPECT_EQ(arena_->used(), before) << "something of the step stayed behind";
+  const auto loss = [&] { return dot(model(in), g); };
+
+  // Rounding of an f32 forward over the smallest gradients; a contribution left out shows at 0.1
+  // and more.
+  const double bound = 2e-2;
+  const Vec out = model(in);
+  const double rounding = 4e-5 * std::sqrt(dot(out, out));  // f32 over steps of about 0.01
+  for (const auto& p : model.net.params().all()) {
+    if (!p->trainable) {
+      EXPECT_FALSE(p->grad.defined()) << p->name;
+      continue;
+    }
+    const Vec gradient = to_values(p->grad);
+    if (deck.skip_y_embedder && p->name.starts_with("y_embedder.")) {
+      EXPECT_EQ(gradient, Vec(gradient.size(), 0.0)) << p->name << " has no part in the output";
+      continue;
+    }
+    // A frame alone attends to itself whatever q and k are: what is left of their gradient is
+    // rounding.
+    if (batch.T == 1 && p->name.starts_with("temporal_blocks.") &&
+        p->name.ends_with("_norm.weight"))
+      continue;
+    expect_slope(p->name, p->value, gradient, loss, bound, rounding);
+  }
+  expect_slope("x", in.x, inputs.x, loss, bound, rounding);
+  expect_slope("y", in.captions.y, inputs.y, loss, bound, rounding);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Configurations, Stdit3Gradient,
+    testing::Values(make("plain", [](Stdit3Config&, Batch&) {}),
+                    make("masked", [](Stdit3Config&, Batch& b) { b.masked = true; }),
+                    make("drop_path", [](Stdit3Config&, Batch& b) { b.dropped = true; }),
+                    make("masked_drop_path_recompute",
+                         [](Stdit3Config& d, Batch& b) {
+                           b.masked = b.dropped = true;
+                           d.recompute = 0.75;
+                         }),
+                    make("a_sample_without_caption",
+                         [](Stdit3Config&, Batch& b) {
+                           b.captions = {{}, {3, 0}, {}};
+                         }),
+                    make("no_qk_norm_no_sigma",
+                         [](Stdit3Config& d, Batch&) { d.qk_norm = d.pred_sigma = false; }),
+                    make("single_pixels",
+                         [](Stdit3Config& d, Batch& b) {
+                           d.patch_size = {1, 1, 1};
+                           b.masked = true;
+                         }),
+                    make("patches_in_time",
+                         [](Stdit3Config& d, Batch&) {
+                           d.patch_size = {2, 2, 2};
+                         }),
+                    make("skip_y_embedder",
+                         [](Stdit3Config& d, Batch& b) {
+                           d.skip_y_embedder = true;
+                           b.captions = {{0, 1, 2}, {2}, {1, 3}};
+                         }),
+                    make("only_train_temporal",
+                         [](Stdit3Config& d, Batch& b) {
+                           d.only_train_temporal = true;
+                           b.masked = true;
+                         }),
+                    make("freeze_y_embedder",
+                         [](Stdit3Config& d, Batch&) { d.freeze_y_embedder = true; }),
+                    // Wide heads and short captions: cross attention with its projections absorbed.
+                    make("absorbed",
+                         [](Stdit3Config& d, Batch& b) {
+                           d.hidden_size = 48;
+                           d.depth = 1;
+                           b.masked = true;
+                         }),
+                    make("absorbed_recompute_frozen",
+                         [](Stdit3Config& d, Batch& b) {
+                           d.hidden_size = 48;
+                           d.depth = 1;
+                           d.only_train_temporal = true;
+                           d.recompute = 1;
+                           b.dropped = true;
+                         }),
+                    make("one_frame", [](Stdit3Config&, Batch& b) { b.T = 1; })),
+    [](const auto& one) { return std::string(one.param.name); });
+
+// Freezing and recomputing decide what is kept, never what a gradient is.
+TEST_F(OpTest, FrozenAndRecomputedModelsHaveTheSameGradients) {
+  const Batch batch{.masked = true, .dropped = true};
+  for (const std::int64_t width : {12, 48}) {  // 48: with absorbed cross attention
+    Stdit3Config deck = tiny_model();
+    deck.hidden_size = width;
+    Model whole(deck);
+    const Stdit3Input in = make_input(deck, batch);
+    const Vec g = random_values(whole.outputs(in), 55);
+    const auto inputs = whole.backward(in, g);
+    const auto expect_equal = [&](const Stdit3Config& other, std::size_t frozen) {
+      Model m(other);
+      const auto other_inputs = m.backward(in, g);
+      EXPECT_EQ(other_inputs.x, inputs.x);
+      EXPECT_EQ(other_inputs.y, inputs.y);
+      std::size_t missing = 0;
+      for (const auto& p : m.net.params().all()) {
+        const Parameter* twin = whole.net.params().find(p->name);
+        if (p->trainable)
+          EXPECT_TRUE(same_bits(p->grad, twin->grad)) << p->name;
+        else
+          missing += twin->trainable;
+      }
+      EXPECT_EQ(missing, frozen);
+    };
+    for (const double share : {0.2, 0.5, 1.0}) {
+      deck.recompute = share;
+      expect_equal(deck, 0);
+    }
+    deck.freeze_y_embedder = true;
+    expect_equal(deck, 4);
+    deck.freeze_y_embedder = false;
+    deck.only_train_temporal = true;  // 19 outside the blocks, 17 a spatial block
+    deck.recompute = 0;
+    expect_equal(deck, 19 + 2 * 17);
+  }
+}
+
+// ---- Memory
+
+struct Step {
+  const char* name;
+  bool masked, dropped;
+  double recompute;
+  const char* dtype;
+  std::int64_t width = 48;  // wide enough for absorbed cross attention
+};
+
+class Stdit3Memory : public testing::TestWithParam<Step> {};
+
+TEST_P(Stdit3Memory, PlannedPeakIsTheRealPeak) {
+  const Step s = GetParam();
+  Stdit3Config deck = tiny_model();
+  deck.hidden_size = s.width;
+  deck.recompute = s.recompute;
+  deck.dtype = s.dtype;
+  const Batch batch{.B = 2, .T = 4, .H = 8, .W = 8, .masked = s.masked, .dropped = s.dropped};
+  Model model(deck);
+  const auto planning = Arena::planning(), real = Arena::reserve(std::size_t{1} << 28);
+  const std::size_t planned = peak_of_step(*planning, model, batch);
+  EXPECT_EQ(planned, peak_of_step(*real, model, batch));
+  // Planning touches no parameter's gradient and no memory: a second plan says the same.
+  const auto again = Arena::planning();
+  EXPECT_EQ(peak_of_step(*again, model, batch), planned);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Steps, Stdit3Memory,
+    testing::Values(Step{"plain", false, false, 0, "f32"}, Step{"masked", true, false, 0, "f32"},
+                    Step{"drop_path", false, true, 0, "f32"},
+                    Step{"recompute", false, false, 1, "f32"},
+                    Step{"half_recompute_masked", true, true, 0.5, "f32"},
+                    Step{"plain_attention", false, false, 0, "f32", 32},
+                    Step{"plain_attention_masked_recompute", true, true, 1, "f32", 32},
+                    Step{"bf16", false, false, 0, "bf16"},
+                    Step{"bf16_masked_recompute", true, true, 1, "bf16"}),
+    [](const auto& one) { return std::string(one.param.name); });
+
+TEST(Stdit3Planning, RecomputeLowersThePeakByMostOfTheBlocks) {
+  Stdit3Config deck = tiny_model();
+  deck.depth = 8;
+  const Batch batch{.B = 2, .T = 4, .H = 16, .W = 16};
+  std::size_t peaks[3];
+  for (const int k : {0, 1, 2}) {
+    deck.recompute = 0.5 * k;
+    Model model(deck);
+    const auto planning = Arena::planning();
+    peaks[k] = peak_of_step(*planning, model, batch);
+  }
+  EXPECT_LT(peaks[1], 0.65 * static_cast<double>(peaks[0]));
+  EXPECT_LT(peaks[2], 0.3 * static_cast<double>(peaks[0]));
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 
 #include <numeric>
 
-#include "models/t5/job.h"
 #include "models/t5/t5.h"
 
 namespace weft {

@@ -13,10 +13,10 @@
 #include "checkpoint/weight_files.h"
 #include "checkpoint/weights.h"
 #include "core/host.h"
-#include "models/t5/job.h"
+#include "models/t5/placement.h"
 #include "models/t5/t5.h"
 #include "ops/dispatch.h"
-#include "tensor/arena.h"
+#include "tensor/tensor.h"
 #include "tests/ops/reference.h"
 
 namespace weft {
@@ -108,7 +108,8 @@ class TextEncoder : public testing::Test {
 
   EncodedTexts encode() {
     // Only rank 0 has the captions.
-    return encode_tokens(deck_, rank_ == 0 ? ids_ : decltype(ids_){}, dir_ / "f", MPI_COMM_WORLD);
+    return encode_tokens(deck_, rank_ == 0 ? ids_ : decltype(ids_){},
+                         {{dir_ / "f", ids_.size(), {}}}, {}, MPI_COMM_WORLD);
   }
 
   // Encodes, and holds file and figures to what they must be.
@@ -186,7 +187,7 @@ TEST_F(TextEncoder, PassesBf16FromRankToRank) {
 TEST_F(TextEncoder, PlacesLayersByUnevenLimits) {
   write_weights();
   const std::vector<std::vector<int>> layers = {{6}, {1, 5}, {2, 1, 3}, {1, 0, 4, 1}};
-  const auto& mine = layers[static_cast<std::size_t>(ranks_ - 1)];
+  const auto& mine = layers[ranks_ - 1];
   limit(mine, 0);
   const EncodedTexts done = encode_and_check();
   for (std::size_t r = 0; r < mine.size(); ++r)
@@ -196,7 +197,7 @@ TEST_F(TextEncoder, PlacesLayersByUnevenLimits) {
 TEST_F(TextEncoder, BeginsOnAnotherRankWhereTheFirstHasNoRoom) {
   if (ranks_ == 1) GTEST_SKIP();
   write_weights();
-  std::vector<int> layers(static_cast<std::size_t>(ranks_), 3);
+  std::vector<int> layers(ranks_, 3);
   layers[0] = 0;
   layers[1] = 6;
   limit(layers, 1);
@@ -206,7 +207,7 @@ TEST_F(TextEncoder, BeginsOnAnotherRankWhereTheFirstHasNoRoom) {
 
 TEST_F(TextEncoder, TakesSmallerMicroBatchesWhereMemoryIsShort) {
   write_weights();
-  limit(std::vector<int>(static_cast<std::size_t>(ranks_), 6), 0);
+  limit(std::vector<int>(ranks_, 6), 0);
   deck_.get<T5Deck>().micro_batch = 7;  // room was made for two
   encode_and_check();
 }
@@ -235,7 +236,7 @@ TEST_F(TextEncoder, GivesItsMemoryBack) {
   const std::size_t before = resident_bytes();
   const EncodedTexts done = encode();
   const std::size_t after = resident_bytes();
-  const std::size_t taken = done.bytes_taken[static_cast<std::size_t>(rank_)];
+  const std::size_t taken = done.bytes_taken[rank_];
   EXPECT_GT(taken, 7u << 20);
   EXPECT_LT(after, before + (3u << 20)) << "of " << taken;
 }

@@ -14,6 +14,7 @@
 #include "nn/nn.h"
 #include "ops/loss.h"
 #include "ops/pointwise.h"
+#include "train/step_cost.h"
 #include "train/trainer.h"
 
 namespace weft {
@@ -44,6 +45,7 @@ class ToyTask : public TrainingTask {
   std::string describe() const override { return "toy"; }
   bool bf16() const override { return false; }
   std::vector<TrainDeck> optimizers() const override { return {deck_.train}; }
+  void check(std::span<const Bucket>) override {}
   void open(std::span<const Bucket>) override {}
   std::string start_weights() override {
     table_.initialise(static_cast<std::uint64_t>(deck_.run.seed));
@@ -68,16 +70,11 @@ class ToyTask : public TrainingTask {
     return work;
   }
 
-  void check_plan(std::span<const Bucket>, bool) override {}
-  std::string unit() const override { return "clips"; }
-  std::int64_t units(const Bucket&, std::int64_t clips) override { return clips; }
-
  private:
   Tensor constant(double value) const {
     const std::int64_t C = deck_.get<ToyDeck>().width;
     Tensor t = Tensor::persistent({1, C}, DType::f32);
-    t.set(std::span<const float>(
-        std::vector<float>(static_cast<std::size_t>(C), static_cast<float>(value))));
+    t.set(std::span<const float>(std::vector<float>(C, static_cast<float>(value))));
     return t;
   }
 
@@ -176,13 +173,13 @@ TEST_F(Toy, ThePlannerHasItsCostFromADryRun) {
   Bucket bucket;
   bucket.frames = bucket.height = bucket.width = 1;
   const std::vector<Bucket> buckets = {bucket};
-  const auto cost = task->costs({buckets, {3}, {0}}, h200_targets(), 0);
-  ASSERT_EQ(cost.size(), 1u);
+  const MicroBatchCost cost = dry_run_cost(*task, bucket, 3, 0, DeviceKind::cpu, h200_targets(), 1);
   // Three clips through a layer of 16 x 16: 2 x 256 operations forward; backward at its weight
   // alone, since its input is fixed.
-  EXPECT_EQ(cost[0].flops, 3 * 2 * 512);
-  EXPECT_GT(cost[0].backward, 0);
-  EXPECT_EQ(task->schedule(buckets).size(), task->params().buckets().size());
+  EXPECT_EQ(cost.flops, 3 * 2 * 512);
+  EXPECT_GT(cost.backward, 0);
+  const auto schedule = dry_run_schedule(*task, buckets, DeviceKind::cpu, h200_targets());
+  EXPECT_EQ(schedule.size(), task->params().buckets().size());
 }
 
 }  // namespace

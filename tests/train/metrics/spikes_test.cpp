@@ -1,4 +1,4 @@
-#include "train/metrics/watches.h"
+#include "train/metrics/metrics.h"
 
 #include <gtest/gtest.h>
 

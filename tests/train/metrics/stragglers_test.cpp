@@ -1,4 +1,4 @@
-#include "train/metrics/watches.h"
+#include "train/metrics/metrics.h"
 
 #include <gtest/gtest.h>
 
@@ -166,8 +166,7 @@ TEST(Stragglers, AWholeNodeIsFoundRankByRank) {
   std::vector<int> reports(16);
   for (std::int64_t step = 0; step < 100; ++step) {
     machine.play(step, [&](int r, std::int64_t s) { return r >= 8 && s >= 40 ? 1.25 : 1.0; });
-    for (const auto& v : watch.step(machine.busy, machine.expected))
-      ++reports[static_cast<std::size_t>(v.rank)];
+    for (const auto& v : watch.step(machine.busy, machine.expected)) ++reports[v.rank];
   }
   for (std::size_t r = 0; r < 16; ++r) EXPECT_EQ(reports[r], r >= 8 ? 1 : 0) << r;
 }

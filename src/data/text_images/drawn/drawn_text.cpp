@@ -2,20 +2,407 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <filesystem>
 #include <mutex>
+#include <numbers>
+#include <opencv2/imgproc.hpp>
+#include <string_view>
 
 #include "core/error.h"
 #include "core/hash.h"
-#include "data/key_values.h"
+#include "data/lists/folders.h"
+#include "data/synthetic.h"
 #include "data/text_images/drawn/grounds.h"
-#include "data/text_images/drawn/lettering.h"
 #include "data/text_images/drawn/typesetter.h"
 #include "data/text_images/opencv.h"
-#include "data/text_images/picture_files.h"
 #include "media/image_file.h"
 
 namespace weft {
+namespace {
+
+enum class Script { latin, greek, cyrillic };
+
+constexpr std::u32string_view vowels = U"aaeeeiioou";
+constexpr auto onsets = std::to_array<std::u32string_view>(
+    {U"b",  U"c",  U"d",  U"f",  U"g",  U"h",  U"k",  U"l",  U"m",  U"n",
+     U"p",  U"r",  U"s",  U"t",  U"v",  U"w",  U"y",  U"z",  U"j",  U"q",
+     U"st", U"tr", U"ch", U"sh", U"pl", U"gr", U"th", U"br", U"cl", U"sp"});
+constexpr auto codas =
+    std::to_array<std::u32string_view>({U"", U"", U"", U"n", U"r", U"s", U"t", U"l", U"d", U"m",
+                                        U"x", U"ck", U"ng", U"st", U"ll", U"nt", U"ty", U"p"});
+constexpr std::u32string_view digits = U"0123456789";
+constexpr std::u32string_view signs = U"&@#!?*+=/()[]%$€£";
+
+template <class T>
+const auto& pick(Draws& d, const T& from) {
+  return from[d.below(static_cast<int>(from.size()))];
+}
+
+char32_t upper(char32_t c) { return c >= U'a' && c <= U'z' ? c - 32 : c; }
+
+std::u32string syllables(Draws& d) {
+  std::u32string word;
+  for (int n = 1 + d.below(3) + d.below(2); n > 0; --n) {
+    if (d.chance(0.85)) word += pick(d, onsets);
+    word += pick(d, vowels);
+    word += pick(d, codas);
+  }
+  return word;
+}
+
+std::u32string number(Draws& d, int most) {
+  std::u32string word;
+  for (int n = 1 + d.below(most); n > 0; --n) word += pick(d, digits);
+  return word;
+}
+
+std::u32string figures(Draws& d) {
+  switch (d.below(6)) {
+    case 0:
+      return pick(d, std::u32string_view(U"$€£")) + number(d, 3) + U"." + pick(d, digits) +
+             pick(d, digits);
+    case 1:
+      return number(d, 2) + U":" + pick(d, digits) + pick(d, digits);
+    case 2:
+      return number(d, 2) + U"%";
+    case 3:
+      return number(d, 4) + U"-" + number(d, 4);
+    default:
+      return number(d, 6);
+  }
+}
+
+std::u32string letters(Draws& d, char32_t first, char32_t last) {
+  std::u32string word;
+  for (int n = 2 + d.below(8); n > 0; --n)
+    word += static_cast<char32_t>(
+        first + static_cast<char32_t>(d.below(static_cast<int>(last - first + 1))));
+  return word;
+}
+
+// A word of syllables, a number, a price, a time, or letters at random; no blanks.
+std::u32string draw_word(Draws& d, Script script) {
+  const bool loud = d.chance(0.4);
+  if (script == Script::cyrillic) return loud ? letters(d, 0x410, 0x42f) : letters(d, 0x430, 0x44f);
+  if (script == Script::greek) return loud ? letters(d, 0x391, 0x3a1) : letters(d, 0x3b1, 0x3c9);
+  if (d.chance(0.15)) return figures(d);
+  std::u32string word = d.chance(0.85) ? syllables(d) : letters(d, U'a', U'z');
+  if (loud)
+    for (char32_t& c : word) c = upper(c);
+  else if (d.chance(0.5))
+    word[0] = upper(word[0]);
+  if (d.chance(0.06)) word += pick(d, signs);
+  if (d.chance(0.06)) word += pick(d, std::u32string_view(U".,:;!'\""));
+  if (d.chance(0.05)) word += pick(d, digits);
+  return word;
+}
+
+constexpr double least_side = 8;  // of a region that is not ignored, in pixels
+
+using Quad = std::array<Point, 4>;
+using Colour = std::array<double, 3>;
+
+// From the plane of a block of text, its middle at the origin, to the picture.
+struct View {
+  Point middle;
+  double cosine = 1, sine = 0, slant = 0, squeeze = 1;
+  Point tilt;  // growth of the distance along x and y: perspective
+
+  Point operator()(Point p) const {
+    const double u = (p.x + slant * p.y) * squeeze, v = p.y;
+    const double away = 1 + tilt.x * p.x + tilt.y * p.y;
+    return {middle.x + (cosine * u - sine * v) / away, middle.y + (sine * u + cosine * v) / away};
+  }
+};
+
+Quad seen(const View& view, Point low, Point high) {
+  return {view(low), view({high.x, low.y}), view(high), view({low.x, high.y})};
+}
+
+bool inside(const Quad& quad, ImageSize size) {
+  return std::ranges::all_of(quad, [&](Point p) {
+    return p.x >= 1 && p.y >= 1 && p.x <= static_cast<double>(size.width) - 1 &&
+           p.y <= static_cast<double>(size.height) - 1;
+  });
+}
+
+// Convex quads are apart if an edge of one has the other behind it.
+bool apart(const Quad& a, const Quad& b) {
+  for (const auto& [edges, other] : {std::pair{&a, &b}, std::pair{&b, &a}})
+    for (std::size_t i = 0; i < 4; ++i) {
+      const Point p = (*edges)[i], q = (*edges)[(i + 1) % 4];
+      if (std::ranges::all_of(*other, [&](Point r) {
+            return (q.x - p.x) * (r.y - p.y) - (q.y - p.y) * (r.x - p.x) < 0;
+          }))
+        return true;
+    }
+  return false;
+}
+
+double length(Point a, Point b) { return std::hypot(a.x - b.x, a.y - b.y); }
+
+double shorter_side(const Quad& q) {
+  return std::min(std::min(length(q[0], q[1]), length(q[2], q[3])),
+                  std::min(length(q[1], q[2]), length(q[3], q[0])));
+}
+
+double brightness(const Colour& c) { return 0.299 * c[0] + 0.587 * c[1] + 0.114 * c[2]; }
+
+struct Ground {
+  Colour mean{};
+  bool mixed = false;  // no one colour stands out everywhere
+};
+
+Ground ground_of(const Quad& quad, const Picture& picture) {
+  // A few points along its diagonals.
+  constexpr int points = 9;
+  Ground ground;
+  double squares = 0;
+  for (int i = 0; i < points; ++i)
+    for (std::size_t k = 0; k < 2; ++k) {
+      const Point a = quad[k], b = quad[k + 2];
+      const double t = (i + 0.5) / points;
+      const auto x =
+          std::clamp<std::int64_t>(std::llround(a.x + t * (b.x - a.x)), 0, picture.size.width - 1);
+      const auto y =
+          std::clamp<std::int64_t>(std::llround(a.y + t * (b.y - a.y)), 0, picture.size.height - 1);
+      const std::uint8_t* rgb = picture.rgb.data() + (y * picture.size.width + x) * 3;
+      const Colour c{static_cast<double>(rgb[0]), static_cast<double>(rgb[1]),
+                     static_cast<double>(rgb[2])};
+      for (std::size_t n = 0; n < 3; ++n) ground.mean[n] += c[n] / (2 * points);
+      squares += brightness(c) * brightness(c) / (2 * points);
+    }
+  const double mean = brightness(ground.mean);
+  ground.mixed = squares - mean * mean > 30 * 30;
+  return ground;
+}
+
+// Any colour, then black or white mixed in until it stands out.
+Colour contrasting(Draws& d, const Colour& ground) {
+  Colour c;
+  if (d.chance(0.45))
+    c.fill(brightness(ground) > 128 ? d.between(0, 60) : d.between(195, 255));
+  else
+    for (double& v : c) v = d.between(0, 255);
+  const double least = d.between(55, 120);
+  const double towards = brightness(ground) > 128 ? 0 : 255;
+  for (int i = 0; i < 8 && std::abs(brightness(c) - brightness(ground)) < least; ++i)
+    for (double& v : c) v += 0.3 * (towards - v);
+  return c;
+}
+
+void blend(Picture& to, const Coverage& ink, const Colour& colour, double opacity) {
+  const auto left = std::max<std::int64_t>(0, ink.left), top = std::max<std::int64_t>(0, ink.top);
+  const auto right = std::min<std::int64_t>(to.size.width, ink.left + ink.width);
+  const auto bottom = std::min<std::int64_t>(to.size.height, ink.top + ink.height);
+  const int share = static_cast<int>(opacity * 257);
+  for (std::int64_t y = top; y < bottom; ++y) {
+    const std::uint8_t* from = ink.values.data() + (y - ink.top) * ink.width - ink.left;
+    std::uint8_t* p = to.rgb.data() + (y * to.size.width + left) * 3;
+    for (std::int64_t x = left; x < right; ++x, p += 3) {
+      const int a = from[x] * share;  // of 65535
+      if (a == 0) continue;
+      for (std::size_t c = 0; c < 3; ++c)
+        p[c] = static_cast<std::uint8_t>(p[c] + (static_cast<int>(colour[c]) - p[c]) * a / 65535);
+    }
+  }
+}
+
+// Ink thickened by `radius` and, where `soft`, blurred.
+Coverage thick(const Coverage& ink, int radius, bool soft) {
+  Coverage out{ink.left - 2 * radius,
+               ink.top - 2 * radius,
+               ink.height + 4 * radius,
+               ink.width + 4 * radius,
+               {}};
+  out.values.resize(static_cast<std::size_t>(out.height) * static_cast<std::size_t>(out.width));
+  const cv::Mat from(ink.height, ink.width, CV_8U, const_cast<std::uint8_t*>(ink.values.data()));
+  cv::Mat to(out.height, out.width, CV_8U, out.values.data());
+  cv::copyMakeBorder(from, to, 2 * radius, 2 * radius, 2 * radius, 2 * radius, cv::BORDER_CONSTANT,
+                     0);
+  if (soft)
+    cv::GaussianBlur(to, to, {2 * radius + 1, 2 * radius + 1}, 0);
+  else
+    cv::dilate(to, to,
+               cv::getStructuringElement(cv::MORPH_ELLIPSE, {2 * radius + 1, 2 * radius + 1}));
+  return out;
+}
+
+struct Style {
+  Colour fill{}, edge{};
+  double opacity = 1;
+  int outline = 0;  // its thickness in pixels
+  int shadow_x = 0, shadow_y = 0;
+  bool shadow = false;
+};
+
+void draw(Picture& to, const Coverage& ink, const Style& style) {
+  if (style.shadow) {
+    Coverage shade = thick(ink, std::max(1, std::abs(style.shadow_x)), true);
+    shade.left += style.shadow_x;
+    shade.top += style.shadow_y;
+    blend(to, shade, style.edge, 0.8);
+  }
+  if (style.outline > 0) blend(to, thick(ink, style.outline, false), style.edge, 1);
+  blend(to, ink, style.fill, style.opacity);
+}
+
+// Words set in lines, the whole centred about the origin.
+struct Block {
+  std::vector<Outline> words;  // in the block's plane
+  Point low, high;             // of all ink
+};
+
+Outline moved(Outline o, double x, double y) {
+  for (Point& p : o.points) p = {p.x + x, p.y + y};
+  o.low = {o.low.x + x, o.low.y + y};
+  o.high = {o.high.x + x, o.high.y + y};
+  return o;
+}
+
+Block set_block(Draws& d, const Lettering& lettering, Typesetter& typesetter, int words,
+                ImageSize room) {
+  Block block;
+  auto font = static_cast<std::size_t>(d.below(static_cast<int>(lettering.fonts)));
+  Script script = Script::latin;
+  if (d.chance(0.06) && typesetter.has(font, U'ж'))
+    script = Script::cyrillic;
+  else if (d.chance(0.03) && typesetter.has(font, U'λ'))
+    script = Script::greek;
+  const auto shorter = static_cast<double>(std::min(room.height, room.width));
+  const double most = std::min(static_cast<double>(lettering.letters.high), 0.35 * shorter);
+  const double least = std::min(static_cast<double>(lettering.letters.low), most);
+  const double capital = least * std::pow(most / least, d.unit());
+  const double size = capital / typesetter.capital(font);
+  const double spacing = d.chance(0.2) ? capital * d.between(-0.04, 0.25) : 0;
+  const double blank = capital * d.between(0.4, 0.75) + spacing;
+  const double leading = capital * d.between(1.6, 2.2);
+  const double width = static_cast<double>(room.width) * d.between(0.3, 0.9);
+  const int lines = d.chance(0.5) ? 1 : 1 + d.below(4);
+  const int align = d.below(3);
+  double baseline = 0;
+  for (int line = 0; line < lines && words > 0; ++line, baseline += leading) {
+    std::vector<Outline> row;
+    double x = 0;
+    for (int n = 1 + d.below(5); n > 0 && words > 0; --n) {
+      Outline o = typesetter.set(font, draw_word(d, script), size, spacing);
+      if (o.empty()) continue;
+      if (!row.empty() && x + o.advance > width) break;
+      const double advance = o.advance;
+      row.push_back(moved(std::move(o), x, baseline));
+      x += advance + blank;
+      --words;
+    }
+    const double shift = align == 0 ? 0 : align == 1 ? -x / 2 : -x;
+    for (Outline& o : row) block.words.push_back(moved(std::move(o), shift, 0));
+  }
+  if (block.words.empty()) return block;
+  block.low = block.words[0].low;
+  block.high = block.words[0].high;
+  for (const Outline& w : block.words) {
+    block.low = {std::min(block.low.x, w.low.x), std::min(block.low.y, w.low.y)};
+    block.high = {std::max(block.high.x, w.high.x), std::max(block.high.y, w.high.y)};
+  }
+  const Point middle{(block.low.x + block.high.x) / 2, (block.low.y + block.high.y) / 2};
+  for (Outline& w : block.words) w = moved(std::move(w), -middle.x, -middle.y);
+  block.high = {block.high.x - middle.x, block.high.y - middle.y};
+  block.low = {block.low.x - middle.x, block.low.y - middle.y};
+  return block;
+}
+
+View draw_view(Draws& d, const Block& block) {
+  View view;
+  const double kind = d.unit();
+  double degrees = 0;
+  if (kind > 0.35) degrees = d.between(-5, 5);
+  if (kind > 0.65) degrees = d.between(-20, 20);
+  if (kind > 0.88) degrees = d.between(-60, 60);
+  if (kind > 0.97) degrees = d.chance(0.5) ? 90 : -90;
+  const double angle = degrees * std::numbers::pi / 180;
+  view.cosine = std::cos(angle);
+  view.sine = std::sin(angle);
+  if (d.chance(0.3)) view.slant = d.between(-0.3, 0.3);
+  if (d.chance(0.3)) view.squeeze = d.between(0.75, 1.25);
+  if (d.chance(0.3))
+    view.tilt = {d.between(-0.25, 0.25) / block.high.x,
+                 d.between(-0.25, 0.25) / std::max(block.high.x, block.high.y)};
+  return view;
+}
+
+Style draw_style(Draws& d, const Ground& ground, double capital) {
+  Style s;
+  s.fill = contrasting(d, ground.mean);
+  s.edge = contrasting(d, s.fill);
+  s.opacity = d.chance(0.2) ? d.between(0.75, 1) : 1;
+  const int reach = std::clamp(static_cast<int>(capital / 14), 1, 4);
+  if (d.chance(ground.mixed ? 1 : 0.12)) s.outline = reach;
+  if (d.chance(0.15)) {
+    s.shadow = true;
+    s.shadow_x = d.chance(0.5) ? reach : -reach;
+    s.shadow_y = reach;
+  }
+  return s;
+}
+
+// A sign behind the block.
+void draw_sign(Draws& d, Picture& to, const Quad& quad, const Colour& ground) {
+  std::vector<cv::Point> points;
+  for (const Point& p : quad)
+    points.emplace_back(static_cast<int>(std::lround(p.x)), static_cast<int>(std::lround(p.y)));
+  cv::Mat m(static_cast<int>(to.size.height), static_cast<int>(to.size.width), CV_8UC3,
+            to.rgb.data());
+  const Colour c = d.chance(0.5) ? contrasting(d, ground)
+                                 : Colour{d.between(0, 255), d.between(0, 255), d.between(0, 255)};
+  cv::fillPoly(m, std::vector{points}, {c[0], c[1], c[2]}, cv::LINE_AA);
+  if (!d.chance(0.3)) return;
+  const Colour line = contrasting(d, c);
+  cv::polylines(m, std::vector{points}, true, {line[0], line[1], line[2]}, 1 + d.below(3),
+                cv::LINE_AA);
+}
+
+}  // namespace
+
+std::vector<TextRegion> write_words(Draws& d, const Lettering& lettering, Typesetter& typesetter,
+                                    Picture& picture) {
+  std::vector<TextRegion> regions;
+  std::vector<Quad> taken;
+  auto words = static_cast<int>(d.from(lettering.words.low, lettering.words.high));
+  for (int tries = 4 + 4 * words; words > 0 && tries > 0; --tries) {
+    Block block = set_block(d, lettering, typesetter, words, picture.size);
+    if (block.words.empty()) continue;
+    View view = draw_view(d, block);
+    const double height = block.words[0].high.y - block.words[0].low.y;
+    const double margin = height * d.between(0.25, 0.7);
+    // Without a place here, perhaps elsewhere.
+    Quad whole;
+    bool placed = false;
+    for (int k = 0; k < 6 && !placed; ++k) {
+      view.middle = {d.unit() * static_cast<double>(picture.size.width),
+                     d.unit() * static_cast<double>(picture.size.height)};
+      whole = seen(view, {block.low.x - margin, block.low.y - margin},
+                   {block.high.x + margin, block.high.y + margin});
+      placed = inside(whole, picture.size) &&
+               std::ranges::all_of(taken, [&](const Quad& t) { return apart(whole, t); });
+    }
+    if (!placed) continue;
+    taken.push_back(whole);
+    const Ground before = ground_of(whole, picture);
+    if (d.chance(before.mixed ? 0.7 : 0.3)) draw_sign(d, picture, whole, before.mean);
+    const Style style = draw_style(d, ground_of(whole, picture), height);
+    const double around = d.between(0, 0.06) * height + 0.5;
+    for (Outline& w : block.words) {
+      const Quad quad =
+          seen(view, {w.low.x - around, w.low.y - around}, {w.high.x + around, w.high.y + around});
+      for (Point& p : w.points) p = view(p);
+      draw(picture, typesetter.fill(w), style);
+      regions.push_back({{quad.begin(), quad.end()}, shorter_side(quad) < least_side});
+      --words;
+    }
+  }
+  return regions;
+}
+
 namespace {
 
 constexpr const char* hint =
@@ -71,7 +458,7 @@ class DrawnText : public TextImages {
       paint_ground(draws, picture);
     } else {
       const auto which = draws.from(0, std::ssize(grounds_) - 1);
-      ImageFile file = read_image_file(grounds_[static_cast<std::size_t>(which)], limits_);
+      ImageFile file = read_image_file(grounds_[which], limits_);
       take_ground(draws, {{file.height, file.width}, std::move(file.values)}, picture);
     }
     out.regions = write_words(draws, lettering_, *lease.typesetter, picture);

@@ -6,9 +6,21 @@
 #include <string>
 #include <string_view>
 
+#include "data/synthetic.h"
+#include "data/text_images/drawn/grounds.h"
+#include "data/text_images/drawn/typesetter.h"
 #include "data/text_images/text_images.h"
 
 namespace weft {
+
+struct Lettering {
+  NumberRange words, letters;  // words of a picture; height of capital letters in pixels
+  std::size_t fonts = 0;       // of the typesetter
+};
+
+// Draws words on the picture, and returns their regions.
+std::vector<TextRegion> write_words(Draws& draws, const Lettering& lettering,
+                                    Typesetter& typesetter, Picture& picture);
 
 // `path` is "text:key=value,..." (blanks around keys and values do not count):
 //   images=10000             how many

@@ -242,14 +242,14 @@ void pattern(Draws& d, cv::Mat& to) {
       {bricks, windows, bars, rings, leaves, scribbles, checks, bars, leaves, rings});
   const Patch where = patch(d, to);
   cv::Mat part = to(where.box);
-  kinds[static_cast<std::size_t>(d.below(static_cast<int>(kinds.size())))](d, part);
+  kinds[d.below(static_cast<int>(kinds.size()))](d, part);
   if (d.chance(0.5)) add_surface(part, surface(d, part.size(), 25, 0.8), cv::Scalar::all(1));
 }
 
 }  // namespace
 
 void paint_ground(Draws& d, Picture& out) {
-  out.rgb.resize(static_cast<std::size_t>(out.size.height * out.size.width * 3));
+  out.rgb.resize(out.size.height * out.size.width * 3);
   cv::Mat to = matrix(out);
   fade(d, to);
   if (d.chance(0.2)) {  // a plain wall or a page
@@ -267,7 +267,7 @@ void paint_ground(Draws& d, Picture& out) {
 }
 
 void take_ground(Draws& d, const Picture& footage, Picture& out) {
-  out.rgb.resize(static_cast<std::size_t>(out.size.height * out.size.width * 3));
+  out.rgb.resize(out.size.height * out.size.width * 3);
   cv::Mat to = matrix(out);
   const cv::Mat from(static_cast<int>(footage.size.height), static_cast<int>(footage.size.width),
                      CV_8UC3, const_cast<std::uint8_t*>(footage.rgb.data()));

@@ -6,12 +6,12 @@
 #include FT_OUTLINE_H
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <filesystem>
 #include <optional>
 
 #include "core/error.h"
+#include "data/lists/folders.h"
 
 namespace weft {
 namespace {
@@ -70,9 +70,7 @@ std::vector<std::string> font_paths(const std::string& folder) {
   fs::recursive_directory_iterator entries(folder, fs::directory_options::skip_permission_denied,
                                            error);
   for (; !error && entries != fs::recursive_directory_iterator(); entries.increment(error)) {
-    std::string extension = entries->path().extension().string();
-    std::ranges::transform(extension, extension.begin(),
-                           [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    const std::string extension = ending_of(entries->path().string());
     std::error_code none;
     if ((extension == ".ttf" || extension == ".otf" || extension == ".ttc" ||
          extension == ".pfb") &&

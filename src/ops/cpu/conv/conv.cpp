@@ -79,6 +79,34 @@ struct Result {
 }  // namespace
 
 // The choice between the ways to compute a convolution, and the backward of stride 1 as a forward.
+// Which shapes of which model go which way; the first that fits is taken:
+//
+//   way (file)        shapes                         models
+//   depthwise         a kernel for each channel      MobileNetV2; SadTalker before its keypoints
+//   strided           1x1 with a stride              shortcuts of ResNet and HRNet
+//   matrix product    1x1                            all: shortcuts, bottlenecks, heads
+//   upsample, and     kt x 3 x 3 of upsampled maps   2D VAE's decoder, SPADE's decoder;
+//   upsample_backward                                volumes: dense motion, keypoints
+//   winograd_volume   3x3x3, all strides 1           temporal VAE; SadTalker's 3D blocks
+//   winograd          kt x 3 x 3, stride 1 in the    2D VAE, LPIPS (VGG), ResNet (dilated in
+//                     plane, 32 or more input        segmentation), HRNet, DBNet, FAN,
+//                     channels, 0.25 GFLOP or more   RetinaFace, GFPGAN, SadTalker; temporal
+//                     a sample                       VAE where time has a stride
+//   fourier           5x5 to 9x9, stride 1, from 16  dense motion's mask (7x7x7)
+//                     to 8 or more channels
+//   narrow            to 4 channels at most, 3, 5 or last layers of the VAEs and of SPADE,
+//                     7 wide, from 16 or more        dense motion's occlusion; backward to
+//                                                    pixels in LPIPS and the VAE's encoder
+//   strided (gather)  gradient of the weights of     training: downsampling of VAE and
+//                     strided kernels                PatchGAN, ResNet's 3x3 of stride 2
+//   direct (oneDNN)   everything else                stems of 3 channels, strided forwards,
+//                                                    ResNeXt's groups, PatchGAN (4x4), kernels
+//                                                    along a row (SadTalker), small maps
+//
+// A way of our own has to be worth 10 % of a whole job. Measured so far: the gradient by gathering,
+// 86 ms a layer against oneDNN's 366 ms (validation/results/cpu.md, Kernels). To be compared in
+// whole jobs: fourier and narrow (animate), depthwise (segment), upsample against winograd on the
+// large map (VAE).
 
 // to[i][o][kt-1-a][kh-1-b][kw-1-c] = w[o][i][a][b][c] within each group.
 void turn_weights(const Geometry& g, const float* w, float* to) {

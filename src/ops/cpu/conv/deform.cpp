@@ -1,6 +1,6 @@
-// CPU side of ops/conv/deform.h. All channels of a pixel are read at the same place: the place is
+// CPU side of ops/conv.h. All channels of a pixel are read at the same place: the place is
 // found once, and the channels are vectors.
-#include "ops/conv/deform.h"
+#include "ops/conv.h"
 
 #include <immintrin.h>
 

@@ -31,7 +31,7 @@ Meetings of_result(std::int64_t result, std::int64_t source, std::int64_t taps, 
   for (std::int64_t i = 0; i < result; ++i)
     for (std::int64_t k = 0; k < taps; ++k)
       if (const std::int64_t at = i * c.stride + k * c.dilation - before; at >= 0 && at < source)
-        all[static_cast<std::size_t>(i)].push_back({k, at});
+        all[i].push_back({k, at});
   return all;
 }
 
@@ -39,8 +39,7 @@ Meetings of_result(std::int64_t result, std::int64_t source, std::int64_t taps, 
 Meetings turned(const Meetings& of_y, std::int64_t lines) {
   Meetings all(static_cast<std::size_t>(lines));
   for (std::size_t i = 0; i < of_y.size(); ++i)
-    for (const Meeting& m : of_y[i])
-      all[static_cast<std::size_t>(m.from)].push_back({m.tap, static_cast<std::int64_t>(i)});
+    for (const Meeting& m : of_y[i]) all[m.from].push_back({m.tap, static_cast<std::int64_t>(i)});
   return all;
 }
 
@@ -122,13 +121,13 @@ void add_up(const Sums<T>& s) {
     for (std::int64_t first = 0; first < s.C; first += channels_at_once)
       for (std::int64_t row = 0; row < rows; ++row) {
         const T* source = s.source + frame * s.source_rows * s.source_columns * s.C;
-        const auto& of_row = s.rows[static_cast<std::size_t>(row)];
+        const auto& of_row = s.rows[row];
         for (std::int64_t j = 0; j < columns; ++j)
-          for_channels(std::min(channels_at_once, s.C - first), [&]<int V, bool whole>(
-                                                                    std::int64_t c, int n) {
-            sum_pixel<V, whole>(s, source, of_row, s.columns[static_cast<std::size_t>(j)],
-                                (frame * rows + row) * columns + j, first + c, n);
-          });
+          for_channels(std::min(channels_at_once, s.C - first),
+                       [&]<int V, bool whole>(std::int64_t c, int n) {
+                         sum_pixel<V, whole>(s, source, of_row, s.columns[j],
+                                             (frame * rows + row) * columns + j, first + c, n);
+                       });
       }
 }
 

@@ -1,5 +1,5 @@
-// CPU side of ops/conv/modulated.h.
-#include "ops/conv/modulated.h"
+// CPU side of ops/conv.h.
+#include "ops/conv.h"
 
 #include <immintrin.h>
 

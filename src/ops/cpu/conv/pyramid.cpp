@@ -1,5 +1,5 @@
-// CPU side of ops/conv/pyramid.h.
-#include "ops/conv/pyramid.h"
+// CPU side of ops/conv.h.
+#include "ops/conv.h"
 
 #include <immintrin.h>
 
@@ -51,8 +51,7 @@ void each_weight(const Shape& w, std::int64_t first, std::int64_t count, bool ta
 void resize_taps(std::int64_t s, std::int64_t first, Tensor& a) {
   const std::int64_t H = a.dim(0), width = a.dim(1), K = a.dim(2);
   WEFT_ASSERT(s > 0 && first >= 0 && first + 9 * s * s <= K);
-  std::vector<float> of_rows(static_cast<std::size_t>(H * s * 3)),
-      of_columns(static_cast<std::size_t>(width * s * 3));
+  std::vector<float> of_rows(H * s * 3), of_columns(static_cast<std::size_t>(width * s * 3));
   for (std::int64_t h = 0; h < H; ++h) line_weights(h, H, s, of_rows.data() + h * s * 3);
   for (std::int64_t w = 0; w < width; ++w) line_weights(w, width, s, of_columns.data() + w * s * 3);
   with_type(a.dtype(), [&](auto type) {

@@ -86,12 +86,11 @@ bool multiplies_bf16() {
 }
 
 std::vector<float> widened(const void* x, std::int64_t count, DType type) {
-  std::vector<float> wide(static_cast<std::size_t>(count));
+  std::vector<float> wide(count);
   with_type(type, [&](auto kind) {
     const auto* from = static_cast<const decltype(kind)*>(x);
 #pragma omp parallel for schedule(static)
-    for (std::int64_t i = 0; i < count; ++i)
-      wide[static_cast<std::size_t>(i)] = static_cast<float>(from[i]);
+    for (std::int64_t i = 0; i < count; ++i) wide[i] = static_cast<float>(from[i]);
   });
   return wide;
 }
@@ -107,16 +106,14 @@ void run_widened(Product p, const void* a, const void* b, const float* bias, con
   const std::vector<float> wide_a = widened(a, p.m * p.k, in), wide_b = widened(b, p.k * p.n, in);
   const std::vector<float> wide_residual =
       p.residual ? widened(residual, p.m * p.n, out) : std::vector<float>();
-  std::vector<float> wide_c = p.accumulate
-                                  ? widened(c, p.m * p.n, out)
-                                  : std::vector<float>(static_cast<std::size_t>(p.m * p.n));
+  std::vector<float> wide_c =
+      p.accumulate ? widened(c, p.m * p.n, out) : std::vector<float>(p.m * p.n);
   p.in = p.out = DType::f32;
   run(p, wide_a.data(), wide_b.data(), bias, wide_residual.data(), wide_c.data());
   with_type(out, [&](auto kind) {
     auto* to = static_cast<decltype(kind)*>(c);
 #pragma omp parallel for schedule(static)
-    for (std::int64_t i = 0; i < p.m * p.n; ++i)
-      to[i] = decltype(kind)(wide_c[static_cast<std::size_t>(i)]);
+    for (std::int64_t i = 0; i < p.m * p.n; ++i) to[i] = decltype(kind)(wide_c[i]);
   });
 }
 

@@ -91,7 +91,7 @@ void pack_weight(Tensor& w) {
   float* data = w.data<float>();
 #pragma omp parallel
   {
-    std::vector<float> plain(static_cast<std::size_t>(panel_columns * k));
+    std::vector<float> plain(panel_columns * k);
 #pragma omp for schedule(static)
     for (std::int64_t j = 0; j < n; j += panel_columns) {
       const std::int64_t width = std::min(panel_columns, n - j);

@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "core/error.h"
-#include "data/text_images/drawn/lettering.h"
 #include "data/text_images/drawn/typesetter.h"
 #include "media/writers.h"
 
@@ -127,7 +126,7 @@ TEST(Typesetter, FillsInkWithinItsCorners) {
     int left = ink.width, right = 0, top = ink.height, bottom = 0;
     for (int y = 0; y < ink.height; ++y)
       for (int x = 0; x < ink.width; ++x)
-        if (ink.values[static_cast<std::size_t>(y * ink.width + x)] > 0) {
+        if (ink.values[y * ink.width + x] > 0) {
           left = std::min(left, x), right = std::max(right, x + 1);
           top = std::min(top, y), bottom = std::max(bottom, y + 1);
         }

@@ -1,0 +1,188 @@
+#include "models/flow_sampler.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <optional>
+
+#include "core/error.h"
+#include "ops/layout.h"
+#include "ops/pointwise.h"
+#include "ops/random.h"
+
+namespace weft {
+
+double timestep_transform(double tau, const ClipSize& size, double scale, bool fix_short_clips) {
+  const double u = tau / 1000.0;
+  const double space = std::sqrt(size.height * size.width / (512.0 * 512.0));
+  // Integer division first, as in the original: 17 pixel frames are 5 latent frames.
+  std::int64_t frames = size.num_frames == 1 ? 1 : size.num_frames / 17 * 5;
+  if (fix_short_clips) frames = std::max<std::int64_t>(frames, 1);
+  const double ratio = space * std::sqrt(static_cast<double>(frames)) * scale;
+  return 1000.0 * ratio * u / (1.0 + (ratio - 1.0) * u);
+}
+
+CaptionBatch pack_captions(std::span<const std::int64_t> mask, std::int64_t length,
+                           std::int64_t batch, bool null_caption) {
+  const std::int64_t rows =
+      static_cast<std::int64_t>(mask.size()) / std::max<std::int64_t>(length, 1);
+  CaptionBatch packed;
+  packed.offsets.push_back(0);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    for (std::int64_t l = 0; l < length; ++l)
+      if (mask.empty() || mask[b % rows * length + l] != 0)
+        packed.index.push_back(static_cast<std::int32_t>(null_caption ? -1 - l : b * length + l));
+    packed.offsets.push_back(static_cast<std::int32_t>(packed.index.size()));
+  }
+  return packed;
+}
+
+std::size_t padded_caption_rows(std::size_t rows, std::int64_t clips, std::int64_t tokens) {
+  const auto hidden = static_cast<std::size_t>(std::min(tokens / 32, 256 * clips));
+  const std::size_t step =
+      std::max({std::size_t{64}, std::bit_floor(rows) / 8, std::bit_floor(hidden)});
+  return (rows + step - 1) / step * step;
+}
+
+Captions upload(const CaptionBatch& batch, const Tensor& y, std::int64_t tokens) {
+  Captions c;
+  c.y = y;
+  std::vector<std::int32_t> index = batch.index;
+  if (Arena::current().device() == DeviceKind::cuda)
+    index.resize(padded_caption_rows(index.size(), std::ssize(batch.offsets) - 1, tokens),
+                 ops::padding_row);
+  c.index = Tensor::from_host(std::span<const std::int32_t>(index),
+                              {static_cast<std::int64_t>(index.size())});
+  c.offsets = Tensor::from_host(std::span<const std::int32_t>(batch.offsets),
+                                {static_cast<std::int64_t>(batch.offsets.size())});
+  for (std::size_t b = 1; b < batch.offsets.size(); ++b)
+    c.lengths.push_back(batch.offsets[b] - batch.offsets[b - 1]);
+  return c;
+}
+
+bool is_active(float edit, double tau) {
+  return edit >= 1.0f || edit * 1000.0f >= static_cast<float>(tau);
+}
+
+namespace {
+
+// The timestep of sample b in step i; after the last step it is 0.
+double timestep(const SamplerDeck& sampler, const DiffusionDeck& diffusion,
+                const SampleRequest& request, std::int64_t i, std::int64_t b) {
+  if (i == sampler.steps) return 0.0;
+  double t = (1.0 - static_cast<double>(i) / static_cast<double>(sampler.steps)) * 1000.0;
+  if (diffusion.use_discrete_timesteps) t = std::nearbyint(t);
+  if (!sampler.use_timestep_transform) return t;
+  const ClipSize& size = request.sizes.empty() ? request.size : request.sizes[b];
+  return timestep_transform(t, size, 1.0, diffusion.fix_short_clips);
+}
+
+// The guided batch: the captions, and behind them null captions with the same token counts.
+CaptionBatch with_null_captions(const CaptionBatch& captions) {
+  CaptionBatch both = captions;
+  const std::int32_t conditional = captions.offsets.back();
+  for (std::size_t b = 1; b < captions.offsets.size(); ++b) {
+    const std::int32_t length = captions.offsets[b] - captions.offsets[b - 1];
+    for (std::int32_t l = 0; l < length; ++l) both.index.push_back(-1 - l);
+    both.offsets.push_back(conditional + captions.offsets[b]);
+  }
+  return both;
+}
+
+// Which frames of z [B,C,T,h,w] are denoised: those to generate always; a clean one joins once tau
+// has fallen to its edit ratio, noised to the level of that moment.
+class EditedFrames {
+ public:
+  explicit EditedFrames(const SampleRequest& request)
+      : request_(request),
+        frames_(request.z.dim(2)),
+        active_(Tensor::empty({request.z.dim(0), frames_}, DType::u8)),
+        joining_(Tensor::empty(active_.shape(), DType::u8)),
+        sigma_(Tensor::empty({request.z.dim(0)}, DType::f32)),
+        noise_(Tensor::empty(request.z.shape(), DType::f32)) {
+    // Frames to generate start as noise, so they never join.
+    for (const float edit : request.edit) seen_.push_back(edit == 1.0f);
+  }
+
+  // u8 [B,T], of the step that has begun.
+  const Tensor& active() const { return active_; }
+
+  // `tau` gives a sample's timestep; `mask` u8 [2B,T] gets the frames of both halves.
+  void begin_step(std::int64_t step, const std::function<double(std::int64_t b)>& tau, Tensor& z,
+                  Tensor& mask) {
+    std::vector<std::uint8_t> joins(seen_.size()), active(seen_.size());
+    bool any = false;
+    for (std::size_t f = 0; f < seen_.size(); ++f) {
+      active[f] = is_active(request_.edit[f], tau(static_cast<std::int64_t>(f) / frames_));
+      joins[f] = active[f] && !seen_[f];
+      any = any || joins[f];
+      seen_[f] = active[f];
+    }
+    if (any) {
+      std::vector<float> taus;
+      for (std::int64_t b = 0; b < z.dim(0); ++b) taus.push_back(static_cast<float>(tau(b)));
+      request_.fresh_noise(static_cast<int>(step), noise_);
+      joining_.set(std::span<const std::uint8_t>(joins));
+      sigma_.set(std::span<const float>(taus));
+      ops::flow_interpolate(z, noise_, sigma_, joining_, z);
+    }
+    active_.set(std::span<const std::uint8_t>(active));
+    for (Tensor half : {mask.slice(0, z.dim(0)), mask.slice(z.dim(0), 2 * z.dim(0))})
+      half.set(std::span<const std::uint8_t>(active));
+  }
+
+ private:
+  const SampleRequest& request_;
+  std::int64_t frames_;
+  Tensor active_, joining_, sigma_, noise_;
+  std::vector<bool> seen_;  // [B*T], denoised in the step before
+};
+
+}  // namespace
+
+Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionDeck& diffusion,
+                   const SampleRequest& request) {
+  Tensor z = request.z;
+  const std::int64_t B = z.dim(0), K = sampler.steps;
+  const auto tau = [&](std::int64_t i, std::int64_t b) {
+    return timestep(sampler, diffusion, request, i, b);
+  };
+
+  // 1. What all steps share: both halves of the guided batch, conditional and null.
+  DenoiserInput in;
+  in.captions = upload(with_null_captions(request.captions), request.y);
+  in.height = request.size.height;
+  in.width = request.size.width;
+  std::vector<float> fps = request.fps;
+  fps.insert(fps.end(), request.fps.begin(), request.fps.end());
+  in.fps = Tensor::from_host(std::span<const float>(fps), {2 * B});
+  in.timestep = Tensor::empty({2 * B}, DType::f32);
+  in.x = Tensor::empty({2 * B, z.dim(1), z.dim(2), z.dim(3), z.dim(4)}, DType::f32);
+  Tensor dt = Tensor::empty({B}, DType::f32);
+  std::optional<EditedFrames> edited;
+  if (!request.edit.empty()) {
+    edited.emplace(request);
+    in.x_mask = Tensor::empty({2 * B, z.dim(2)}, DType::u8);
+  }
+
+  // 2. Euler steps.
+  for (std::int64_t i = 0; i < K; ++i) {
+    std::vector<float> taus, steps;
+    for (std::int64_t b = 0; b < 2 * B; ++b) taus.push_back(static_cast<float>(tau(i, b % B)));
+    for (std::int64_t b = 0; b < B; ++b)
+      steps.push_back(static_cast<float>((tau(i, b) - tau(i + 1, b)) / 1000.0));
+    if (edited)
+      edited->begin_step(
+          i, [&](std::int64_t b) { return tau(i, b); }, z, in.x_mask);
+    for (Tensor half : {in.x.slice(0, B), in.x.slice(B, 2 * B)}) ops::convert(z, half);
+    in.timestep.set(std::span<const float>(taus));
+    dt.set(std::span<const float>(steps));
+    const Tensor out = model.velocity(in);
+    ops::guided_euler_step(out, static_cast<float>(sampler.cfg_scale), dt,
+                           edited ? edited->active() : Tensor(), z);
+    if (request.progress) request.progress(static_cast<int>(i) + 1, static_cast<int>(K));
+  }
+  return z;
+}
+
+}  // namespace weft

@@ -1,0 +1,87 @@
+// The sampler of rectified flow (docs/models/stdit3.md, Rectified flow; opensora/schedulers/rf at
+// v1.2.0), for any denoiser. tau in [0,1000], s = tau/1000; s = 1 is pure noise, s = 0 is data.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "models/interfaces.h"
+
+namespace weft {
+
+// Timesteps of rectified flow (docs/models/stdit3.md, Timestep transform).
+struct DiffusionDeck {
+  std::int64_t num_timesteps = 1000;
+  std::string sample_method = "logit-normal";
+  double loc = 0.0;
+  double scale = 1.0;
+  bool use_discrete_timesteps = false;
+  bool use_timestep_transform = true;
+  double transform_scale = 1.0;
+  bool fix_short_clips = true;
+};
+// Sampling by Euler steps (docs/generate.md).
+struct SamplerDeck {
+  std::int64_t steps = 30;
+  double cfg_scale = 7.0;
+  bool use_timestep_transform = true;
+};
+DeckTable diffusion_table();
+DeckTable sampler_table();
+
+// The size of a clip for the resolution/length transform, in pixels and pixel frames.
+struct ClipSize {
+  double height = 0, width = 0;
+  std::int64_t num_frames = 1;
+};
+
+// Moves tau towards noise for large and long clips (Timestep transform). The original's latent
+// length floor(num_frames/17)*5 is 0 for 2 to 16 frames, which sends every tau to 0 and 1000 to
+// NaN; `fix_short_clips` takes at least 1.
+double timestep_transform(double tau, const ClipSize& size, double scale, bool fix_short_clips);
+
+// Captions of a batch on the host.
+struct CaptionBatch {
+  std::vector<std::int32_t> index;    // as Captions.index
+  std::vector<std::int32_t> offsets;  // B+1
+};
+// Rows of `mask` i64 [Bm, L] that are not 0, tiled to `batch` samples; an empty mask takes all
+// `length` rows.
+CaptionBatch pack_captions(std::span<const std::int64_t> mask, std::int64_t length,
+                           std::int64_t batch, bool null_caption);
+// Rows that the captions of `clips` clips with `tokens` tokens in all get on a GPU: few counts, so
+// that recorded steps fit most batches and few shapes of products are measured. Padding is at most
+// an eighth of the rows, or 64, or, where that is more, 256 a clip and a 32nd of the tokens, beside
+// which it costs nothing.
+std::size_t padded_caption_rows(std::size_t rows, std::int64_t clips, std::int64_t tokens);
+// To this rank's device; on a GPU with padding (ops::padding_row) for that many tokens.
+Captions upload(const CaptionBatch& batch, const Tensor& y, std::int64_t tokens = 0);
+
+struct SampleRequest {
+  Tensor z;  // f32 [B,C,T,H,W]: starting noise, and clean frames where `edit` is below 1
+  Tensor y;  // f32 [B, L, caption_channels] or undefined (null caption)
+  CaptionBatch captions;
+  std::vector<float> fps;       // [B]
+  ClipSize size;                // the position embedding's, and every sample's unless:
+  std::vector<ClipSize> sizes;  // [B] or empty: sizes for the timestep transform
+  std::vector<float>
+      edit;  // [B*T] or empty: 1 generate, 0 keep, between: keep until tau <= 1000 edit (Sampling)
+  // Fresh noise of sample b for step i, like z; called only for frames that start to be edited
+  // late.
+  std::function<void(int step, Tensor& noise)> fresh_noise;
+  std::function<void(int step, int steps)> progress;
+};
+
+// Whether a frame of that edit ratio is denoised at tau. In f32, as the original compares: 0.7 then
+// reaches 700, which 1000 times the f32 nearest to 0.7 does not. Frames to generate (1) always are,
+// also where rounding puts the first tau above 1000.
+bool is_active(float edit, double tau);
+
+// Euler steps with classifier-free guidance from tau = 1000 to 0 (Sampling). Returns z, denoised
+// in place.
+Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionDeck& diffusion,
+                   const SampleRequest& request);
+
+}  // namespace weft

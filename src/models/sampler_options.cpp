@@ -1,0 +1,41 @@
+// The sampler's tables of the deck: [diffusion] and [sampler].
+#include "config/deck_table.h"
+#include "models/flow_sampler.h"
+
+namespace weft {
+namespace {
+
+// Sampling heeds use_discrete_timesteps and fix_short_clips alone; the others are of training.
+void diffusion_rows(Rows& r, DiffusionDeck& d) {
+  r.decide(false);
+  r.number("num_timesteps", d.num_timesteps, 1, many,
+           "Timesteps that the time from noise to data is measured in.");
+  r.text("sample_method", d.sample_method, "Distribution of the training timesteps.",
+         {"logit-normal", "uniform"});
+  r.number("loc", d.loc, -100, 100, "Mean of the normal in logit-normal.");
+  r.number("scale", d.scale, 1e-6, 100, "Deviation of the normal in logit-normal.");
+  r.decide(true);
+  r.flag("use_discrete_timesteps", d.use_discrete_timesteps, "Draw whole timesteps only.");
+  r.decide(false);
+  r.flag("use_timestep_transform", d.use_timestep_transform,
+         "Shift timesteps towards noise for larger and longer clips.");
+  r.number("transform_scale", d.transform_scale, 1e-6, 1e6, "Strength of that shift in training.");
+  r.decide(true);
+  r.flag("fix_short_clips", d.fix_short_clips,
+         "Cure the shift for clips under 17 frames; false repeats Open-Sora 1.2 as released.");
+}
+
+void sampler_rows(Rows& r, SamplerDeck& d) {
+  r.number("steps", d.steps, 1, 100000, "Steps from noise to clip.");
+  r.number("cfg_scale", d.cfg_scale, 0, 1000,
+           "Weight of the caption in classifier-free guidance; 1 follows it plainly.");
+  r.flag("use_timestep_transform", d.use_timestep_transform,
+         "Shift timesteps towards noise for larger and longer clips.");
+}
+
+}  // namespace
+
+DeckTable diffusion_table() { return deck_table("diffusion", diffusion_rows); }
+DeckTable sampler_table() { return deck_table("sampler", sampler_rows); }
+
+}  // namespace weft

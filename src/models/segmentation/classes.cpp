@@ -1,0 +1,91 @@
+#include "models/segmentation/classes.h"
+
+#include <fmt/format.h>
+#include <array>
+#include <set>
+
+#include "core/error.h"
+#include "data/ingest/ingest_images.h"
+#include "models/segmentation/options.h"
+#include "text/utf8.h"
+
+namespace weft {
+
+std::vector<std::string> class_names(const Deck& deck, const std::vector<std::string>& of_data) {
+  const SegmentationDeck& model = deck.get<SegmentationDeck>();
+  std::vector<std::string> names = of_data;
+  if (!model.class_names.empty()) {
+    names = read_class_names(model.class_names, deck.media);
+    WEFT_CHECK(std::ssize(names) == model.num_classes, Exit::usage,
+               "name a file with a line for each class",
+               "model.class_names = \"{}\" has {} names, and model.num_classes = {}",
+               model.class_names, names.size(), model.num_classes);
+  }
+  names.resize(model.num_classes);
+  for (std::size_t c = 0; c < names.size(); ++c) {
+    check_utf8(names[c], fmt::format("the name of class {}", c));
+    for (char& letter : names[c])  // they are printed
+      if (static_cast<unsigned char>(letter) < 0x20 || letter == 0x7f) letter = '_';
+    if (names[c].empty()) names[c] = fmt::format("class {}", c);
+  }
+  return names;
+}
+
+namespace {
+
+// ADE20K's, as the original draws them: 0xRRGGBB.
+constexpr std::array<std::uint32_t, 150> ade20k = {
+    0x787878, 0xb47878, 0x06e6e6, 0x503232, 0x04c803, 0x787850, 0x8c8c8c, 0xcc05ff, 0xe6e6e6,
+    0x04fa07, 0xe005ff, 0xebff07, 0x96053d, 0x787846, 0x08ff33, 0xff0652, 0x8fff8c, 0xccff04,
+    0xff3307, 0xcc4603, 0x0066c8, 0x3de6fa, 0xff0633, 0x0b66ff, 0xff0747, 0xff09e0, 0x0907e6,
+    0xdcdcdc, 0xff095c, 0x7009ff, 0x08ffd6, 0x07ffe0, 0xffb806, 0x0aff47, 0xff290a, 0x07ffff,
+    0xe0ff08, 0x6608ff, 0xff3d06, 0xffc207, 0xff7a08, 0x00ff14, 0xff0829, 0xff0599, 0x0633ff,
+    0xeb0cff, 0xa09614, 0x00a3ff, 0x8c8c8c, 0xfa0a0f, 0x14ff00, 0x1fff00, 0xff1f00, 0xffe000,
+    0x99ff00, 0x0000ff, 0xff4700, 0x00ebff, 0x00adff, 0x1f00ff, 0x0bc8c8, 0xff5200, 0x00fff5,
+    0x003dff, 0x00ff70, 0x00ff85, 0xff0000, 0xffa300, 0xff6600, 0xc2ff00, 0x008fff, 0x33ff00,
+    0x0052ff, 0x00ff29, 0x00ffad, 0x0a00ff, 0xadff00, 0x00ff99, 0xff5c00, 0xff00ff, 0xff00f5,
+    0xff0066, 0xffad00, 0xff0014, 0xffb8b8, 0x001fff, 0x00ff3d, 0x0047ff, 0xff00cc, 0x00ffc2,
+    0x00ff52, 0x000aff, 0x0070ff, 0x3300ff, 0x00c2ff, 0x007aff, 0x00ffa3, 0xff9900, 0x00ff0a,
+    0xff7000, 0x8fff00, 0x5200ff, 0xa3ff00, 0xffeb00, 0x08b8aa, 0x8500ff, 0x00ff5c, 0xb800ff,
+    0xff001f, 0x00b8ff, 0x00d6ff, 0xff0070, 0x5cff00, 0x00e0ff, 0x70e0ff, 0x46b8a0, 0xa300ff,
+    0x9900ff, 0x47ff00, 0xff00a3, 0xffcc00, 0xff008f, 0x00ffeb, 0x85ff00, 0xff00eb, 0xf500ff,
+    0xff007a, 0xfff500, 0x0abed4, 0xd6ff00, 0x00ccff, 0x1400ff, 0xffff00, 0x0099ff, 0x0029ff,
+    0x00ffcc, 0x2900ff, 0x29ff00, 0xad00ff, 0x00f5ff, 0x4700ff, 0x7a00ff, 0x00ffb8, 0x005cff,
+    0xb8ff00, 0x0085ff, 0xffd600, 0x19c2c2, 0x66ff00, 0x5c00ff};
+
+constexpr Rgb split(std::uint32_t hex) {
+  return {static_cast<std::uint8_t>(hex >> 16), static_cast<std::uint8_t>(hex >> 8),
+          static_cast<std::uint8_t>(hex)};
+}
+
+}  // namespace
+
+Rgb class_colour(std::int64_t c) {
+  if (c < 0) return {};
+  if (c < std::ssize(ade20k)) return split(ade20k[c]);
+  // Steps of an odd number through all of 24 bits: neighbours differ in every channel.
+  const auto n = static_cast<std::uint32_t>(c - std::ssize(ade20k) + 1);
+  return split((n * 0x9e3779u) & 0xffffffu);
+}
+
+std::vector<Rgb> label_palette(std::int64_t classes, std::span<const std::uint8_t> of_data) {
+  std::vector<Rgb> palette(1);
+  std::set<std::uint32_t> different;
+  bool coloured = false;
+  for (std::int64_t c = 0; c < classes && std::ssize(of_data) >= 3 * (classes + 1); ++c) {
+    const std::uint8_t* rgb = of_data.data() + 3 * (c + 1);
+    palette.push_back({rgb[0], rgb[1], rgb[2]});
+    different.insert(std::uint32_t{rgb[0]} << 16 | std::uint32_t{rgb[1]} << 8 | rgb[2]);
+    coloured = coloured || rgb[0] != rgb[1] || rgb[1] != rgb[2];
+  }
+  if (coloured && std::ssize(different) == classes) return palette;
+  palette.resize(1);
+  for (std::int64_t c = 0; c < classes; ++c) palette.push_back(class_colour(c));
+  return palette;
+}
+
+std::string css_colour(Rgb colour) {
+  return fmt::format("#{:02x}{:02x}{:02x}", colour.r, colour.g, colour.b);
+}
+
+}  // namespace weft

@@ -1,0 +1,246 @@
+#include "train/step_work.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "core/trace.h"
+
+namespace weft {
+namespace {
+
+// [bucket] Clips and operations of a micro-batch.
+std::vector<CostTable::Planned> planned_costs(std::span<const Bucket> buckets,
+                                              const TrainingTask& task,
+                                              std::span<const std::int64_t> batch_sizes,
+                                              std::span<const StepMemory> memory) {
+  std::vector<CostTable::Planned> planned(buckets.size());
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    const std::int64_t clips = samples_in_batch(buckets[b], batch_sizes[b]);
+    if (clips == 0) continue;
+    planned[b] = {clips, static_cast<double>(clips) * task.cost(buckets[b], memory[b].recompute) +
+                             task.cost_of_micro_batch()};
+  }
+  return planned;
+}
+
+// Bytes of the largest micro-batch.
+std::size_t most_clip_bytes(std::span<const Bucket> buckets,
+                            std::span<const std::int64_t> batch_sizes) {
+  std::size_t most = 0;
+  for (std::size_t b = 0; b < buckets.size(); ++b)
+    most = std::max(most, buckets[b].clip_bytes() * static_cast<std::size_t>(samples_in_batch(
+                                                        buckets[b], batch_sizes[b])));
+  return most;
+}
+
+}  // namespace
+
+WorkPlan::WorkPlan(const ClipSource& source, const TrainingTask& task, const Deck& deck,
+                   std::vector<std::int64_t> batch_sizes, std::span<const StepMemory> memory,
+                   Groups groups, const std::string& saved_costs)
+    : source_(source),
+      task_(task),
+      groups_(groups),
+      costs_(planned_costs(source.buckets(), task, batch_sizes, memory)),
+      sums_(Tensor::persistent({2 * static_cast<std::int64_t>(memory.size())}, DType::f64)),
+      host_sums_(sums_.numel()) {
+  if (!saved_costs.empty()) costs_.from_text(saved_costs);
+  planner_ = source.plan_steps(std::move(batch_sizes), deck.train.micro_batches,
+                               static_cast<std::uint64_t>(deck.run.seed));
+}
+
+double WorkPlan::share_of(const MicroBatch& clips, std::int64_t step) const {
+  return task_.share(source_.buckets()[clips.bucket], clips, step);
+}
+
+// The group of ranks that takes each micro-batch.
+std::vector<int> WorkPlan::owners(const std::vector<MicroBatch>& plan, std::int64_t step) const {
+  std::vector<double> costs;
+  for (const MicroBatch& m : plan) costs.push_back(costs_.cost(m.bucket) * share_of(m, step));
+  return weft::owners(costs, groups_.count, groups_.lockstep);
+}
+
+WorkPlan::Work WorkPlan::mine(std::int64_t step) const {
+  const std::vector<MicroBatch> plan = planner_->plan(step);
+  const std::vector<int> owner = owners(plan, step);
+  Work mine;
+  for (std::size_t i = 0; i < plan.size(); ++i)
+    if (owner[i] == groups_.own) mine.emplace_back(static_cast<int>(i), plan[i]);
+  return mine;
+}
+
+WorkPlan::Step WorkPlan::step(std::int64_t number) const {
+  const std::vector<MicroBatch> plan = planner_->plan(number);
+  const std::vector<int> owner = owners(plan, number);
+  Step step;
+  step.expected.assign(groups_.count * groups_.ranks, 0.0);
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    const MicroBatch& m = plan[i];
+    if (owner[i] == groups_.own) step.mine.emplace_back(static_cast<int>(i), m);
+    step.samples.insert(step.samples.end(), m.samples.begin(), m.samples.end());
+    const double expected = costs_.expected(m.bucket) * share_of(m, number);
+    for (int r = 0; r < groups_.ranks; ++r) step.expected[owner[i] * groups_.ranks + r] += expected;
+  }
+  return step;
+}
+
+Communicator::Ticket WorkPlan::send(Communicator& comm) {
+  sums_.set(std::span<const double>(costs_.take()));
+  return comm.all_reduce_sum(sums_);
+}
+
+void StepGraphs::run(const std::string& key, ParameterTable& table,
+                     const std::function<void()>& work) {
+  ++runs_;
+  if (!enabled_) return work();
+  Entry& entry = entries_[key];
+  // The replayed host work: what was set aside runs behind the graph it followed.
+  if (entry.recorded) {
+    for (const Part& part : entry.parts) {
+      device_runtime().launch(part.graph);
+      if (part.then) part.then();
+    }
+    table.set_step_state(entry.after);
+    ++replays_;
+    return;
+  }
+  // The first run of a key is never recorded: matrix products choose their algorithms in it.
+  if (!entry.seen || recorded_ == most_graphs) {
+    entry.seen = true;
+    return work();
+  }
+  recording_ = &entry;
+  try {
+    device_runtime().begin_capture();
+    capturing_ = true;
+    work();
+    cut({});
+  } catch (...) {
+    // The stream must leave capture mode before any further use, even to report the error.
+    try {
+      if (std::exchange(capturing_, false)) device_runtime().end_capture({});
+    } catch (const std::exception&) {
+    }
+    recording_ = nullptr;
+    entry.parts.clear();
+    throw;
+  }
+  recording_ = nullptr;
+  if (!enabled_) {
+    drop();
+    return;
+  }
+  entry.after = table.step_state();
+  entry.recorded = true;
+  ++recorded_;
+}
+
+void StepGraphs::drop() {
+  device_runtime().synchronize();  // they may be running
+  for (auto& [key, entry] : entries_) {
+    entry.parts.clear();
+    entry.recorded = false;
+  }
+  recorded_ = 0;
+  if (std::exchange(enabled_, false))
+    log::warn(
+        "no memory is left for a graph of a micro-batch: kernels are launched one by one from "
+        "now on, which is slower where they are short (lower memory.arena_gib or "
+        "train.batch_size)");
+}
+
+void StepGraphs::aside(const std::function<void()>& act) {
+  if (recording_ == nullptr) return act();
+  // Recorded work has not run yet: cut() launches it, so `act` comes behind it now as in replays.
+  cut(act);
+  act();
+  device_runtime().begin_capture();
+  capturing_ = true;
+}
+
+void StepGraphs::cut(std::function<void()> then) {
+  capturing_ = false;
+  DeviceGraph graph = device_runtime().end_capture([this] { drop(); });
+  device_runtime().launch(graph);
+  recording_->parts.push_back({std::move(graph), std::move(then)});
+}
+
+ClipStaging::ClipStaging(std::size_t bytes) {
+  if (!on_cuda()) return;
+  for (Tensor& b : buffers_) b = Tensor::persistent({static_cast<std::int64_t>(bytes)}, DType::u8);
+  // The compute stream zeroes the buffers: the first copies must wait for that.
+  for (DeviceEvent& e : free_) e = device_runtime().record(Stream::compute);
+}
+
+Tensor ClipStaging::stage(std::span<const std::byte> clips) {
+  const auto size = static_cast<std::int64_t>(clips.size());
+  if (!on_cuda()) return Tensor::borrow(const_cast<std::byte*>(clips.data()), {size}, DType::u8);
+  // The copy waits until the compute stream is done with the buffer's last micro-batch; the compute
+  // stream then waits for the copy. The host waits for neither.
+  turn_ = 1 - turn_;
+  DeviceRuntime& gpu = device_runtime();
+  gpu.wait(Stream::copy, free_[turn_]);
+  Tensor to = buffers_[turn_].slice(0, size);
+  gpu.upload(to.raw(), clips.data(), clips.size(), Stream::copy);
+  gpu.wait(Stream::compute, gpu.record(Stream::copy));
+  return to;
+}
+
+void ClipStaging::consumed() {
+  if (on_cuda()) free_[turn_] = device_runtime().record(Stream::compute);
+}
+
+MicroBatchRunner::MicroBatchRunner(TrainingTask& task, const ClipSource& source, StepGraphs& graphs,
+                                   std::span<const StepMemory> memory,
+                                   std::span<const std::int64_t> batch_sizes)
+    : task_(task),
+      source_(source),
+      graphs_(graphs),
+      memory_(memory),
+      staging_(most_clip_bytes(source.buckets(), batch_sizes)) {}
+
+TrainingWork MicroBatchRunner::prepare(const LoadedBatch& clips, float weight) {
+  const auto b = static_cast<std::size_t>(clips.what.bucket);
+  TrainingWork work = task_.prepare(source_.buckets()[b], clips, staging_.stage(clips.bytes),
+                                    memory_[b].recompute, weight);
+  staging_.consumed();
+  return work;
+}
+
+void MicroBatchRunner::run(const LoadedBatch& clips, bool first, bool last, float weight,
+                           const OnLoss& on_loss) {
+  const TrainingWork work = prepare(clips, weight);
+  ParameterTable& params = task_.params();
+  const auto run_now = [&] { run_parts(work, params, last, on_loss); };
+  const trace::Scope traced("micro-batch", trace::Lane::compute, clips.index, "micro-batch");
+  if (work.key.empty()) return run_now();
+  graphs_.run(fmt::format("bucket {} clips {} first {} last {} arriving {} {}", clips.what.bucket,
+                          clips.what.clips.size(), first, last, params.any_on_its_way(), work.key),
+              params, run_now);
+}
+
+void MicroBatchRunner::run_again(int index, const MicroBatch& what, std::int64_t step, float weight,
+                                 const OnLoss& on_loss) {
+  const Bucket& bucket = source_.buckets()[what.bucket];
+  const std::size_t each = source_.clip_bytes(what);
+  std::vector<std::byte> bytes(what.clips.size() * each);
+  LoadedBatch clips;
+  clips.bytes = bytes;
+  clips.step = step;
+  clips.index = index;
+  clips.what = what;
+  for (std::size_t i = 0; i < what.clips.size(); ++i) {
+    clips.info.push_back(source_.info(what.bucket, what.clips[i]));
+    if (bucket.text_channels > 0)
+      clips.text.push_back(source_.read_text(what.bucket, what.clips[i]));
+    source_.read_sample(what, i, std::span(bytes).subspan(i * each, each));
+  }
+  const TrainingWork work = prepare(clips, weight);
+  ParameterTable& params = task_.params();
+  params.begin_step([](int) {});
+  run_parts(work, params, false, on_loss);
+  params.finish_step();
+}
+
+}  // namespace weft

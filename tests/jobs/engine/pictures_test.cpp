@@ -1,0 +1,69 @@
+#include "jobs/engine/pictures.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+
+#include "core/error.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+
+const std::vector<Rgb> palette = {{}, {1, 2, 3}, {40, 50, 60}};
+
+TEST(Views, Colours) {
+  const std::vector<std::uint8_t> labels = {2, 0, 1, 9};
+  EXPECT_THAT(coloured(labels, palette), ElementsAre(40, 50, 60, 0, 0, 0, 1, 2, 3, 0, 0, 0));
+  EXPECT_THAT(as_labels(std::vector<std::uint8_t>{0, 254}), ElementsAre(1, 255));
+}
+
+TEST(Views, PanelsAndBlends) {
+  const std::vector<std::uint8_t> a = {1, 2, 3, 4, 5, 6}, b = {10, 20, 30, 40, 50, 255};
+  EXPECT_THAT(side_by_side({a, b}, {2, 1}), ElementsAre(1, 2, 3, 10, 20, 30, 4, 5, 6, 40, 50, 255));
+  EXPECT_THAT(blended(a, b), ElementsAre(6, 11, 17, 22, 28, 131));
+}
+
+TEST(Names, ArePlain) {
+  EXPECT_EQ(as_utf8("caf\xe9"), "caf\xef\xbf\xbd");
+  EXPECT_EQ(as_utf8("caf\xc3\xa9"), "caf\xc3\xa9");
+  EXPECT_EQ(plain_text("a\x1b/b\x7f", "/"), "a__b_");
+  EXPECT_EQ(cut_text("caf\xc3\xa9", 4), "caf") << "no character is cut";
+  EXPECT_EQ(cut_text("caf\xc3\xa9", 5), "caf\xc3\xa9");
+}
+
+TEST(Views, PlainStems) {
+  EXPECT_EQ(plain_stem("images/ADE_val_00000001.jpg"), "ADE_val_00000001");
+  EXPECT_EQ(plain_stem("../caf\xc3\xa9 <b>.png"), "caf____b_");
+  EXPECT_EQ(plain_stem(std::string(300, 'x')).size(), 100);
+}
+
+TEST(Views, FilesAreWholeOrNotThere) {
+  const fs::path folder = fs::temp_directory_path() / ("weft_views_" + std::to_string(getpid()));
+  fs::create_directory(folder);
+  write_whole(folder, "a/b.txt", [](const std::string& path) { std::ofstream(path) << "whole"; });
+  EXPECT_EQ(fs::file_size(folder / "a/b.txt"), 5);
+  EXPECT_THROW(write_whole(folder, "a/c.txt",
+                           [](const std::string& path) {
+                             std::ofstream(path) << "half";
+                             throw std::runtime_error("disk full");
+                           }),
+               std::runtime_error);
+  EXPECT_FALSE(fs::exists(folder / "a/c.txt"));
+  // Not through a link, and not where the folder has gone.
+  fs::create_directory_symlink(fs::temp_directory_path(), folder / "link");
+  const auto nothing = [](const std::string& path) { std::ofstream(path) << "x"; };
+  EXPECT_THROW(write_whole(folder, "link/d.txt", nothing), Error);
+  fs::remove_all(folder);
+  EXPECT_THROW(write_whole(folder, "a/b.txt", nothing), Error);
+  EXPECT_FALSE(fs::exists(folder));
+}
+
+}  // namespace
+}  // namespace weft
