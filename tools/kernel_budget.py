@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Limits of the hot kernels, counted from their machine code: writes validation/results/kernel_budget.md.
+"""Limits of the hot kernels, counted from their machine code: writes kernels/budget.md.
 
     kernel_budget.py [--build build] [--write | --check] [--cuobjdump PATH]
     kernel_budget.py --cubin FILE [--kernel PATTERN]      cycles of each pipe per iteration of each loop
@@ -23,7 +23,7 @@ import sys
 import kernel_resources
 import sass
 
-PAGE = pathlib.Path(__file__).resolve().parent.parent / "validation" / "results" / "kernel_budget.md"
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "kernels" / "budget.md"
 LATENCY = 800  # cycles from a load to its data while memory is busy
 HEADS, D = 16, 72  # STDiT3-XL/2
 ACCESS = 32 * 16  # bytes of a warp's access of 16 bytes a lane

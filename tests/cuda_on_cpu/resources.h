@@ -1,4 +1,4 @@
-// Registers of the compiled kernels, as validation/results/kernel_resources.md records them.
+// Registers of the compiled kernels, as kernels/resources.md records them.
 #pragma once
 
 #include <cstddef>
