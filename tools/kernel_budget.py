@@ -353,9 +353,9 @@ def faults(found, page):
             key = (machine.architecture, b.entry.name, b.entry.shape)
             what = f"{key[1]}, {key[2]} ({key[0]}): {percent(b.share)}"
             if key not in old:
-                yield f"{what} is not on validation/results/{PAGE.name}; run with --write"
+                yield f"{what} is not on kernels/{PAGE.name}; run with --write"
             elif 100 * b.share < old[key] - 1:
-                yield f"{what}, bounded by {b.pipe}, where validation/results/{PAGE.name} records {old[key]:.0f} %"
+                yield f"{what}, bounded by {b.pipe}, where kernels/{PAGE.name} records {old[key]:.0f} %"
             if machine is sass.H100 and b.share < b.entry.goal and not b.entry.reason:
                 yield f"{what}, bounded by {b.pipe}, is below the goal of {percent(b.entry.goal)}"
 

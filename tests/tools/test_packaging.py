@@ -65,7 +65,7 @@ class Versions(unittest.TestCase):
 
     def test_options_of_cmake_are_in_the_docs(self):
         options = re.findall(r'(?:option\(|set\()(WEFT_\w+)(?= "| all CACHE)', (ROOT / "CMakeLists.txt").read_text())
-        self.assertEqual(set(options), {"WEFT_TESTS", "WEFT_CUDA", "WEFT_UNITY", "WEFT_CUDA_ARCHITECTURES"})
+        self.assertEqual(set(options), {"WEFT_TESTS", "WEFT_CUDA", "WEFT_CCACHE", "WEFT_UNITY", "WEFT_CUDA_ARCHITECTURES"})
         for option in options:
             self.assertIn(f"| `{option}` |", (ROOT / "docs/install.md").read_text())
 
