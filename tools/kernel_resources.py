@@ -3,7 +3,7 @@
 
     kernel_resources.py [--build build] [--all] [--write | --check]
 
-Prints a table, one line per kernel and architecture. --write writes it to kernels/resources.md. --check
+Prints a table, one line per kernel and architecture. --write writes it to docs/kernels_resources.md. --check
 compares that page with it, for the architectures that were built by the same nvcc, and passes if there are none. Without
 --all only the hot kernels are shown. Exit status 1 if a hot kernel spills registers beyond ALLOWED, if a hot pattern matches
 no kernel, or if the page is out of date.
@@ -21,7 +21,7 @@ HOT = [r"modulate", r"gate", r"gelu", r"flash", r"temporal", r"qk_norm", r"adamw
 # registers of six kernels; the cost has not been measured, for lack of such a GPU.
 ALLOWED = {"sm_100": 8, "sm_120": 40}
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGE = ROOT / "kernels" / "resources.md"
+PAGE = ROOT / "docs" / "kernels_resources.md"
 
 ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
