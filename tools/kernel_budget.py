@@ -311,7 +311,7 @@ def page_of(found, version):
         "of the GPU's roofline: its tensor cores or its memory, whichever takes longer for the useful operations and bytes.", "",
         "*Limit* is the share at which the busiest pipe is never idle; no faster run is possible. How much slower a kernel is in",
         "practice cannot be counted: latency, waits at barriers, contention for L2, the clock under full load (matrix products",
-        "reached 73 % of 989 TFLOP/s on the [H100 measured](h100.md)). *Serial*, for kernels on the tensor cores, is the share if",
+        "reached 73 % of 989 TFLOP/s on the [H100 measured](../validation/results/h100.md)). *Serial*, for kernels on the tensor cores, is the share if",
         "elementwise work did not overlap with matrix products at all. *In flight*, for the others, is the part of the bytes that",
         f"memory needs in flight for {LATENCY} cycles of latency that the loads request before they wait. If caches serve part of what",
         "a kernel requests, only what memory must move counts.", ""]
