@@ -312,7 +312,8 @@ void Checkpoint::read(const std::string& array, std::int64_t begin, std::span<fl
 std::string Checkpoint::describe() const {
   std::string text = fmt::format("checkpoint {}\n  step   {}\n  build  {}\n", dir_.string(),
                                  info_.step, info_.build);
-  // "costs" are the measured times by which a restart shares its work out: numbers for weft alone.
+  // "costs" are measured times, for weft simulate and the next start's warnings: no text for
+  // people.
   for (const auto& [key, value] : info_.notes)
     if (key != "costs") text += fmt::format("  {}  {}\n", key, value);
   text += "  arrays (f32)\n";

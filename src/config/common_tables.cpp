@@ -148,9 +148,10 @@ void train_rows(Rows& r, TrainDeck& d) {
   r.number("lr", d.lr, 0, 1e3,
            "Learning rate; segmentation has lr_encoder and lr_decoder in its place, text detection "
            "lr_detector.");
-  r.number("lr_power", d.lr_power, -1, 100,
-           "The rate falls as (1 - step / steps) to this power: 0 keeps it, and so does -1 but in "
-           "segmentation and text detection (0.9).");
+  r.number(
+      "lr_power", d.lr_power, -1, 100,
+      "The rate falls as (1 - step / steps) to this power. 0: constant. -1: the model's default, "
+      "0.9 for segmentation and text detection, else 0.");
   r.number("warmup_steps", d.warmup_steps, 0, many,
            "Steps over which the learning rate rises to lr.");
   r.number("weight_decay", d.weight_decay, -1, 1e3,

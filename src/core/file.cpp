@@ -170,7 +170,7 @@ void sync_directory(const std::filesystem::path& dir, Exit code) {
 }
 
 void rename_file(const std::filesystem::path& from, const std::filesystem::path& to, Exit code) {
-  // Whoever may, as root may, would lose /dev/null.
+  // As root, rename() would replace /dev/null.
   struct stat there {};
   const bool exists = ::lstat(to.c_str(), &there) == 0;
   WEFT_CHECK(!exists || !(S_ISCHR(there.st_mode) || S_ISBLK(there.st_mode)), code, "name a file",

@@ -56,8 +56,8 @@ class Progress {
     std::int64_t total = 0, before = 0;
     int rank = 0, ranks = 1;
   };
-  // One at a time in a process. All ranks may have one, so that whichever fails can say so; rank
-  // 0's tells of the job.
+  // One at a time in a process. All ranks may have one, so that whichever fails can say so;
+  // only rank 0's reports the job.
   explicit Progress(Job job);
   ~Progress();
   Progress(const Progress&) = delete;

@@ -53,7 +53,7 @@ Var conv(Context c, const Var& x, const ConvWeights& w, ops::Conv geometry, cons
     const Tensor dy = std::move(out->grad);
     if (w.weight->trainable) {
       Tensor none;
-      // The weight may have been used without the bias (nn/conv.cpp); the product below has one
+      // The weight may have been used without the bias; the product below has one
       // flag for both, so both are made ready to be added to.
       if (w.bias && w.bias->grad_written != w.weight->grad_written)
         w.weight->grad_to_add(), w.bias->grad_to_add();

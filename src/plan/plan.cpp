@@ -340,7 +340,7 @@ Placed place(const Deck& deck, const PlannedTraining& training, const Plan& plan
   };
   Placed placed;
   for (std::int64_t s = 0; s < sampled_steps; ++s) {
-    // Shared out by the trainer's rule.
+    // Shared out by the trainer's algorithm, but by seconds where the trainer counts operations.
     std::vector<MicroBatchCost> work;
     std::vector<double> costs;
     for (const MicroBatch& m : planner->plan(s)) {

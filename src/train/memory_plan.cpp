@@ -108,7 +108,7 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
       const std::int64_t too_many =
           smallest(1, batch, [&](std::int64_t clips) { return !fits(clips, most); });
       largest[i] = too_many - 1;
-      // A bucket of which nothing fits is the first to be told of.
+      // A bucket of which not even one clip fits is reported first.
       const bool first_without = largest[i] == 0 && std::count(&largest[0], &largest[i], 0) == 0;
       if (refusal.empty() || first_without)
         refusal = fmt::format(

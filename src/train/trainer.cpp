@@ -140,7 +140,8 @@ void Trainer::set_timeout(double seconds) {
 }
 
 // On the CPU pages become resident when they are written: what does not fit would end in the first
-// step, by the kernel. A WARN, for swap and what others give back may still carry it.
+// step, by the kernel. Only a warning: swap, or memory that
+// others free, may be enough.
 void Trainer::check_state_fits() {
   if (on_cuda()) return;
   const bool squares = std::any_of(optimizers_.begin(), optimizers_.end(),

@@ -1,4 +1,4 @@
-// Cases of ops/conv.h and ops/conv.h (kernels/conv/ beside src/ops/cpu/conv/).
+// Cases of ops/conv.h (kernels/conv/ beside src/ops/cpu/conv/).
 #include <fmt/format.h>
 
 #include <algorithm>

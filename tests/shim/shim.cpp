@@ -14,8 +14,7 @@
 //                                   in its path take that much longer, half of it before and half
 //                                   behind, as over a network
 //   no_locks=REASON  locks of files answer with this errno, as on NFS or Lustre without them: 37
-//   for
-//                   ENOLCK, 95 for EOPNOTSUPP
+//                    for ENOLCK, 95 for EOPNOTSUPP
 //   wall_clock=SECONDS:EVERY:LOG:FILE   once FILE exists, a rank's wall clock jumps by SECONDS each
 //                   time the rank has asked any clock EVERY times more: there, back, there. Each
 //                   jump is a line "RANK SECONDS" of LOG

@@ -8,7 +8,7 @@
 //   failures   an item that fails is reported by name and the others are made: exit 3
 //   deaths     a rank that dies ends the job, and the same command resumes it; an item that two
 //              ranks died with is given up by name
-//   folder     one job at a time: another one is refused, and told who is in it (output.h)
+//   folder     one job at a time: another one is refused, and told who is in it (manifest.h)
 //   report     progress lines, a table at the end, DIR/STEM_report.json
 //
 // A job in five steps (tests/jobs/engine/list_job_mpitest.cpp has one of 50 lines):
@@ -100,8 +100,7 @@ inline ListSettings list_settings(const Deck& deck, const std::string& command,
   return s;
 }
 
-// Collective: what `make` returns on rank 0, where alone it is called, on all ranks. Texts may be
-// of any bytes.
+// Collective: calls `make` on rank 0 alone, and broadcasts its result. Texts may be of any bytes.
 nlohmann::ordered_json from_first_rank(MPI_Comm world,
                                        const std::function<nlohmann::ordered_json()>& make);
 
@@ -206,7 +205,7 @@ class ListEngine {
   nlohmann::ordered_json line_of(std::int64_t item) const;
   // Numbers of the items to make, in that order: the same on all ranks.
   const std::vector<std::int64_t>& missing() const { return missing_; }
-  // Of these, which are not none.
+  // The costliest of the missing items, of which there must be one.
   std::int64_t costliest() const;
   // How many of them a rank may read ahead: half of an even share, so that of a short list all
   // ranks have some.

@@ -16,7 +16,7 @@ PrefetchLimits limits_of_pictures(int threads, std::int64_t ahead) {
   l.network_on_gpu = on_cuda();
   l.most_batch = 1;
   l.frame_bytes = std::size_t{32} << 20;  // until larger ones are seen
-  // Of the host's memory a small part, for other ranks are there too, and pictures being decoded.
+  // A small part of the host's memory: other ranks and the decoders need it too.
   l.most_bytes = std::min(std::size_t{2} << 30, host_memory().available / 64);
   l.most_ahead = ahead;
   return l;

@@ -110,7 +110,7 @@ std::vector<SegmentInput> list(const SegmentDeck& deck, const MediaDeck& limits)
 }
 
 constexpr double least_share = 1e-3;  // of the pixels, to be named
-// A byte of a video stands for about as many pixels as so many of a picture.
+// A byte of a video holds about as many pixels as this many bytes of a picture.
 constexpr double video_cost = 30;
 
 // The name of an input's result, in the output folder.
@@ -218,7 +218,7 @@ struct SegmentPicture : PictureUnit {
   std::vector<std::uint8_t> labels;  // class + 1
   std::vector<std::int64_t> pixels;  // of each class
   std::shared_ptr<SegmentVideo> video;
-  bool last = false;  // stands behind a video's frames, and is none
+  bool last = false;  // the end marker after a video's last frame
   std::int64_t frame = 0;
   double seconds = 0, duration = 0;  // of a frame: when, and how long
 };
