@@ -115,7 +115,7 @@ PrefetchLimits ScoreJob::limits(int threads) const {
   // On the CPU the detector takes frames one by one, and a frame alone fills the cores.
   l.most_batch = on_cuda() ? 64 : 1;
   l.frame_bytes = static_cast<std::size_t>(score_.side * score_.side) * 7;  // RGB and its map
-  // Of the host's memory a small part, for other ranks are there too, and pictures being decoded.
+  // A small part of the host's memory: other ranks and the decoders need it too.
   l.most_bytes = std::min(std::size_t{2} << 30, host_memory().available / 64);
   l.most_ahead = engine_.ahead_of_others();
   l.fits = [&detector = detector_, side = score_.side, capacity = Arena::current().capacity()](
