@@ -263,7 +263,7 @@ StoreFacts read_store(const std::string& path, std::uint64_t bytes) {
   WEFT_CHECK(status == 0 && unpacker.whole(), Exit::data,
              "copy it again, or make it again with `weft ingest` or `weft encode`",
              "clip store {} is damaged: reading its structure {}", path,
-             status == 0 ? "gave an answer that makes no sense" : end_of(status));
+             status == 0 ? "returned an invalid result" : end_of(status));
   if (!answer.fault.empty()) throw Error(Exit::data, answer.fault, answer.hint, __FILE__, __LINE__);
   return std::move(answer.facts);
 }

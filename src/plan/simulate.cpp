@@ -87,8 +87,9 @@ std::vector<double> agreed_seconds(const fs::path& run, std::size_t buckets) {
              "--costs {}: contains no checkpoint", run.string());
   const Checkpoint newest = Checkpoint::open(run / checkpoint::step_name(steps.front()));
   const auto note = newest.info().notes.find("costs");
-  WEFT_CHECK(note != newest.info().notes.end(), Exit::checkpoint, "train a little with this weft",
-             "--costs {}: {} notes no costs", run.string(), newest.dir().string());
+  WEFT_CHECK(note != newest.info().notes.end(), Exit::checkpoint,
+             "train some more steps with this version of weft, which records them",
+             "--costs {}: {} has no record of its costs", run.string(), newest.dir().string());
   return CostTable::seconds_in(note->second, buckets);
 }
 
@@ -539,11 +540,13 @@ std::pair<Json, report_page::Curve> play_fabric(const Subject& subject,
 // cannot be done.
 int simulate(const Deck& deck, const SimulateRequest& request) {
   sim::check_available();
-  WEFT_CHECK(request.steps >= 1 && request.warmup >= 1, Exit::usage, "take 1 step or more",
+  WEFT_CHECK(request.steps >= 1 && request.warmup >= 1, Exit::usage, "both must be at least 1",
              "--steps {}, --warmup {}", request.steps, request.warmup);
   for (const int n : request.gpus)
     WEFT_CHECK(n >= 1 && n <= 65536 && n % deck.parallel.sp == 0, Exit::usage,
-               "from 1 to 65536, and multiples of parallel.sp", "--gpus {}", n);
+               fmt::format("give numbers from 1 to 65536, each a multiple of parallel.sp = {}",
+                           deck.parallel.sp),
+               "--gpus {}", n);
   std::vector<int> gpus = request.gpus;
   std::sort(gpus.begin(), gpus.end());
 

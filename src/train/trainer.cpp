@@ -201,12 +201,13 @@ void Trainer::warn_of_other_data(const Checkpoint& checkpoint) const {
   const auto data = notes.find("data"), id = notes.find("data_id");  // old checkpoints have no id
   if (data != notes.end() && data->second != data_text())
     log::warn(
-        "data.path = {} is not what {} was trained on: clips of its buckets {}, now {}. Samples "
-        "come in another order",
+        "data.path = {} is not the data that {} was trained on: clips per bucket {}, now {}. The "
+        "order of samples changes",
         deck_.data.path, checkpoint.dir().string(), data->second, data_text());
   else if (id != notes.end() && id->second != data_id_ && !data_id_.empty())
-    log::warn("data.path = {} is not what {} was trained on: as many clips, but others",
-              deck_.data.path, checkpoint.dir().string());
+    log::warn(
+        "data.path = {} is not the data that {} was trained on: as many clips, but other ones",
+        deck_.data.path, checkpoint.dir().string());
 }
 
 // Plans the memory of a step and reserves the arena for it.

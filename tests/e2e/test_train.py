@@ -119,8 +119,8 @@ class Smoke(WeftTest):
                     return self.train(name, *model, f"train.steps={step}", f"data.path={data}", "train.batch_size=2",
                                       "train.micro_batches=2", ranks=1 + step % 2).err
                 job(1, first)
-                self.assertNotIn("is not what", job(2, same))
-                self.assertRegex(job(3, other), r"WARN: data.path = .* is not what .*step_2 was trained on: as many clips, but")
+                self.assertNotIn("is not the data that", job(2, same))
+                self.assertRegex(job(3, other), r"WARN: data.path = .* is not the data that .*step_2 was trained on: as many clips, but")
 
 
 class Options(WeftTest):

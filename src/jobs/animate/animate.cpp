@@ -476,7 +476,8 @@ void AnimateJob::join(std::int64_t item, Json& line) {
   const std::int64_t frames =
       join_mp4(segments, {.file = clip.animate.speech}, speech_fps, result.string(),
                {deck_.media, [this] { return engine_.stop_requested(); }});
-  WEFT_CHECK(frames == whole.count, Exit::data, "start again", "{} has {} frames of {}",
+  WEFT_CHECK(frames == whole.count, Exit::data,
+             "run the same command again, which makes the clip again", "{} has {} of {} frames",
              result.string(), frames, whole.count);
   if (clip.animate.keep_frames)
     remove_frames_from(frames, engine_.settings().directory / frames_folder(clip));
@@ -507,7 +508,7 @@ Json AnimateJob::share() const {
 void check_clips(const std::vector<ClipRequest>& clips) {
   for (const ClipRequest& c : clips) {
     WEFT_CHECK(c.animate.enhancer.empty() || c.animate.enhancer == "gfpgan", Exit::usage,
-               "take gfpgan, or leave it out", "{}: the enhancer \"{}\"", c.where,
+               "set it to \"gfpgan\", or leave it out", "{}: unknown enhancer \"{}\"", c.where,
                c.animate.enhancer);
   }
 }

@@ -25,7 +25,7 @@ using Json = nlohmann::ordered_json;
 void check_deck(const Deck& deck) {
   const ScoreDeck& s = deck.get<ScoreDeck>();
   WEFT_CHECK(deck.model.name == "dbnet", Exit::usage, "set model.name = \"dbnet\"",
-             "weft score takes a text detector, and model.name = \"{}\"", deck.model.name);
+             "model.name = \"{}\" is not a text detector, which weft score needs", deck.model.name);
   WEFT_CHECK(!s.input.empty(), Exit::usage, "set score.input = \"meta.csv\"",
              "score.input is empty");
   WEFT_CHECK(!s.output.empty(), Exit::usage, "set score.output = \"meta_ocr.csv\"",
@@ -37,8 +37,8 @@ void check_deck(const Deck& deck) {
       "score.side = {}", s.side);
   for (const std::string& c : s.columns) {
     WEFT_CHECK(std::ranges::find(extra_columns, c) != extra_columns.end(), Exit::usage,
-               fmt::format("there are {}", fmt::join(extra_columns, ", ")),
-               "score.columns has \"{}\"", c);
+               fmt::format("the columns are {}", fmt::join(extra_columns, ", ")),
+               "score.columns: unknown column \"{}\"", c);
     WEFT_CHECK(std::ranges::count(s.columns, c) == 1, Exit::usage, "name each column once",
                "score.columns has \"{}\" more than once", c);
   }
