@@ -24,12 +24,11 @@ Geometry geometry(const Shape& x, const Shape& y, const Conv& c) {
   return g;
 }
 
-// 1x1 kernels are matrix products, with a stride of the pixels that are seen.
-bool is_pointwise(const Conv& c) {
-  return c.kt * c.kh * c.kw == 1 && c.stride_t == 1 && c.groups == 1 && !c.upsample &&
-         c.front + c.back + c.top + c.left + c.bottom + c.right == 0;
+// 1x1 kernels of stride 1 are matrix products.
+bool is_linear(const Conv& c) {
+  return c.kt * c.kh * c.kw == 1 && c.stride_t == 1 && c.stride == 1 && c.groups == 1 &&
+         !c.upsample && c.front + c.back + c.top + c.left + c.bottom + c.right == 0;
 }
-bool is_linear(const Conv& c) { return is_pointwise(c) && c.stride == 1; }
 
 Tensor rows(const Tensor& x) { return x.view({x.numel() / x.dim(-1), x.dim(-1)}); }
 
@@ -79,34 +78,23 @@ struct Result {
 }  // namespace
 
 // The choice between the ways to compute a convolution, and the backward of stride 1 as a forward.
-// Which shapes of which model go which way; the first that fits is taken:
+// The first that fits is taken:
 //
 //   way (file)        shapes                         models
 //   depthwise         a kernel for each channel      MobileNetV2; SadTalker before its keypoints
-//   strided           1x1 with a stride              shortcuts of ResNet and HRNet
-//   matrix product    1x1                            all: shortcuts, bottlenecks, heads
-//   upsample, and     kt x 3 x 3 of upsampled maps   2D VAE's decoder, SPADE's decoder;
-//   upsample_backward                                volumes: dense motion, keypoints
-//   winograd_volume   3x3x3, all strides 1           temporal VAE; SadTalker's 3D blocks
-//   winograd          kt x 3 x 3, stride 1 in the    2D VAE, LPIPS (VGG), ResNet (dilated in
+//   matrix product    1x1 of stride 1                all: shortcuts, bottlenecks, heads
+//   winograd          kt x 3 x 3, stride 1 in the    VAE, LPIPS (VGG), ResNet (dilated in
 //                     plane, 32 or more input        segmentation), HRNet, DBNet, FAN,
-//                     channels, 0.25 GFLOP or more   RetinaFace, GFPGAN, SadTalker; temporal
-//                     a sample                       VAE where time has a stride
+//                     channels, 0.25 GFLOP or more   RetinaFace, GFPGAN, SadTalker
+//                     a sample
 //   fourier           5x5 to 9x9, stride 1, from 16  dense motion's mask (7x7x7)
 //                     to 8 or more channels
-//   narrow            to 4 channels at most, 3, 5 or last layers of the VAEs and of SPADE,
-//                     7 wide, from 16 or more        dense motion's occlusion; backward to
-//                                                    pixels in LPIPS and the VAE's encoder
-//   strided (gather)  gradient of the weights of     training: downsampling of VAE and
-//                     strided kernels                PatchGAN, ResNet's 3x3 of stride 2
-//   direct (oneDNN)   everything else                stems of 3 channels, strided forwards,
-//                                                    ResNeXt's groups, PatchGAN (4x4), kernels
-//                                                    along a row (SadTalker), small maps
+//   direct (oneDNN)   everything else                stems of 3 channels, strides, last layers,
+//                                                    ResNeXt's groups, PatchGAN (4x4), small maps
 //
-// A way of our own has to be worth 10 % of a whole job. Measured so far: the gradient by gathering,
-// 86 ms a layer against oneDNN's 366 ms (validation/results/cpu.md, Kernels). To be compared in
-// whole jobs: fourier and narrow (animate), depthwise (segment), upsample against winograd on the
-// large map (VAE).
+// A way of our own has to be worth 10 % of a whole job: the figures are in
+// validation/results/cpu.md, Convolutions. Frames seen at twice their height and width are enlarged
+// first, a sample at a time.
 
 // to[i][o][kt-1-a][kh-1-b][kw-1-c] = w[o][i][a][b][c] within each group.
 void turn_weights(const Geometry& g, const float* w, float* to) {
@@ -123,11 +111,9 @@ void turn_weights(const Geometry& g, const float* w, float* to) {
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                    float* y) {
   if (winograd_fits(g))
-    winograd_forward(g, 0, x, w, bias, add, y);
+    winograd_forward(g, x, w, bias, add, y);
   else if (fourier_fits(g))
     fourier_forward(g, x, w, bias, add, y);
-  else if (narrow_fits(g))
-    narrow_forward(g, x, w, bias, add, y);
   else if (g.front < g.kt || (bias == nullptr && !add))
     direct_forward(g, x, w, bias, add, y);
   else {
@@ -185,20 +171,85 @@ void plain_backward_input(const Geometry& g, const float* dy, const float* w, fl
 void plain_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                            bool accumulate) {
   if (winograd_fits(g))
-    winograd_backward_weight(g, 0, x, dy, dw, accumulate);
-  else if (gather_fits(g))
-    gather_backward_weight(g, x, dy, dw, accumulate);
+    winograd_backward_weight(g, x, dy, dw, accumulate);
   else
     direct_backward_weight(g, x, dy, dw, accumulate);
 }
+
+namespace {
+
+// A sample of frames at twice their height and width, and the convolution over them.
+struct Enlarged {
+  explicit Enlarged(const Geometry& small) : g(small), large(small) {
+    large.n = 1, large.h = g.ho, large.w = g.wo;
+    pixels = floats(large.x_numel());
+  }
+  // Each pixel of x [t,h,w,cin] four times.
+  void enlarge(const float* x) const {
+    if (planning()) return;
+    float* to = pixels.data<float>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t i = 0; i < g.t * g.ho; ++i) {
+      const float* row = x + (i / g.ho * g.h + i % g.ho / 2) * g.w * g.cin;
+      for (std::int64_t j = 0; j < g.wo; ++j)
+        std::copy_n(row + j / 2 * g.cin, g.cin, to + (i * g.wo + j) * g.cin);
+    }
+  }
+  // dx [t,h,w,cin] (+)= the sums of 2x2 pixels.
+  void reduce(float* dx, bool add) const {
+    if (planning()) return;
+    const float* from = pixels.data<float>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t i = 0; i < g.t * g.h; ++i)
+      for (std::int64_t j = 0; j < g.w; ++j) {
+        const float* upper = from + (2 * i * g.wo + 2 * j) * g.cin;
+        const float* lower = upper + g.wo * g.cin;
+        float* to = dx + (i * g.w + j) * g.cin;
+        for (std::int64_t c = 0; c < g.cin; ++c) {
+          const float sum = upper[c] + upper[g.cin + c] + lower[c] + lower[g.cin + c];
+          to[c] = add ? to[c] + sum : sum;
+        }
+      }
+  }
+  Geometry g, large;
+  Tensor pixels;
+};
+
+void upsample_forward(const Geometry& g, const float* x, const float* w, const float* bias,
+                      bool add, float* y) {
+  const Enlarged e(g);
+  for (std::int64_t n = 0; n < g.n; ++n) {
+    e.enlarge(x + n * (g.x_numel() / g.n));
+    plain_forward(e.large, e.pixels.data<float>(), w, bias, add, y + n * e.large.y_numel());
+  }
+}
+
+void upsample_backward_input(const Geometry& g, const float* dy, const float* w, float* dx,
+                             bool add) {
+  const Enlarged e(g);
+  for (std::int64_t n = 0; n < g.n; ++n) {
+    plain_backward_input(e.large, dy + n * e.large.y_numel(), w, e.pixels.data<float>(), false);
+    e.reduce(dx + n * (g.x_numel() / g.n), add);
+  }
+}
+
+void upsample_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
+                              bool accumulate) {
+  const Enlarged e(g);
+  for (std::int64_t n = 0; n < g.n; ++n) {
+    e.enlarge(x + n * (g.x_numel() / g.n));
+    plain_backward_weight(e.large, e.pixels.data<float>(), dy + n * e.large.y_numel(), dw,
+                          accumulate || n > 0);
+  }
+}
+
+}  // namespace
 
 void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
                   Conv conv, Tensor& y) {
   WEFT_ASSERT(y.shape() == conv.output(x.shape(), w.dim(0)));
   if (is_depthwise(x.shape(), w.dim(0), conv))
     return depthwise_forward(x, w, bias, residual, conv, y);
-  if (is_pointwise(conv) && !is_linear(conv))
-    return strided_forward(x, w, bias, residual, conv.stride, y);
   if (is_linear(conv)) {
     if (planning()) return;
     Tensor out = rows(y);
@@ -236,8 +287,6 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
                          bool accumulate) {
   if (is_depthwise(dx.shape(), w.dim(0), conv))
     return depthwise_backward_input(dy, w, conv, dx, accumulate);
-  if (is_pointwise(conv) && !is_linear(conv))
-    return strided_backward_input(dy, w, conv.stride, dx, accumulate);
   if (is_linear(conv)) {
     if (planning()) return;
     Tensor out = rows(dx);
@@ -265,8 +314,6 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
 
 void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw, Tensor& dbias,
                           bool accumulate) {
-  if (is_pointwise(conv) && !is_linear(conv))
-    return strided_backward_weight(x, dy, conv.stride, dw, dbias, accumulate);
   if (is_linear(conv)) {
     if (planning()) return;
     Tensor d = dw.view({dw.dim(0), dw.dim(1)});

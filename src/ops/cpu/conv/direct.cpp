@@ -1,4 +1,4 @@
-// Convolutions by oneDNN's own kernels: whatever winograd.cpp does not take. Weights are reordered
+// Convolutions by oneDNN's own kernels. Weights are reordered
 // into the layout that the kernel prefers at every call. Primitives are made once per shape and
 // kept (onednn.h).
 #include <immintrin.h>

@@ -1,8 +1,6 @@
-// Weights of a panel of output channels brought into the order of products: channels side by side
-// in vectors. Read straight from PyTorch's layout, a chunk of input channels at a time, by those
-// who multiply with them next: no transformed copy of all weights ever exists, which for wide
-// layers over small frames would cost more than the products. Included inside an unnamed namespace,
-// behind gemm_tile.h.
+// Weights in panels, as products want them: channels side by side in vectors, read from PyTorch's
+// layout. Shared by winograd.cpp and fourier.cpp; included inside an unnamed namespace, behind
+// gemm_tile.h.
 
 #pragma once
 

@@ -33,34 +33,18 @@ void direct_backward_input(const Geometry& g, const float* dy, const float* w, f
 void direct_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                             bool accumulate);
 
-// 3x3 and 3x3x3 of stride 1 in the plane, dilated or not, with channels enough to pay for the
-// transforms (winograd.cpp). `fold` is 1 where y gets the sums of the result's 2x2 blocks (without
-// bias); `up` is 1 where x is seen at twice its height and width.
+// kt x 3 x 3 of stride 1 in the plane, dilated or not, with channels enough to pay for the
+// transforms (winograd.cpp).
 bool winograd_fits(const Geometry& g);
-void winograd_forward(const Geometry& g, int fold, const float* x, const float* w,
-                      const float* bias, bool add, float* y);
-// Those of three frames, of stride 1 among the frames too (winograd_volume.cpp): winograd_forward
-// hands them on.
-bool volume_fits(const Geometry& g);
-void volume_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
-                    float* y);
-void winograd_backward_weight(const Geometry& g, int up, const float* x, const float* dy, float* dw,
+void winograd_forward(const Geometry& g, const float* x, const float* w, const float* bias,
+                      bool add, float* y);
+void winograd_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                               bool accumulate);
 
 // Kernels of 5x5 to 9x9, of any number of frames (fourier.cpp).
 bool fourier_fits(const Geometry& g);
 void fourier_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                      float* y);
-
-// The gradient of the weights of kernels that step over rows and columns (strided.cpp).
-bool gather_fits(const Geometry& g);
-void gather_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
-                            bool accumulate);
-
-// Few results a pixel (narrow.cpp).
-bool narrow_fits(const Geometry& g);
-void narrow_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
-                    float* y);
 
 // The same by the fastest way that fits. A backward of stride 1 is a forward with turned weights.
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
@@ -70,23 +54,6 @@ void plain_backward_weight(const Geometry& g, const float* x, const float* dy, f
                            bool accumulate);
 // to [in,out/groups,kt,kh,kw] = w [out,in/groups,kt,kh,kw], the kernel turned round.
 void turn_weights(const Geometry& g, const float* w, float* to);
-
-// kt x 3 x 3 of frames seen at twice their height and width; g.h and g.w are theirs, g.ho and g.wo
-// the result's, twice as many.
-void upsample_forward(const Geometry& g, const float* x, const float* w, const float* bias,
-                      bool add, float* y);
-void upsample_backward_input(const Geometry& g, const float* dy, const float* w, float* dx,
-                             bool add);
-void upsample_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
-                              bool accumulate);
-
-// 1x1 with a stride, unpadded; f32 or bf16 as they come.
-void strided_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
-                     std::int64_t stride, Tensor& y);
-void strided_backward_input(const Tensor& dy, const Tensor& w, std::int64_t stride, Tensor& dx,
-                            bool accumulate);
-void strided_backward_weight(const Tensor& x, const Tensor& dy, std::int64_t stride, Tensor& dw,
-                             Tensor& dbias, bool accumulate);
 
 // A kernel of its own for each channel; f32 or bf16 as they come.
 bool is_depthwise(const Shape& x, std::int64_t cout, const Conv& c);
