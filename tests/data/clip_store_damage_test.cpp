@@ -243,7 +243,7 @@ TEST_F(ClipStoreChild, HasNoEnd) {
 TEST_F(ClipStoreChild, TalksNonsense) {
   expect_refused_after("echo nonsense that no reader writes", "an invalid result");
   expect_refused_after("exit 0", "an invalid result");
-  expect_refused_after("head -c 100000 /dev/zero | tr '\\0' '\\377'", "makes no sense");
+  expect_refused_after("head -c 100000 /dev/zero | tr '\\0' '\\377'", "invalid result");
 }
 
 // What stops the job must not look like damage.

@@ -258,7 +258,7 @@ class BadInput(Score):
                 ("in.csv", "in.csv", [], 2, "a result would replace the input in.csv"),
                 ("in.csv", "none.csv/out.csv", [], 3, "none.csv/out.csv.parts"),
                 ("in.csv", "out.csv", ["score.side=100"], 2, "score.side = 100"),
-                ("in.csv", "out.csv", ['score.columns=["text"]'], 2, 'has "text"'),
+                ("in.csv", "out.csv", ['score.columns=["text"]'], 2, 'unknown column "text"'),
                 ("in.csv", "out.csv", ["score.frames=[3,-1]"], 2, "score.frames"),
                 ("in.csv", "out.csv", ["model.name=segmentation"], 2, "text detector"),
                 ("in.csv", "out.csv", ["score.weights=none.safetensors"], 3, "none.safetensors"),
