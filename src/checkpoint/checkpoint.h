@@ -58,8 +58,9 @@ class CheckpointWriter {
   // Collective. Copies this rank's share (the cut, the only stall) and returns; a thread writes
   // step_N.tmp/, fsyncs, gathers hashes, writes the manifest, renames, reads back, marks verified,
   // moves `latest`, and deletes older ones beyond `keep`. Waits first for a save still in flight.
+  // `best`: once it is verified, RUN/best names it, and it is kept until another is.
   // Returns the seconds that the caller was stalled.
-  double save(const CheckpointInfo& info, std::span<const FlatArray> arrays);
+  double save(const CheckpointInfo& info, std::span<const FlatArray> arrays, bool best = false);
   // Collective. Waits until nothing is in flight. A save that failed (disk full, quota) is one
   // ERROR line naming path, bytes and reason; the older checkpoints stay and the run goes on:
   // returns false. Three failures in a row throw Exit::checkpoint at the next save().

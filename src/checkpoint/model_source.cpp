@@ -60,6 +60,12 @@ ModelSource::ModelSource(const std::string& key, const std::string& weights,
     identity_ = weights_;
     return;
   }
+  if (!weights_.empty() && is_there(fs::path(weights_) / "manifest.json", Exit::checkpoint)) {
+    checkpoint_ = Checkpoint::open(weights_);
+    identity_ = fmt::format("{} {} {}", file_identity(checkpoint_->dir() / "manifest.json"),
+                            checkpoint_->info().step, ema_ ? "ema" : "weights");
+    return;
+  }
   const bool run = !weights_.empty() && is_there(fs::path(weights_) / "latest", Exit::checkpoint);
   const std::string from = run ? weights_ : weights_.empty() ? run_dir : "";
   if (from.empty() && weights_.empty())

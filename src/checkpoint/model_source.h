@@ -23,7 +23,8 @@ void check_weights_exist(const std::string& key, const std::string& weights,
 class ModelSource {
  public:
   // Collective. `weights`: a safetensors file, index or folder; a run directory of weft's, whose
-  // newest checkpoint is taken; or "random:SEED", drawn anew with no zeros left, to measure or test
+  // newest checkpoint is taken, or a checkpoint in it (RUN/best); or "random:SEED", drawn anew with
+  // no zeros left, to measure or test
   // without any. Empty: the newest checkpoint of `run_dir` (none: Exit::checkpoint, naming `key`,
   // the deck's key for the weights). `run_dir` empty: Exit::usage.
   ModelSource(const std::string& key, const std::string& weights, const std::string& run_dir,

@@ -169,6 +169,10 @@ void train_rows(Rows& r, TrainDeck& d) {
            "Steps between two checkpoints; 0 saves at the end alone.")
       .fixed = false;
   r.number("keep", d.keep, 2, 1e6, "Checkpoints that are kept, at least two.").fixed = false;
+  r.flag("keep_best", d.keep_best,
+         "Save whenever [validation] finds a smaller loss than before, and keep that checkpoint, "
+         "which RUN/best names, beside the newest ones.")
+      .fixed = false;
   r.flag("skip_saves", d.skip_saves,
          "Leave out a checkpoint of checkpoint_every while the one before is still being written; "
          "false waits for that.")

@@ -91,6 +91,7 @@ struct TrainDeck {
   double ema_decay = 0.99;
   std::int64_t checkpoint_every = 200;
   std::int64_t keep = 2;
+  bool keep_best = false;
   bool skip_saves = true;
   std::int64_t log_every = 1;
   std::string loss_spike = "warn";

@@ -102,6 +102,10 @@ class ClipSource {
   // Puts the bucket's next clip in the place of sample `i`, which is damaged.
   virtual void take_next(MicroBatch& what, std::size_t i) const;
 
+  // A clip's permanent id: its running number over all buckets, also where the source is a part of
+  // another.
+  virtual std::int64_t sample_id(int bucket, std::int64_t index) const;
+
   // Which samples the steps of a run train on: for clips a StepPlanner. `batch_sizes`: [bucket]
   // samples in a micro-batch; `micro_batches` a step.
   virtual std::unique_ptr<StepPlan> plan_steps(std::vector<std::int64_t> batch_sizes,

@@ -26,6 +26,11 @@ void ClipSource::take_next(MicroBatch& what, std::size_t i) const {
   what.samples[i] += what.clips[i] - index;
 }
 
+std::int64_t ClipSource::sample_id(int bucket, std::int64_t index) const {
+  for (int b = 0; b < bucket; ++b) index += buckets()[b].clips;
+  return index;
+}
+
 std::size_t ClipSource::clip_bytes(const MicroBatch& what) const {
   const Bucket& b = buckets()[what.bucket];
   return what.views.empty() ? b.clip_bytes() : b.clip_bytes(what.height, what.width);

@@ -9,6 +9,7 @@
 #include "jobs/score/score.h"
 #include "jobs/segment/segment.h"
 #include "models/registry.h"
+#include "train/validation.h"
 
 namespace weft {
 
@@ -20,8 +21,9 @@ void register_deck_tables() {
     if (m.tables == nullptr) continue;
     for (DeckTable& t : m.tables()) tables.push_back(std::move(t));
   }
-  for (DeckTable (*table)() : {ingest_table, reconstruct_table, encode_table, generate_table,
-                               evaluate_table, segment_table, score_table, animate_table})
+  for (DeckTable (*table)() :
+       {ingest_table, reconstruct_table, encode_table, generate_table, evaluate_table,
+        segment_table, score_table, animate_table, validation_table})
     tables.push_back(table());
   set_deck_tables(std::move(tables), std::move(names));
 }

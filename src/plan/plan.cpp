@@ -12,6 +12,7 @@
 #include "parallel/rank_device.h"
 #include "tensor/tensor.h"
 #include "train/data_parallel.h"
+#include "train/validation.h"
 
 namespace weft {
 
@@ -33,7 +34,7 @@ const Model& model_of(const Deck& deck) {
 }  // namespace
 
 PlannedTraining::PlannedTraining(const Deck& deck, bool here)
-    : source(open_clip_source(deck.data, deck.media)),
+    : source(open_training_data(deck.data, deck.media, held_out_choice(deck)).training),
       batch_sizes(weft::batch_sizes(deck.train, source->buckets())),
       seed(static_cast<std::uint64_t>(deck.run.seed)),
       sharing(static_cast<int>(deck.parallel.sp) - 1, static_cast<int>(deck.parallel.sp)),

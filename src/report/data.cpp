@@ -157,6 +157,36 @@ void load_metrics(Run& run) {
   run.distinct_samples = ids.size();
 }
 
+// Optional. The last line of a step counts.
+void load_held_out(Run& run) {
+  std::ifstream in(run.dir / "validation.jsonl", std::ios::binary);
+  std::map<std::int64_t, json> last;
+  for (std::string line; std::getline(in, line);) {
+    const bool torn = in.eof();
+    json j = try_parse_json(line);
+    const auto step = j.is_object() ? j.find("step") : j.end();
+    if (j.is_object() && step != j.end() && step->is_number_integer() && seal_holds(line)) {
+      const std::int64_t n = step->get<std::int64_t>();
+      last[n] = std::move(j);
+    } else if (!is_cut_off(line, torn) && !line.empty()) {
+      ++run.broken_lines;
+    }
+  }
+  HeldOutSteps& h = run.held_out;
+  for (const auto& [step, j] : last) {
+    h.step.push_back(static_cast<double>(step));
+    h.loss.push_back(number(j, "loss"));
+    for (const auto& [key, series] :
+         {std::pair{"buckets", &h.buckets}, std::pair{"terms", &h.terms}})
+      for (const auto& [name, value] : object(j, key).items()) {
+        if (!series->contains(name) && series->size() >= most_terms) continue;
+        std::vector<double>& values = (*series)[name];
+        values.resize(h.step.size() - 1, nan);
+        values.push_back(value.is_number() ? value.get<double>() : nan);
+      }
+  }
+}
+
 // Optional: an older run, or one that died before its first step, has none.
 void load_facts(Run& run) {
   const auto j = try_parse_json<nlohmann::ordered_json>(read_text(run.dir / "run.json"));
@@ -208,6 +238,7 @@ Run load_run(const fs::path& dir) {
   const fs::path plain = fs::absolute(dir).lexically_normal();
   run.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
   load_metrics(run);
+  load_held_out(run);
   load_facts(run);
   run.deck = read_text(dir / "deck.toml");
   if (const std::optional<JobStatus> status = read_status(dir / "status.json"))
@@ -332,6 +363,13 @@ std::vector<Series> series_of(const Steps& s) {
   return all;
 }
 
+std::vector<Series> series_of(const HeldOutSteps& h) {
+  std::vector<Series> all = {{"validation/loss", &h.loss}};
+  for (const auto& [name, values] : h.buckets) all.push_back({"validation/" + name, &values});
+  for (const auto& [name, values] : h.terms) all.push_back({"validation/terms/" + name, &values});
+  return all;
+}
+
 }  // namespace
 
 std::uint32_t crc32c(std::string_view bytes) {
@@ -351,18 +389,25 @@ std::string event_file(const Run& run) {
   std::string out, version = event(time);
   put_bytes(version, 3, "brain.Event:2");
   put_record(out, version);
-  for (std::size_t i = 0; i < s.size(); ++i) {
-    if (std::isfinite(s.seconds[i])) time += s.seconds[i];
+  const auto put_step = [&](double number, std::size_t i, const std::vector<Series>& series) {
     std::string summary;
-    for (const auto& [tag, values] : all)
+    for (const auto& [tag, values] : series)
       // A loss that is not finite is kept: TensorBoard marks it.
-      if (i < values->size() && (std::isfinite((*values)[i]) || tag == "loss"))
+      if (i < values->size() && (std::isfinite((*values)[i]) || tag.ends_with("loss")))
         put_scalar(summary, tag, (*values)[i]);
     std::string step = event(time);
     put_tag(step, 2, Kind::varint);
-    put_varint(step, static_cast<std::uint64_t>(s.step[i]));
+    put_varint(step, static_cast<std::uint64_t>(number));
     put_bytes(step, 5, summary);
     put_record(out, step);
+  };
+  const std::vector<Series> held_out = series_of(run.held_out);
+  std::size_t next = 0;  // of the held-out ones
+  for (std::size_t i = 0; i < s.size(); ++i) {
+    if (std::isfinite(s.seconds[i])) time += s.seconds[i];
+    put_step(s.step[i], i, all);
+    for (; next < run.held_out.step.size() && run.held_out.step[next] <= s.step[i]; ++next)
+      put_step(run.held_out.step[next], next, held_out);
   }
   return out;
 }

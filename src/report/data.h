@@ -62,10 +62,18 @@ struct Scaling {
   std::vector<Point> points;
 };
 
+// RUN/validation.jsonl: one value a measurement on held-out samples; NaN where a line lacks it.
+struct HeldOutSteps {
+  std::vector<double> step;  // steps done before it
+  std::vector<double> loss;
+  std::map<std::string, std::vector<double>> buckets, terms;  // by name
+};
+
 struct Run {
   std::filesystem::path dir;
   std::string name;  // for titles and legends
   Steps steps;
+  HeldOutSteps held_out;
   RankTimes ranks;
   double ranks_number = 0;       // how many ranks; 0: unknown
   double ended = 0;              // time of its last line: seconds since 1970
@@ -94,8 +102,8 @@ Scaling load_scaling(const std::filesystem::path& file);
 
 // CRC-32C (Castagnoli) of the bytes.
 std::uint32_t crc32c(std::string_view bytes);
-// A file's content: loss, terms, gradient norm, rate, seconds and their parts, memory,
-// spread of the ranks; each at the number of steps done.
+// A file's content: loss, terms, gradient norm, rate, seconds and their parts, memory, spread of
+// the ranks, and what was measured on held-out samples; each at the number of steps done.
 std::string event_file(const Run& run);
 // Writes DIR/NAME/events.out.tfevents.weft for each run, in place of an earlier one. Runs of the
 // same name get numbers. Returns the paths; throws Exit::data when one cannot be written.

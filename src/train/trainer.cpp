@@ -20,6 +20,7 @@
 #include "parallel/mpi.h"
 #include "tensor/device.h"
 #include "train/metrics/run_facts.h"
+#include "train/validation.h"
 
 namespace weft {
 namespace {
@@ -106,9 +107,16 @@ void Trainer::choose_groups() {
 }
 
 void Trainer::open_data() {
-  source_ = open_clip_source(deck_.data, deck_.media);
+  TrainingData data = open_training_data(deck_.data, deck_.media, held_out_choice(deck_));
+  source_ = std::move(data.training);
+  held_out_ = std::move(data.held_out);
   data_id_ = source_->content_id();
-  task_->open(source_->buckets());
+  // Clips of validation.path may need what the training's do not, such as a VAE.
+  std::vector<Bucket> buckets = source_->buckets();
+  if (held_out_.clips)
+    buckets.insert(buckets.end(), held_out_.clips->buckets().begin(),
+                   held_out_.clips->buckets().end());
+  task_->open(buckets);
   batch_sizes_ = batch_sizes(deck_.train, source_->buckets());
 }
 
@@ -190,6 +198,8 @@ void Trainer::load_state() {
   if (costs != checkpoint->info().notes.end()) saved_costs_ = costs->second;
   const auto of_task = checkpoint->info().notes.find("task");
   if (of_task != checkpoint->info().notes.end()) task_->set_state(of_task->second);
+  const auto validation = checkpoint->info().notes.find("validation");
+  if (validation != checkpoint->info().notes.end()) validation_note_ = validation->second;
   warn_of_changes(*checkpoint, deck_);
   if (first_rank()) warn_of_other_data(*checkpoint);
   started_from_ = checkpoint->dir().string();
@@ -214,6 +224,7 @@ void Trainer::plan_step() {
   // The least of all ranks: recomputation, and so placements, must be the same everywhere.
   const std::size_t capacity = least(arena_capacity(deck_.memory, device_.host_ranks), world_);
   memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity);
+  for (const auto& plan : also_) also_bytes_ = std::max(also_bytes_, plan(capacity));
   // Placements follow the costs, and the costs follow recomputation, which may differ between ranks
   // that share clips unevenly: all take the largest.
   for (StepMemory& m : memory_) {
@@ -239,7 +250,7 @@ std::string Trainer::data_text() const {
 }
 
 std::size_t Trainer::planned_bytes() const {
-  std::size_t most = 0;
+  std::size_t most = also_bytes_;
   for (const StepMemory& m : memory_) most = std::max(most, m.bytes);
   return most;
 }
@@ -370,7 +381,8 @@ double Trainer::take_blocked() {
 }
 
 unsigned Trainer::look_at_requests() {
-  return requests_.look(review_.longest_step(), saves_.stall + checkpoints_->longest_save()) |
+  return requests_.look(review_.longest_step() + longest_aside_,
+                        saves_.stall + checkpoints_->longest_save()) |
          (checkpoints_->writing_for() ? request::saving : 0);
 }
 
@@ -449,7 +461,22 @@ unsigned Trainer::take_requests() {
   return asked;
 }
 
-void Trainer::save() {
+void Trainer::forward_only(const char* phase, const std::function<void()>& work) {
+  if (under_way_) complete(*std::exchange(under_way_, std::nullopt));
+  ended_.update.reset();  // the next step's time starts after this
+  const double start = now_seconds();
+  comm_->progress(done_, phase);
+  data_parallel_->settle();
+  {
+    const ArenaScope scope(*arena_);
+    work();
+  }
+  take_blocked();  // no step's
+  longest_aside_ = std::max(longest_aside_, now_seconds() - start);
+  comm_->progress(done_, nullptr);
+}
+
+void Trainer::save(bool best) {
   // Checks the step under way first: complete() throws for a step that is not finite, so no such
   // state is saved.
   if (under_way_) complete(*std::exchange(under_way_, std::nullopt));
@@ -461,10 +488,11 @@ void Trainer::save() {
   info.notes["data"] = data_text();
   if (!data_id_.empty()) info.notes["data_id"] = data_id_;
   if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;
+  if (!validation_note_.empty()) info.notes["validation"] = validation_note_;
   saves_.newest = done_;
   saves_.writing = true;  // until all ranks have reported that they are done
   saves_.stall = checkpoints_->save(
-      info, flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
+      info, flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()), best);
   comm_->progress(done_, nullptr);
   if (finished_.empty()) return;
   finished_.back().split.checkpoint += saves_.stall;

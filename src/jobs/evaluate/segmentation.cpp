@@ -176,7 +176,12 @@ int evaluate_segmentation(const Deck& deck, const ListStart& start, const Segmen
              "ingest.images), or shapes:",
              "{} makes clips, not labelled images", data);
   Predictor predictor(deck);
-  const auto images = open_labelled_images(data, deck.data.verify);
+  const HeldOutChoice choice = evaluated_samples(deck);
+  const std::unique_ptr<LabelledImages> images =
+      choice.share > 0 ? open_training_data(deck.data, deck.media, choice).held_out.images
+                       : open_labelled_images(data, deck.data.verify);
+  WEFT_CHECK(images != nullptr, Exit::usage, "name a store of labelled images in data.path",
+             "{} holds no labelled images", data);
   WEFT_CHECK(images->num_classes() <= predictor.num_classes(), Exit::usage,
              fmt::format("set model.num_classes = {} if that is what the weights have",
                          images->num_classes()),

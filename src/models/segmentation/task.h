@@ -37,6 +37,9 @@ class SegmentationTask : public ImageTask {
   std::string state() const override;
   void set_state(const std::string& text) override;
 
+  // Mean IoU and accuracy of images as `weft evaluate` has them; the loss is 1 - mean IoU.
+  std::unique_ptr<ValidationSet> validation_set(const HeldOut& data) override;
+
  private:
   void check(std::span<const Bucket> buckets) override;
   // ImageNet's encoder alone, or both parts; the rest is drawn.

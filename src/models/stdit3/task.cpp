@@ -1,13 +1,22 @@
 #include "models/stdit3/task.h"
 
+#include <numeric>
+
 #include "checkpoint/weights.h"
 #include "core/error.h"
+#include "core/philox.h"
 #include "models/stdit3/options.h"
+#include "ops/pointwise.h"
+#include "ops/random.h"
+#include "train/validation.h"
 
 namespace weft {
 
 Stdit3Task::Stdit3Task(const Deck& deck)
-    : deck_(deck), model_(stdit3_config(deck)), latents_(deck) {
+    : deck_(deck), held_out_deck_(deck), model_(stdit3_config(deck)), latents_(deck) {
+  held_out_deck_.get<MaskDeck>() = {};
+  held_out_deck_.get<Stdit3Deck>().class_dropout_prob = 0;
+  held_out_deck_.get<Stdit3Deck>().drop_path = 0;
   WEFT_CHECK(deck.model.name == "stdit3", Exit::usage,
              "weft plan predicts the training of a VAE, weft plan --job encode its use",
              "model.name = \"{}\": this job is for stdit3 alone", deck.model.name);
@@ -38,6 +47,11 @@ void Stdit3Task::check(std::span<const Bucket> buckets) {
 }
 
 void Stdit3Task::open(std::span<const Bucket> buckets) {
+  WEFT_CHECK(deck_.data.text_features.empty() || deck_.get<ValidationDeck>().path.empty(),
+             Exit::usage,
+             "encode the text features into both stores (encode.text), or use validation.share",
+             "data.text_features has captions of data.path alone, and validation.path names {}",
+             deck_.get<ValidationDeck>().path);
   check(buckets);
   latents_.load(buckets);
   std::int64_t clips = 0;
@@ -118,6 +132,44 @@ TrainingWork Stdit3Task::prepare(const Bucket& bucket, const LoadedBatch& clips,
     return TrainingLoss{flow_loss(tape, model_, batch.x0, batch.eps, batch.in, weights), Tensor()};
   });
   return work;
+}
+
+std::unique_ptr<ValidationSet> Stdit3Task::validation_set(const HeldOut& data) {
+  WEFT_CHECK(data.clips != nullptr, Exit::usage, "name a clip store in validation.path",
+             "validation.path = {} holds no clips", deck_.get<ValidationDeck>().path);
+  const std::int64_t timesteps = deck_.get<ValidationDeck>().timesteps;
+  ClipMeasure measure;
+  measure.figures = static_cast<std::size_t>(timesteps);
+  measure.run = [this](const Bucket& bucket, const LoadedBatch& clip, const Tensor& bytes) {
+    return held_out_losses(bucket, clip, bytes);
+  };
+  measure.cost = [this](const Bucket& bucket) { return cost(bucket, 0); };
+  measure.score = [](std::span<const double> sums, std::int64_t clips) {
+    const double all = std::accumulate(sums.begin(), sums.end(), 0.0);
+    return ValidationScore{all / static_cast<double>(clips * std::ssize(sums)), {}};
+  };
+  return make_clip_validation(*data.clips, std::move(measure));
+}
+
+Tensor Stdit3Task::held_out_losses(const Bucket& bucket, const LoadedBatch& clip,
+                                   const Tensor& bytes) {
+  const bool planning = clip.what.samples.empty();
+  TrainingBatch batch = make_batch(held_out_deck_, bucket, clip, bytes, features_.get(), latents_);
+  const std::int64_t timesteps = deck_.get<ValidationDeck>().timesteps;
+  Tensor losses = Tensor::empty({timesteps}, DType::f32);
+  for (std::int64_t k = 0; k < timesteps; ++k) {
+    const auto t = static_cast<float>(1000.0 * static_cast<double>(k + 1) /
+                                      static_cast<double>(timesteps + 1));
+    batch.in.timestep.set(std::span<const float>(&t, 1));
+    ops::fill_normal(static_cast<std::uint64_t>(deck_.run.seed),
+                     static_cast<int>(Purpose::held_out_noise), static_cast<std::uint64_t>(k),
+                     planning ? 0 : static_cast<std::uint64_t>(clip.what.samples.front()),
+                     batch.eps);
+    Tape tape(Tape::Mode::infer);
+    Tensor loss = losses.slice(k, k + 1);
+    ops::convert(flow_loss(tape, model_, batch.x0, batch.eps, batch.in, Tensor()), loss);
+  }
+  return losses;
 }
 
 }  // namespace weft

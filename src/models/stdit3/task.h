@@ -33,10 +33,17 @@ class Stdit3Task : public TrainingTask {
 
   ClipFacts facts(const Bucket& bucket) override;
 
+  std::unique_ptr<ValidationSet> validation_set(const HeldOut& data) override;
+  // f32 [validation.timesteps]: the loss of one held-out clip at t = 1000 k / (timesteps + 1), k =
+  // 1, 2, ..., as Open-Sora's eval_loss. Without dropped captions, drop path and frame masks; its
+  // noise is a function of (seed, k, sample).
+  Tensor held_out_losses(const Bucket& bucket, const LoadedBatch& clip, const Tensor& bytes);
+
  private:
   void check_text(const Bucket& bucket, const Bucket& first) const;
 
   const Deck& deck_;
+  Deck held_out_deck_;  // without what is random in training alone
   Stdit3 model_;
   Communicator* group_ = nullptr;
   std::unique_ptr<TextFeatures> features_;

@@ -70,15 +70,14 @@ double spread_of(std::span<const float> busy) {
   return mean > 0 ? (*std::max_element(busy.begin(), busy.end()) - mean) / mean : 0;
 }
 
-MetricsWriter::MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step)
-    : path_(run_dir / "metrics.jsonl") {
+StepLines::StepLines(const std::filesystem::path& path, std::int64_t first_step) : path_(path) {
   drop_lines_from(path_, first_step);
   file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
   WEFT_CHECK(file_ >= 0, Exit::checkpoint, "check that run.dir can be written",
              "cannot open {}: {}", path_.string(), std::strerror(errno));
 }
 
-MetricsWriter::~MetricsWriter() {
+StepLines::~StepLines() {
   if (!flush())
     log::error("ERROR: the last lines of {} could not be written: {} bytes are missing",
                path_.string(), pending_.size());
@@ -87,7 +86,7 @@ MetricsWriter::~MetricsWriter() {
 
 // Writes whole lines or nothing: if a full disk cuts a line off, truncates the file again and
 // retries with the next line.
-bool MetricsWriter::flush() {
+bool StepLines::flush() {
   const off_t before = lseek(file_, 0, SEEK_END);
   std::size_t written = 0;
   while (written < pending_.size()) {
@@ -108,6 +107,14 @@ bool MetricsWriter::flush() {
   failing_ = false;
   return true;
 }
+
+void StepLines::write(const std::string& json) {
+  pending_ += seal_json(json) + '\n';
+  flush();
+}
+
+MetricsWriter::MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step)
+    : lines_(run_dir / "metrics.jsonl", first_step) {}
 
 void MetricsWriter::write(const StepMetrics& m) {
   nlohmann::ordered_json j{
@@ -136,8 +143,7 @@ void MetricsWriter::write(const StepMetrics& m) {
     j["rank_wait"] = of_ranks(m.rank_wait);
     if (!m.rank_data_wait.empty()) j["rank_data_wait"] = of_ranks(m.rank_data_wait);
   }
-  pending_ += seal_json(j.dump()) + '\n';
-  flush();
+  lines_.write(j.dump());
 }
 
 // ---- Watches ----

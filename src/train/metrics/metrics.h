@@ -48,17 +48,19 @@ struct StepMetrics {
 // (greatest - mean) / mean; 0 for no values or no time at all.
 double spread_of(std::span<const float> busy);
 
-class MetricsWriter {
+// A file of JSON objects, one a line, each with the member "step" and a hash.
+class StepLines {
  public:
-  // Appends to RUN/metrics.jsonl. Lines of steps from `first_step` on, which a restart repeats, are
-  // dropped first, as is a last line that a crash cut short.
-  MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step);
-  ~MetricsWriter();
-  MetricsWriter(const MetricsWriter&) = delete;
-  MetricsWriter& operator=(const MetricsWriter&) = delete;
+  // Appends to `path`. Lines of steps from `first_step` on, which a restart repeats, are dropped
+  // first, as is a last line that a crash cut short.
+  StepLines(const std::filesystem::path& path, std::int64_t first_step);
+  ~StepLines();
+  StepLines(const StepLines&) = delete;
+  StepLines& operator=(const StepLines&) = delete;
 
-  // Lines that a full disk refuses wait in memory, with one WARN, and follow once it takes them.
-  void write(const StepMetrics& m);
+  // An object as JSON. Lines that a full disk refuses wait in memory, with one WARN, and follow
+  // once it takes them.
+  void write(const std::string& json);
 
  private:
   bool flush();
@@ -67,6 +69,16 @@ class MetricsWriter {
   int file_ = -1;
   std::string pending_;
   bool failing_ = false;
+};
+
+class MetricsWriter {
+ public:
+  // Appends to RUN/metrics.jsonl, from step `first_step` on.
+  MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step);
+  void write(const StepMetrics& m);
+
+ private:
+  StepLines lines_;
   bool first_ = true;  // line of this start
 };
 
