@@ -5,6 +5,7 @@
 #include "jobs/encode/encode.h"
 #include "jobs/evaluate/evaluate.h"
 #include "jobs/generate/options.h"
+#include "jobs/generate/samples.h"
 #include "jobs/reconstruct/reconstruct.h"
 #include "jobs/score/score.h"
 #include "jobs/segment/segment.h"
@@ -23,7 +24,7 @@ void register_deck_tables() {
   }
   for (DeckTable (*table)() :
        {ingest_table, reconstruct_table, encode_table, generate_table, evaluate_table,
-        segment_table, score_table, animate_table, validation_table})
+        segment_table, score_table, animate_table, validation_table, samples_table})
     tables.push_back(table());
   set_deck_tables(std::move(tables), std::move(names));
 }

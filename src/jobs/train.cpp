@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "core/progress.h"
 #include "core/trace.h"
+#include "jobs/generate/samples.h"
 #include "jobs/jobs.h"
 #include "models/registry.h"
 #include "train/metrics/run_facts.h"
@@ -101,8 +102,41 @@ class HeldOutLoss {
   double seconds_ = -1;
 };
 
+// [samples], made from the checkpoint of their step.
+class SampleClips {
+ public:
+  // Before the trainer's start(), which plans the memory.
+  SampleClips(const Deck& deck, MPI_Comm world, Trainer& trainer)
+      : every_(deck.get<SamplesDeck>().every), trainer_(trainer), samples_(deck, world) {
+    trainer.plan_also([this](std::size_t capacity) { return samples_.plan(capacity); });
+    log::info("samples   {}", samples_.describe());
+  }
+  bool due() const { return trainer_.steps_done() > 0 && trainer_.steps_done() % every_ == 0; }
+  bool made() const { return samples_.made(trainer_.steps_done()); }
+  // Collective, once a save of this step has begun.
+  void make() {
+    const std::int64_t done = trainer_.steps_done();
+    if (!trainer_.wait_for_save()) {
+      if (trainer_.first_rank())
+        log::warn("no samples of step {}: its checkpoint could not be written", done);
+      return;
+    }
+    const double start = now_seconds();
+    trainer_.forward_only("samples", [&] {
+      samples_.make(done, [&] { trainer_.communicator().progress(done, "samples"); });
+    });
+    log::info("samples   step {}: {}; {:.3f} s", done, samples_.folder(done).string(),
+              now_seconds() - start);
+  }
+
+ private:
+  std::int64_t every_;
+  Trainer& trainer_;
+  TrainingSamples samples_;
+};
+
 int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_out,
-        ClockOffset& clock) {
+        SampleClips* samples, ClockOffset& clock) {
   // 1. What this run is, for the reader of the log and for weft report.
   RunFacts facts(deck, trainer);
   std::optional<MetricsWriter> metrics;
@@ -144,21 +178,24 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_ou
               deck.train.steps);
   // A run that was asked to stop has left this for now.
   if (before < deck.train.steps && measure()) trainer.save(true);
+  if (samples != nullptr && samples->due() && !samples->made()) samples->make();
   bool stopped = false;
   while (trainer.steps_done() < deck.train.steps && !stopped && !exhausted()) {
     trainer.step();
     const unsigned asked = trainer.take_requests();
     const std::int64_t done = trainer.steps_done();
     stopped = (asked & request::stop) != 0;
-    const bool best = (!stopped || done == deck.train.steps) && measure();
+    const bool whole = !stopped || done == deck.train.steps;
+    const bool best = whole && measure(), sample = whole && samples != nullptr && samples->due();
     last = done == deck.train.steps || stopped || exhausted();
     const bool regular = deck.train.checkpoint_every > 0 && done % deck.train.checkpoint_every == 0;
-    if (best)
-      trainer.save(true);
+    if (best || sample)
+      trainer.save(best);
     else if (!last && (asked & request::save) != 0)
       trainer.save();
     else if (!last && regular)
       trainer.save_if_free();
+    if (sample) samples->make();
     if ((asked & request::dump_trace) != 0) write_trace(deck.run.dir, world, &clock);
     report();
   }
@@ -200,10 +237,13 @@ int train(const Deck& deck, MPI_Comm world) {
   Trainer trainer(deck, make_task, world);
   std::optional<HeldOutLoss> held_out;
   if (deck.get<ValidationDeck>().every > 0) held_out.emplace(deck, trainer);
+  std::optional<SampleClips> samples;
+  if (deck.get<SamplesDeck>().every > 0) samples.emplace(deck, world, trainer);
   trainer.start();
   if (held_out) held_out->begin();
   try {
-    return run(deck, world, trainer, held_out ? &*held_out : nullptr, clock);
+    return run(deck, world, trainer, held_out ? &*held_out : nullptr, samples ? &*samples : nullptr,
+               clock);
   } catch (Error& e) {
     // A save under way finishes first, which may take minutes: the reason is reported before that.
     log::report(e);

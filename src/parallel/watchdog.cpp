@@ -341,7 +341,7 @@ double choose_timeout(double wanted) {
 // Busy storage is not a hang: a save may take this many times the limit.
 double patience_with(const char* phase) {
   const std::string_view name = phase != nullptr ? phase : "";
-  return name == "save" || name == "validation" ? 10 : 1;
+  return name == "save" || name == "validation" || name == "samples" ? 10 : 1;
 }
 
 // How long a collector waits for answers, a stuck rank waits for its collector, and every watchdog

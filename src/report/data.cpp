@@ -20,6 +20,8 @@
 #include "core/hash.h"
 #include "core/json.h"
 #include "core/progress.h"
+#include "media/video_reader.h"
+#include "media/writers.h"
 
 namespace weft::report_page {
 namespace {
@@ -221,6 +223,7 @@ void load_samples(Run& run) {
   for (const auto& [step, folder] : folders) {
     Gallery g = load_gallery(folder);
     g.name = fmt::format("step {}", step);
+    g.step = step;
     if (!g.clips.empty()) run.through_time.push_back(std::move(g));
   }
 }
@@ -319,6 +322,29 @@ void put_bytes(std::string& out, std::uint64_t field, std::string_view value) {
   out += value;
 }
 
+// The middle frame of a clip, or a still picture.
+struct Picture {
+  std::int64_t height = 0, width = 0;
+  std::string png;
+};
+// Empty for a file that cannot be read. `scratch`: a file that may be written.
+Picture picture_of(const fs::path& clip, const fs::path& scratch) {
+  Picture p;
+  try {
+    const Footage all = read_frames({clip.string()});
+    p = {all.height, all.width, ""};
+    const auto bytes = static_cast<std::size_t>(3 * p.height * p.width);
+    write_png(scratch.string(), p.height, p.width,
+              std::span(all.rgb).subspan(static_cast<std::size_t>(all.frames / 2) * bytes, bytes));
+    p.png = read_text(scratch);
+  } catch (const Error&) {
+    p = {};
+  }
+  std::error_code none;
+  fs::remove(scratch, none);
+  return p;
+}
+
 // Event { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5 }
 std::string event(double time) {
   std::string out;
@@ -331,6 +357,22 @@ void put_scalar(std::string& summary, std::string_view tag, double value) {
   std::string one;
   put_bytes(one, 1, tag);
   put_float(one, 2, static_cast<float>(value));
+  put_bytes(summary, 1, one);
+}
+
+// Value { string tag = 1; Image image = 4 }, Image { int32 height = 1, width = 2, colorspace = 3;
+// bytes encoded_image_string = 4 }
+void put_picture(std::string& summary, std::string_view tag, const Picture& p) {
+  std::string image, one;
+  for (const auto& [field, value] : {std::pair{1, p.height}, std::pair{2, p.width}}) {
+    put_tag(image, static_cast<std::uint64_t>(field), Kind::varint);
+    put_varint(image, static_cast<std::uint64_t>(value));
+  }
+  put_tag(image, 3, Kind::varint);
+  put_varint(image, 3);  // RGB
+  put_bytes(image, 4, p.png);
+  put_bytes(one, 1, tag);
+  put_bytes(one, 4, image);
   put_bytes(summary, 1, one);
 }
 
@@ -379,7 +421,7 @@ std::uint32_t crc32c(std::string_view bytes) {
   return ~c;
 }
 
-std::string event_file(const Run& run) {
+std::string event_file(const Run& run, const fs::path& scratch) {
   const Steps& s = run.steps;
   const std::vector<Series> all = series_of(s);
   // The metrics have no times of day: the file's last change is the last step's.
@@ -402,12 +444,28 @@ std::string event_file(const Run& run) {
     put_record(out, step);
   };
   const std::vector<Series> held_out = series_of(run.held_out);
-  std::size_t next = 0;  // of the held-out ones
+  const auto put_clips = [&](const Gallery& g) {
+    std::string summary;
+    for (const GalleryClip& clip : g.clips)
+      if (const Picture p = picture_of(g.folder / clip.file, scratch); !p.png.empty())
+        put_picture(summary, "samples/" + clip.name, p);
+    if (summary.empty()) return;
+    std::string all_clips = event(time);
+    put_tag(all_clips, 2, Kind::varint);
+    put_varint(all_clips, static_cast<std::uint64_t>(g.step));
+    put_bytes(all_clips, 5, summary);
+    put_record(out, all_clips);
+  };
+  std::size_t next = 0, clips = 0;  // of the held-out ones, of the samples
   for (std::size_t i = 0; i < s.size(); ++i) {
     if (std::isfinite(s.seconds[i])) time += s.seconds[i];
     put_step(s.step[i], i, all);
     for (; next < run.held_out.step.size() && run.held_out.step[next] <= s.step[i]; ++next)
       put_step(run.held_out.step[next], next, held_out);
+    for (; clips < run.through_time.size() &&
+           static_cast<double>(run.through_time[clips].step) <= s.step[i];
+         ++clips)
+      put_clips(run.through_time[clips]);
   }
   return out;
 }
@@ -425,7 +483,7 @@ std::vector<fs::path> write_event_files(const fs::path& dir, std::span<const Run
                "cannot make {}: {}", folder.string(), failed.message());
     // TensorBoard knows event files by "tfevents" in their names.
     files.push_back(folder / "events.out.tfevents.weft");
-    replace_file(files.back(), event_file(run), Exit::data, Durable::no);
+    replace_file(files.back(), event_file(run, folder / ".frame.png"), Exit::data, Durable::no);
   }
   return files;
 }

@@ -104,7 +104,9 @@ Scaling load_scaling(const std::filesystem::path& file);
 std::uint32_t crc32c(std::string_view bytes);
 // A file's content: loss, terms, gradient norm, rate, seconds and their parts, memory, spread of
 // the ranks, and what was measured on held-out samples; each at the number of steps done.
-std::string event_file(const Run& run);
+// Samples are pictures, the middle frame of each clip; `scratch` is a file for them, written and
+// removed.
+std::string event_file(const Run& run, const std::filesystem::path& scratch = {});
 // Writes DIR/NAME/events.out.tfevents.weft for each run, in place of an earlier one. Runs of the
 // same name get numbers. Returns the paths; throws Exit::data when one cannot be written.
 std::vector<std::filesystem::path> write_event_files(const std::filesystem::path& dir,
