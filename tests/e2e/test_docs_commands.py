@@ -46,6 +46,7 @@ RULES = [
     (r"weft train deck.toml data.path=latents.h5", "run", "model.in_channels=4", "train.steps=2", "run.dir=trained"),
     (r"weft train (deck.toml|DECK.toml|inputs/smoke.toml)", "run", "train.steps=2", "run.dir=trained"),
     (r"weft generate inputs/smoke.toml", "run", "run.dir=smoke", "sampler.steps=2"),
+    (r"weft evaluate inputs/smoke.toml", "run", "run.dir=smoke"),
     (r"weft (plan|doctor|report|status|inspect|export)\b", "run"),
     (r"weft init$|weft completion |weft help |weft --(help|version)$", "run"),
     (r"weft init ", "run"),
