@@ -100,10 +100,14 @@ std::size_t TrainingSamples::plan(std::size_t capacity) {
 }
 
 std::string TrainingSamples::describe() const {
-  return fmt::format("{} of {}, every {}, by the {}", counted(std::ssize(job_.items), "clip"),
+  std::size_t bytes = parts_.denoiser->params().inference_bytes(parts_.denoiser->bf16());
+  if (first_) bytes += parts_.codec->params().inference_bytes(parts_.codec->bf16());
+  return fmt::format("{} of {}, every {}, by the {}; {} of weights beside the training's",
+                     counted(std::ssize(job_.items), "clip"),
                      counted(std::ssize(job_.prompts), "prompt"),
                      counted(deck_.get<SamplesDeck>().every, "step"),
-                     deck_.get<GenerateDeck>().ema ? "moving average (EMA)" : "weights");
+                     deck_.get<GenerateDeck>().ema ? "moving average (EMA)" : "weights",
+                     size_text(static_cast<double>(bytes)));
 }
 
 fs::path TrainingSamples::folder(std::int64_t step) const {
