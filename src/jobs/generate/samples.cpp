@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/hash.h"
+#include "core/host.h"
 #include "core/log.h"
 #include "data/step_plan.h"
 #include "jobs/generate/clip_writer.h"
