@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "checkpoint/adapter.h"
 #include "checkpoint/agree.h"
 #include "checkpoint/manifest.h"
 #include "core/error.h"
@@ -314,8 +315,11 @@ std::string Checkpoint::describe() const {
                                  info_.step, info_.build);
   // "costs" are measured times, for weft simulate and the next start's warnings: no text for
   // people.
+  const auto adapter = adapter_facts(*this);
   for (const auto& [key, value] : info_.notes)
-    if (key != "costs") text += fmt::format("  {}  {}\n", key, value);
+    if (key != "costs" && !(key == "task" && adapter))
+      text += fmt::format("  {}  {}\n", key, value);
+  if (adapter) text += fmt::format("  adapter  {}\n", adapter->describe());
   text += "  arrays (f32)\n";
   for (const auto& [name, elements] : arrays_)
     text += fmt::format("    {:<16} {:>14} elements  {:>10}\n", name, elements,
@@ -345,11 +349,12 @@ const TensorRange* find_range(const Checkpoint& c, const Parameter& p) {
   for (const TensorRange& r : c.info().tensors)
     if (r.name == p.name) {
       const Shape shape{std::span<const std::int64_t>(r.shape)};
-      WEFT_CHECK(shape == p.shape, Exit::checkpoint,
-                 "continue with the [model] table that the run was started with, or name another "
-                 "run.dir",
-                 "{}: tensor {} has shape {}, but the deck's model expects {}", c.dir().string(),
-                 p.name, shape.str(), p.shape.str());
+      WEFT_CHECK(
+          shape == p.shape, Exit::checkpoint,
+          "continue with the [model] and [lora] that the run was started with, or name another "
+          "run.dir",
+          "{}: tensor {} has shape {}, but the deck's model expects {}", c.dir().string(), p.name,
+          shape.str(), p.shape.str());
       return &r;
     }
   return nullptr;
@@ -359,7 +364,7 @@ const TensorRange& range_of(const Checkpoint& c, const Parameter& p) {
   const TensorRange* range = find_range(c, p);
   WEFT_CHECK(
       range != nullptr, Exit::checkpoint,
-      "continue with the [model] table that the run was started with, or name another run.dir",
+      "continue with the [model] and [lora] that the run was started with, or name another run.dir",
       "{} has no tensor {}", c.dir().string(), p.name);
   return *range;
 }

@@ -124,6 +124,11 @@ void model_rows_behind(Rows& r, ModelDeck& d) {
   r.text("weights", d.weights,
          "Safetensors file with weights to start from; empty draws them at random.")
       .decides = false;
+  r.text("weights_partial", d.weights_partial,
+         "\"strict\": the file holds exactly the model's tensors; \"matching\": what fits by name "
+         "and shape is loaded, the rest starts at random, and the log lists both.",
+         {"strict", "matching"})
+      .decides = false;
 }
 
 void train_rows(Rows& r, TrainDeck& d) {

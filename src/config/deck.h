@@ -70,6 +70,7 @@ struct ModelDeck {
   std::string dtype = "f32";
   double recompute = 0.0;
   std::string weights;
+  std::string weights_partial = "strict";
 };
 struct TrainDeck {
   std::int64_t steps = 1000;

@@ -2,6 +2,7 @@
 #include <map>
 #include <string>
 
+#include "checkpoint/adapter.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/weights.h"
 #include "core/error.h"
@@ -29,7 +30,11 @@ struct ExportRequest {
   std::string dtype = "f32";
   double shard_size = 0;  // GB (10^9 bytes) of a shard; 0: one file
   std::string latents;    // of a VAE: a store that `weft encode` made with it; "": none
+  bool merged = false;    // of a run of adapters: the base's weights with the adapters in them
+  std::string base;       // of these: the base, if it is no longer where the run had it
 };
+
+constexpr const char* weights_ending = ".safetensors";
 
 Checkpoint open_checkpoint(const std::string& run) {
   if (is_there(fs::path(run) / "manifest.json", Exit::checkpoint)) return Checkpoint::open(run);
@@ -68,15 +73,49 @@ std::map<std::string, std::vector<float>> constants(const ExportRequest& request
   return {{"scale", scale}, {"shift", shift}};
 }
 
+// Into `params`, f32: the base's weights with the adapters of a checkpoint added.
+void load_merged(const ExportRequest& request, const Adapter& adapter, ParameterTable& params) {
+  const std::string& base = request.base.empty() ? adapter.facts.base : request.base;
+  WEFT_CHECK(is_there(base, Exit::data), Exit::data, "say where the base is: --base FILE",
+             "the base of these adapters, {}, does not exist", base);
+  const WeightFiles files = WeightFiles::open(base);
+  check_base(adapter, base, hash_of(files));
+  check_weights(files, params, {});
+  read_weights(files, params, {});
+  const WeightedAdapter whole{adapter, 1};
+  merge_adapters(params, std::span(&whole, 1));
+}
+
+// The adapters of a run as PEFT has them.
+int export_adapter(const ExportRequest& request, const Checkpoint& checkpoint) {
+  WEFT_CHECK(!request.output.ends_with(weights_ending) && request.shard_size == 0, Exit::usage,
+             "name a folder, or export whole weights: --merged",
+             "{} is a run of adapters, which are a folder of two files: {} {}", request.run,
+             request.output, request.shard_size == 0 ? "is a file's name" : "in shards is none");
+  const Adapter adapter = adapter_of(checkpoint, request.ema);
+  write_adapter(request.output, adapter, dtype_named(request.dtype));
+  log::info("adapters of {} of step {} ({}, {}) in {}: {}",
+            counted(std::ssize(adapter.layers), "layer"), checkpoint.info().step,
+            request.ema ? "EMA" : "weights", request.dtype, request.output,
+            adapter.facts.describe());
+  return 0;
+}
+
 // A VAE's file also has the buffers "scale" and "shift", but not the discriminator that it was
 // trained against. The buffers come from `latents`, if given, where encode has measured them,
 // otherwise from the run's deck; if that has none, they are left out.
 int export_weights(const ExportRequest& request) {
-  const std::string ending = ".safetensors";
-  WEFT_CHECK(request.shard_size == 0 || request.output.ends_with(ending), Exit::usage,
+  WEFT_CHECK(request.shard_size == 0 || request.output.ends_with(weights_ending), Exit::usage,
              "name the output NAME.safetensors: shards and index are named after it",
-             "{} does not end in {}", request.output, ending);
+             "{} does not end in {}", request.output, weights_ending);
   const Checkpoint checkpoint = open_checkpoint(request.run);
+  const bool adapters = adapter_facts(checkpoint).has_value();
+  WEFT_CHECK(adapters || (!request.merged && request.base.empty()), Exit::usage,
+             "leave --merged and --base out", "{} is a run of whole weights, not of adapters",
+             request.run);
+  WEFT_CHECK(request.merged || request.base.empty(), Exit::usage, "add --merged",
+             "--base is for --merged: adapters alone need none");
+  if (adapters && !request.merged) return export_adapter(request, checkpoint);
   const Deck deck =
       parse_deck(checkpoint.info().deck, checkpoint.dir().string() + "/manifest.json", {});
   const auto arena = Arena::reserve(std::size_t{1} << 32);
@@ -106,7 +145,9 @@ int export_weights(const ExportRequest& request) {
                            : detector     ? detector->params()
                                           : model->params();
   params.allocate_for_inference(false);
-  if (request.ema)
+  if (adapters)
+    load_merged(request, adapter_of(checkpoint, request.ema), params);
+  else if (request.ema)
     restore_ema(checkpoint, params);
   else
     restore_state(checkpoint, params);
@@ -124,7 +165,11 @@ Command export_command() {
             [r](const Deck&, MPI_Comm) { return export_weights(*r); }};
   c.first_rank_only = true;
   c.option("run", r->run, "run or checkpoint directory").required = true;
-  c.option("output", r->output, "safetensors file to write").required = true;
+  c.option("output", r->output, "safetensors file to write; of a run of adapters (LoRA) a folder")
+      .required = true;
+  c.option("--merged", r->merged,
+           "of a run of adapters: its base with the adapters merged into it");
+  c.option("--base", r->base, "for --merged: the base, if it is not where the run had it");
   c.option("--ema", r->ema, "export the moving average (EMA) of the weights");
   c.option("--dtype", r->dtype, "number format (f32)").choices = {"f32", "bf16", "f16"};
   c.option("--shard-size", r->shard_size,

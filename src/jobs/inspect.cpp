@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "checkpoint/adapter.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
@@ -101,6 +102,21 @@ void inspect_weights(const std::string& path) {
   for (const fs::path& file : files) inspect_safetensors(file.string());
 }
 
+// "" for tensors that are no adapter's.
+std::string adapter_text(const fs::path& path) {
+  const fs::path config =
+      (fs::is_directory(path) ? path : path.parent_path()) / "adapter_config.json";
+  const WeightFiles files = WeightFiles::open(path);
+  const bool adapter = std::ranges::any_of(
+      files.tensors(), [](const auto& t) { return t.entry.name.ends_with(".lora_A.weight"); });
+  if (!adapter) return "";
+  if (!is_there(config, Exit::data))
+    return fmt::format("adapter without {}: rank and alpha are not known\n", config.string());
+  const Adapter read = read_adapter(path);
+  return fmt::format("adapter of {}: {}\n", counted(std::ssize(read.layers), "layer"),
+                     read.facts.describe());
+}
+
 bool holds_weights(const fs::path& folder) {
   std::error_code none;
   return std::ranges::any_of(fs::directory_iterator(folder, none), [](const auto& entry) {
@@ -187,7 +203,7 @@ int inspect(const std::string& path, const MediaDeck& limits, const std::string&
     else if (is_run(p))
       inspect_run(p);
     else if (holds_weights(p))
-      inspect_weights(path);
+      inspect_weights(path), fmt::print("{}", adapter_text(p));
     else
       throw Error(Exit::checkpoint, fmt::format("{} holds no checkpoint and no weights", path),
                   "give a run directory, one of its step_N, a clip store, a safetensors file or "
@@ -218,6 +234,7 @@ int inspect(const std::string& path, const MediaDeck& limits, const std::string&
     fmt::print("{}", describe_store(path));
   } else if (extension == ".safetensors") {
     inspect_safetensors(path);
+    fmt::print("{}", adapter_text(p));
   } else if (detail::is_index(p)) {
     inspect_weights(path);
   } else {

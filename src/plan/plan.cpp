@@ -69,14 +69,15 @@ MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, in
     if (b.bf16_only) bf16_only += elements, own_bf16_only += part;
   }
   for (const auto& p : table.all())
-    if (!p->trainable) fixed += static_cast<std::size_t>(p->shape.numel());
+    if (!p->trainable && p->role != Parameter::Role::base)
+      fixed += static_cast<std::size_t>(p->shape.numel());
   MemoryKinds m;
   // A sharded bf16 model keeps the f32 values of bf16_only weights in shards; everything else has
   // them whole.
   const bool moved = sharded && bf16;
   m.weights = bf16 ? 2 * all : 4 * all;
   if (bf16) m.masters = moved ? 4 * (all - bf16_only) + 4 * own_bf16_only : 4 * all;
-  m.fixed = (bf16 ? 6 : 4) * fixed;
+  m.fixed = (bf16 ? 6 : 4) * fixed + table.base_bytes(bf16);
   m.gradients = 4 * all;
   m.moments = (squares ? 8 : 4) * own;
   m.ema = 4 * own;
@@ -460,13 +461,14 @@ void plan_communication(const Deck& deck, bool bf16, Plan& plan) {
   }
 }
 
-void plan_checkpoints(double mtbf_hours, bool squares, Plan& plan) {
+void plan_checkpoints(double mtbf_hours, bool squares, const ParameterTable& table, Plan& plan) {
   // f32 masters, two moments (of SGD one) and the EMA of all that is trained, padded as in the
-  // buckets, and what is fixed.
+  // buckets, and what is fixed, but not the base of adapters.
   double elements = 0;
   for (const BucketSchedule& b : plan.schedule) elements += static_cast<double>(b.elements);
-  plan.checkpoint_bytes =
-      (squares ? 16 : 12) * elements + 4.0 * static_cast<double>(plan.parameters - plan.trained);
+  plan.checkpoint_bytes = (squares ? 16 : 12) * elements +
+                          4.0 * static_cast<double>(plan.parameters - plan.trained) -
+                          static_cast<double>(table.base_bytes(false));
   plan.checkpoint_stall = plan.checkpoint_bytes / plan.ranks / plan.machine.host_copy_bandwidth;
   plan.checkpoint_write = plan.checkpoint_bytes / plan.machine.storage_bandwidth;
   // Young and Daly: sqrt(2 x stall x mean time between failures), which of all ranks is 1 / ranks
@@ -575,7 +577,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
 
   plan_steps(deck, training, plan);
   plan_communication(deck, task.bf16(), plan);
-  plan_checkpoints(request.mtbf_hours, squares, plan);
+  plan_checkpoints(request.mtbf_hours, squares, task.params(), plan);
   return plan;
 }
 

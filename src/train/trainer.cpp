@@ -47,8 +47,9 @@ std::size_t least(std::size_t value, MPI_Comm world) {
 // Bytes of weights, gradients and optimizer on a rank that holds a `ranks`th of what is sharded:
 // without padding, so never more than there will be.
 std::size_t least_state_bytes(const ParameterTable& table, bool bf16, bool squares, int ranks) {
-  std::size_t bytes = 0;
+  std::size_t bytes = table.base_bytes(bf16);
   for (const auto& p : table.all()) {
+    if (p->role == Parameter::Role::base) continue;
     const auto n = static_cast<std::size_t>(p->shape.numel());
     const std::size_t share = n / static_cast<std::size_t>(ranks);
     const std::size_t masters = bf16 && p->bf16_only ? share : n;

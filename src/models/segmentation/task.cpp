@@ -75,7 +75,8 @@ void SegmentationTask::check(std::span<const Bucket> buckets) {
 }
 
 std::string SegmentationTask::load_start() {
-  return load_segmentation(deck_.model.weights, deck_.get<SegmentationDeck>(), params());
+  return load_segmentation(deck_.model.weights, deck_.get<SegmentationDeck>(), params(),
+                           &deck_.model);
 }
 
 std::int64_t SegmentationTask::together(int ranks) const {

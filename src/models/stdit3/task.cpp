@@ -2,6 +2,7 @@
 
 #include "checkpoint/weights.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "models/stdit3/options.h"
 
 namespace weft {
@@ -19,12 +20,20 @@ Stdit3Task::Stdit3Task(const Deck& deck)
              "set model.skip_y_embedder = false",
              "model.skip_y_embedder = true needs captions that are already projected; training has "
              "none (weft_probe takes them)");
+  if (!trains_adapters()) return;
+  WEFT_CHECK(!deck.get<Stdit3Deck>().only_train_temporal, Exit::usage,
+             "leave it out; lora.targets = [\"temporal_blocks.*\"] chooses these layers",
+             "model.only_train_temporal = true with lora.rank = {}", deck.get<LoraDeck>().rank);
+  const std::vector<nn::Linear*> layers = model_.linears();
+  add_adapters(deck.get<LoraDeck>(), model_.params(), layers);
 }
 
 std::string Stdit3Task::describe() const {
   const Stdit3Deck& m = deck_.get<Stdit3Deck>();
-  return fmt::format("{}: {} pairs, C = {}, {} heads, {}", deck_.model.name, m.depth, m.hidden_size,
-                     m.num_heads, deck_.model.dtype);
+  const LoraDeck& lora = deck_.get<LoraDeck>();
+  return fmt::format("{}: {} pairs, C = {}, {} heads, {}{}", deck_.model.name, m.depth,
+                     m.hidden_size, m.num_heads, deck_.model.dtype,
+                     lora.on() ? fmt::format(", LoRA of rank {}", lora.rank) : "");
 }
 
 void Stdit3Task::check(std::span<const Bucket> buckets) {
@@ -39,6 +48,10 @@ void Stdit3Task::check(std::span<const Bucket> buckets) {
 
 void Stdit3Task::open(std::span<const Bucket> buckets) {
   check(buckets);
+  WEFT_CHECK(!trains_adapters() || !deck_.model.weights.empty(), Exit::usage,
+             "name the weights that they adapt as model.weights",
+             "lora.rank = {} trains adapters, and model.weights is empty",
+             deck_.get<LoraDeck>().rank);
   latents_.load(buckets);
   std::int64_t clips = 0;
   for (const Bucket& b : buckets) clips += b.clips;
@@ -68,7 +81,35 @@ void Stdit3Task::check_text(const Bucket& b, const Bucket& first) const {
 
 std::string Stdit3Task::start_weights() {
   params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
-  return deck_.model.weights.empty() ? "" : load_weights(deck_.model.weights, params());
+  if (deck_.model.weights.empty()) return "";
+  return trains_adapters()
+             ? load_base()
+             : load_weights(deck_.model.weights, params(), to_start_from(deck_.model));
+}
+
+// On every rank, which reads these files anyway: all must know that it is the right base.
+std::string Stdit3Task::load_base() {
+  const WeightFiles files = WeightFiles::open(deck_.model.weights);
+  check_weights(files, params(), {});
+  read_weights(files, params(), {});
+  const LoraDeck& lora = deck_.get<LoraDeck>();
+  adapters_ = {lora.rank, lora.alpha, deck_.model.weights, hash_of(files)};
+  return fmt::format("{}, xxh3 {}, {}: the base of the adapters", deck_.model.weights,
+                     adapters_.base_hash, counted(std::ssize(files.tensors()), "tensor"));
+}
+
+std::string Stdit3Task::state() const { return trains_adapters() ? adapters_.to_json() : ""; }
+
+void Stdit3Task::set_state(const std::string& text) {
+  const std::optional<AdapterFacts> saved = AdapterFacts::from_json(text);
+  if (!trains_adapters() || !saved) return;
+  log::info("base      {}", load_base());
+  WEFT_CHECK(saved->base_hash == adapters_.base_hash, Exit::data,
+             fmt::format("name the weights with xxh3 {}, which were {} then; or train adapters of "
+                         "these in another run.dir",
+                         saved->base_hash, saved->base),
+             "model.weights = {} (xxh3 {}) is not the base that the adapters in {} belong to",
+             deck_.model.weights, adapters_.base_hash, deck_.run.dir);
 }
 
 void Stdit3Task::share_clips(Communicator* group) {
@@ -76,10 +117,11 @@ void Stdit3Task::share_clips(Communicator* group) {
   model_.set_sequence_group(group);
 }
 
-// Forward, twice that for the backward, and what is recomputed.
+// Forward, twice that for the backward (once where no weight gets a gradient), and what is
+// recomputed.
 double Stdit3Task::cost(const Bucket& bucket, double recompute) const {
   const Bucket b = latents_.seen(bucket);
-  return model_.flops(b.frames, b.height, b.width) * (3 + recompute);
+  return model_.flops(b.frames, b.height, b.width) * ((trains_adapters() ? 2 : 3) + recompute);
 }
 
 TrainingTask::ClipFacts Stdit3Task::facts(const Bucket& bucket) {

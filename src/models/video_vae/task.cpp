@@ -93,7 +93,7 @@ std::string VaeTask::start_weights() {
   params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
   if (deck_.get<VaeDeck>().weights.empty()) return "";
   const WeightFiles files = WeightFiles::open(deck_.get<VaeDeck>().weights);
-  const WeightNames names = vae_weight_names();
+  const WeightNames names = to_start_from(deck_.model, vae_weight_names());
   const bool whole = std::any_of(files.tensors().begin(), files.tensors().end(), [](const auto& t) {
     return t.entry.name.starts_with("temporal_vae.");
   });
@@ -104,7 +104,7 @@ std::string VaeTask::start_weights() {
   check_weights(files, wanted, names);
   read_weights(files, params(), names,
                [&](const Parameter& p) { return wanted.find(p.name) == nullptr; });
-  return weft::describe(files) +
+  return weft::describe(files, true) +
          (whole ? "" : ": the 2D VAE alone; the temporal one starts at random");
 }
 
