@@ -92,16 +92,6 @@ void inspect_safetensors(const std::string& path) {
       strange > 0 ? fmt::format(", {} with values{}", strange, not_finite) : "");
 }
 
-// A model's index, or the folder of it or of one file, as keys for weights take them: every file.
-void inspect_weights(const std::string& path) {
-  const WeightFiles weights = WeightFiles::open(path);
-  std::set<fs::path> files;
-  for (const WeightFiles::Tensor& t : weights.tensors()) files.insert(weights.file_of(t));
-  fmt::print("weights {} in {}\n", printable(describe(weights)),
-             counted(std::ssize(files), "file"));
-  for (const fs::path& file : files) inspect_safetensors(file.string());
-}
-
 // "" for tensors that are no adapter's.
 std::string adapter_text(const fs::path& path) {
   const fs::path config =
@@ -115,6 +105,17 @@ std::string adapter_text(const fs::path& path) {
   const Adapter read = read_adapter(path);
   return fmt::format("adapter of {}: {}\n", counted(std::ssize(read.layers), "layer"),
                      read.facts.describe());
+}
+
+// A model's index, or the folder of it or of one file, as keys for weights take them: every file.
+void inspect_weights(const std::string& path) {
+  const WeightFiles weights = WeightFiles::open(path);
+  std::set<fs::path> files;
+  for (const WeightFiles::Tensor& t : weights.tensors()) files.insert(weights.file_of(t));
+  fmt::print("weights {} in {}\n", printable(describe(weights)),
+             counted(std::ssize(files), "file"));
+  for (const fs::path& file : files) inspect_safetensors(file.string());
+  fmt::print("{}", adapter_text(path));
 }
 
 bool holds_weights(const fs::path& folder) {
@@ -203,7 +204,7 @@ int inspect(const std::string& path, const MediaDeck& limits, const std::string&
     else if (is_run(p))
       inspect_run(p);
     else if (holds_weights(p))
-      inspect_weights(path), fmt::print("{}", adapter_text(p));
+      inspect_weights(path);
     else
       throw Error(Exit::checkpoint, fmt::format("{} holds no checkpoint and no weights", path),
                   "give a run directory, one of its step_N, a clip store, a safetensors file or "
