@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "config/deck_table.h"
+#include "core/log.h"
 
 namespace weft {
 namespace {
@@ -64,10 +65,25 @@ void media_rows(Rows& r, MediaDeck& d) {
 }
 
 void data_rows(Rows& r, DataDeck& d) {
-  r.text("path", d.path,
-         "A store of clips or labelled images, or synthetic:key=value,..., shapes:... or text:... "
-         "for data made in memory; to train a text detector also a .jsonl list of pictures with "
-         "polygons, or a .txt list or a folder with ICDAR's gt_NAME.txt.")
+  Option& path =
+      r.text("path", d.path,
+             "A store of clips or labelled images, or synthetic:key=value,..., shapes:... or "
+             "text:... for data made in memory; to train a text detector also a .jsonl list of "
+             "pictures with polygons, or a .txt list or a folder with ICDAR's gt_NAME.txt. A list "
+             "of stores of clips trains on all of them.");
+  path.fixed = true;
+  path.list = &d.paths;
+  r.number("weights", d.weights, 0, 1e9,
+           "Of several stores, each one's part of the samples, in any unit; 0 leaves a store out. "
+           "Empty: as many as each has clips.")
+      .fixed = true;
+  r.text("prompt_prefixes", d.prompt_prefixes,
+         "Texts, one for each store, put before the captions of its clips (weft encode); \"\" for "
+         "none.")
+      .fixed = true;
+  r.text("keep", d.keep,
+         "Share of the clips of some buckets that an epoch trains on, as BUCKET=SHARE with 0 to 1; "
+         "BUCKET is a bucket's name or its beginning, up to a dash. Of the others all are kept.")
       .fixed = true;
   r.text("text_features", d.text_features,
          "A safetensors file with T5 features of the captions; empty trains on the null caption.")
@@ -105,6 +121,29 @@ void data_rows(Rows& r, DataDeck& d) {
   of_images(r.flag("augment", d.augment,
                    "Flip, turn, crop and colour pictures with text at random; false only scales "
                    "them."));
+}
+
+void check_data(const Deck& deck, const DeckDemand& demand) {
+  const DataDeck& d = deck.data;
+  const std::int64_t stores = std::ssize(d.all_paths());
+  const auto one_each = [&](const char* key, std::int64_t count) {
+    demand(
+        count == 0 || count == stores,
+        fmt::format("data.{} has {}, and data.path names {}", key,
+                    counted(count, "entry", "entries"), counted(stores, "store")),
+        fmt::format("give data.{} one entry for each store of data.path, in the same order", key));
+  };
+  demand(std::ranges::find(d.paths, "") == d.paths.end(), "data.path names an empty text",
+         "name a store in each entry of the list");
+  one_each("weights", std::ssize(d.weights));
+  demand(d.weights.empty() || std::ranges::any_of(d.weights, [](double w) { return w > 0; }),
+         "data.weights are all 0", "give at least one store a weight above 0");
+  one_each("prompt_prefixes", std::ssize(d.prompt_prefixes));
+  demand(d.text_features.empty() ||
+             std::ranges::all_of(d.prompt_prefixes, [](const auto& p) { return p.empty(); }),
+         "data.prompt_prefixes cannot be put before the captions of data.text_features, which are "
+         "features already",
+         "leave out data.prompt_prefixes, or compute the features with the prefixes");
 }
 
 // [model] begins and ends with the keys of any model; the shape of STDiT3 is in between.
@@ -232,6 +271,9 @@ std::vector<DeckTable> common_tables() {
   tables.front().check = [](const Deck& d, const DeckDemand& demand) {
     demand(!d.run.dir.empty(), "run.dir is empty", "name the directory of the run");
   };
+  const auto data =
+      std::ranges::find(tables, std::string("data"), [](const auto& t) { return t.section; });
+  data->check = check_data;
   return tables;
 }
 

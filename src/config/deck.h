@@ -46,7 +46,11 @@ struct MediaDeck {
   std::string orientation = "upright";
 };
 struct DataDeck {
-  std::string path = "synthetic:";
+  std::string path = "synthetic:";  // of several stores their list as TOML, for messages
+  std::vector<std::string> paths;   // several stores; empty where there is one
+  std::vector<double> weights;      // [entry of path], or empty
+  std::vector<std::string> prompt_prefixes;
+  std::vector<std::string> keep;  // "BUCKET=SHARE"
   std::string text_features;
   std::int64_t readers = 0;
   std::int64_t prefetch = 4;
@@ -62,6 +66,10 @@ struct DataDeck {
   // Of pictures with text (data/text_images/).
   std::int64_t crop = 640;
   bool augment = true;
+
+  std::vector<std::string> all_paths() const {
+    return paths.empty() ? std::vector<std::string>{path} : paths;
+  }
 };
 // Settings of any model, trained or run; its shape has a table of its own, or for STDiT3 follows
 // these keys.

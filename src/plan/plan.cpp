@@ -565,7 +565,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     b.tokens = clips[i] * task.facts(buckets[i]).units;
     b.memory = memory[i];
     b.cost = costs[i];
-    b.share = b.batch == 0 ? 0 : static_cast<double>(buckets[i].clips / b.batch);
+    b.share = micro_batches_of(buckets[i], b.batch);
     micro_batches += b.share;
   }
   for (BucketPlan& b : plan.buckets) b.share /= micro_batches;

@@ -67,6 +67,13 @@ void add_step(Steps& s, std::int64_t step, const json& j) {
     values.resize(s.step.size() - 1, nan);
     values.push_back(value.is_number() ? value.get<double>() : nan);
   }
+  for (const auto& [name, store] : object(j, "stores").items()) {
+    if (!store.is_object() || (!s.stores.contains(name) && s.stores.size() >= most_terms)) continue;
+    Steps::Store& values = s.stores[name];
+    for (auto* v : {&values.samples, &values.loss}) v->resize(s.step.size() - 1, nan);
+    values.samples.push_back(number(store, "samples"));
+    values.loss.push_back(number(store, "loss"));
+  }
   s.slowest.push_back(number(j, "slowest_rank"));
   s.spread.push_back(number(j, "spread"));
   // Clocks of the parts and of the whole are read at different moments: no negative rest.
@@ -329,6 +336,10 @@ std::vector<Series> series_of(const Steps& s) {
                                        "data_wait", "checkpoint",   "other"};
   for (int p = 0; p < parts; ++p) all.push_back({fmt::format("split/{}", tags[p]), &s.part[p]});
   for (const auto& [name, values] : s.terms) all.push_back({"terms/" + name, &values});
+  for (const auto& [name, values] : s.stores) {
+    all.push_back({"stores/" + name + "/loss", &values.loss});
+    all.push_back({"stores/" + name + "/samples", &values.samples});
+  }
   return all;
 }
 

@@ -35,7 +35,11 @@ struct Steps {
   std::vector<double> loss, grad_norm, lr, seconds, resident, arena;
   // What the loss is made of, by name; as long as `step`, or shorter where the last have none.
   std::map<std::string, std::vector<double>> terms;
-  std::vector<double> part[parts];  // seconds
+  struct Store {
+    std::vector<double> samples, loss;
+  };
+  std::map<std::string, Store> stores;  // of several, by name; as long as `step`, or shorter
+  std::vector<double> part[parts];      // seconds
   std::vector<double> slowest,
       spread;  // the slowest rank's number; (greatest - mean) / mean of busy time
   std::vector<std::int64_t> samples;
@@ -94,7 +98,7 @@ Scaling load_scaling(const std::filesystem::path& file);
 
 // CRC-32C (Castagnoli) of the bytes.
 std::uint32_t crc32c(std::string_view bytes);
-// A file's content: loss, terms, gradient norm, rate, seconds and their parts, memory,
+// A file's content: loss, terms, stores, gradient norm, rate, seconds and their parts, memory,
 // spread of the ranks; each at the number of steps done.
 std::string event_file(const Run& run);
 // Writes DIR/NAME/events.out.tfevents.weft for each run, in place of an earlier one. Runs of the

@@ -134,6 +134,30 @@ std::string loss_over_time(std::span<const Run> runs) {
                  run_legend(runs) + line_plot(frame, curves));
 }
 
+// The loss of each of several stores.
+std::string loss_of_stores(std::span<const Run> runs) {
+  if (runs.size() != 1 || runs[0].steps.stores.empty()) return "";
+  const Steps& s = runs[0].steps;
+  double all = 0;
+  for (const auto& [name, store] : s.stores) all += total(store.samples);
+  std::vector<Curve> curves;
+  std::string legend = "<div class=\"legend\">";
+  for (const auto& [name, store] : s.stores) {
+    const std::string color = color_of(curves.size());
+    legend += swatch(color, fmt::format("{} <em>{} of the samples</em>", escape(name),
+                                        percent(total(store.samples), all)));
+    std::vector<double> loss = store.loss;
+    loss.resize(s.size(), NAN);
+    const Binned b = bin(s.step, loss, most_points);
+    const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
+    curves.push_back({name, b.x, smooth(b.mean, sigma), color, 1.8, 1, {}, {}});
+  }
+  PlotFrame frame{"step", "loss", 1040, 280, false, true};
+  frame.restarts = runs[0].restarts;
+  return section("Loss of each store", "Averaged over neighbouring steps.",
+                 legend + "</div>\n" + line_plot(frame, curves));
+}
+
 std::string loss_terms(std::span<const Run> runs) {
   if (runs.size() != 1 || runs[0].steps.terms.empty()) return "";
   // A plot each: they differ by orders of magnitude, and there are more of them than colours.
@@ -434,6 +458,7 @@ std::string make_page(std::span<const Run> runs, std::span<const Scaling> scalin
   const bool several = runs.size() > 1;
   if (several) page += loss_over_time(runs);
   page += loss_terms(runs);
+  page += loss_of_stores(runs);
   page += several ? many_splits(runs) : one_split(first);
   if (several) page += speed_of_runs(runs);
   for (const Run& r : runs) page += rank_bars(r, several);

@@ -108,6 +108,11 @@ void Trainer::choose_groups() {
 void Trainer::open_data() {
   source_ = open_clip_source(deck_.data, deck_.media);
   data_id_ = source_->content_id();
+  if (first_rank() &&
+      std::ranges::any_of(deck_.data.prompt_prefixes, [](const auto& p) { return !p.empty(); }))
+    log::warn(
+        "data.prompt_prefixes has no effect: no caption is read without features, and those that "
+        "weft encode stores have its prefixes");
   task_->open(source_->buckets());
   batch_sizes_ = batch_sizes(deck_.train, source_->buckets());
 }
@@ -226,7 +231,9 @@ void Trainer::plan_step() {
   const std::size_t with_scratch = planned_bytes() + planned_bytes() / 8 + (std::size_t{64} << 20);
   arena_ = Arena::reserve(
       on_cuda() && deck_.memory.arena_gib <= 0 ? std::min(capacity, with_scratch) : capacity);
-  report_ = std::make_unique<StepReport>(*comm_, params().groups());
+  report_ = std::make_unique<StepReport>(*comm_, params().groups(),
+                                         static_cast<int>(source_->store_names().size()));
+  store_losses_ = std::make_unique<StoreLosses>(*source_, batch_sizes_);
   runner_ = std::make_unique<MicroBatchRunner>(*task_, *source_, *graphs_, memory_, batch_sizes_);
 }
 
@@ -268,6 +275,7 @@ void Trainer::step() {
   m.step = done_;
   m.lr = learning_rate(optimizers_.front(), done_);
   m.samples = std::move(work.samples);
+  m.stores = std::move(work.stores);
   step.expected = std::move(work.expected);
   // On a GPU a step reports the busy times of an earlier one, the last whose times the host knows.
   step.expected_of_busy = on_cuda() ? ended_.expected : step.expected;
@@ -342,6 +350,7 @@ void Trainer::compute(const WorkPlan::Work& work, IssuedStep& step) {
     comm_->progress(done_, "compute");
     const double share = work_->share_of(clips.what, done_), start = now_seconds();
     const DeviceEvent begin = mark();
+    store_losses_->begin(clips.what);
     runner_->run(clips, i == 0, i + 1 == work.size(), weight,
                  [this](const TrainingLoss& loss) { count_loss(loss); });
     const DeviceEvent end = mark();
@@ -356,6 +365,7 @@ void Trainer::count_loss(const TrainingLoss& loss) {
   if (sequence_ && sequence_->rank() != 0) return;  // its first rank counts for the group
   Tensor total = report_->slot(StepReport::loss);
   ops::add_sum(loss.clips, total);
+  store_losses_->add(loss.clips, *report_);
   for (std::int64_t i = 0; loss.terms.defined() && i < loss.terms.numel(); ++i) {
     Tensor term = report_->slot(static_cast<StepReport::Slot>(StepReport::terms + i));
     ops::add_sum(loss.terms.slice(i, i + 1), term);

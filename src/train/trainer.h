@@ -20,6 +20,7 @@
 #include "train/memory_plan.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/step_report.h"
+#include "train/metrics/store_losses.h"
 #include "train/step_review.h"
 #include "train/step_work.h"
 #include "train/stop.h"
@@ -133,6 +134,7 @@ class Trainer {
   std::unique_ptr<StepGraphs> graphs_;
   std::unique_ptr<DataParallel> data_parallel_;
   std::unique_ptr<StepReport> report_;
+  std::unique_ptr<StoreLosses> store_losses_;
   std::unique_ptr<MicroBatchRunner> runner_;
   std::unique_ptr<WorkPlan> work_;
   std::unique_ptr<Prefetcher> prefetcher_;

@@ -82,6 +82,45 @@ TEST(Deck, OverridesWinInOrderAndNeedNoQuotes) {
   EXPECT_EQ(d.data.text_features, "");
 }
 
+// data.path is a text, or a list of them.
+TEST(Deck, SeveralStores) {
+  const auto stores = [](const std::string& toml, const std::vector<std::string>& overrides = {}) {
+    return parse_deck(toml, "test.toml", overrides).data;
+  };
+  const DataDeck two = stores("[data]\npath = [\"a.h5\", \"b.h5\"]\nweights = [3, 0.5]\n");
+  EXPECT_EQ(two.paths, (std::vector<std::string>{"a.h5", "b.h5"}));
+  EXPECT_EQ(two.path, "[\"a.h5\", \"b.h5\"]");
+  EXPECT_EQ(two.weights, (std::vector<double>{3, 0.5}));
+  const DataDeck one = stores("[data]\npath = [\"a.h5\"]\n");
+  EXPECT_EQ(one.path, "a.h5");
+  EXPECT_TRUE(one.paths.empty());
+  EXPECT_EQ(stores("", {"data.path=[\"a.h5\", 'b.h5']"}).paths, two.paths);
+  EXPECT_EQ(stores("[data]\npath = [\"a.h5\", \"b.h5\"]\n", {"data.path=c.h5"}).all_paths(),
+            (std::vector<std::string>{"c.h5"}));
+
+  Deck deck;
+  deck.data = two;
+  EXPECT_EQ(parse_deck(to_toml(deck), "copy", {}).data.paths, two.paths);
+  EXPECT_THAT(changed_keys(deck, Deck{}, true), testing::ElementsAre("data.path", "data.weights"));
+  EXPECT_EQ(key_of_value(deck, "cannot open b.h5: no such file"), "data.path");
+
+  EXPECT_THAT(refusal("[data]\npath = []\n"), HasSubstr("data.path is an empty list"));
+  EXPECT_THAT(refusal("[data]\npath = [\"a.h5\", \"\"]\n"), HasSubstr("an empty text"));
+  EXPECT_THAT(refusal("[data]\npath = 3\n"), HasSubstr("a text in quotes, or a list of them"));
+  EXPECT_THAT(refusal("[data]\npath = [\"a.h5\", 3]\n"), HasSubstr("got the whole number 3"));
+  EXPECT_THAT(refusal("", {"data.path=[a.h5, b.h5]"}), HasSubstr("quotes around each"));
+  const std::string list = "[data]\npath = [\"a.h5\", \"b.h5\"]\n";
+  EXPECT_THAT(refusal(list + "weights = [1]\n"),
+              HasSubstr("data.weights has 1 entry, and data.path names 2 stores"));
+  EXPECT_THAT(refusal(list + "weights = [0, 0]\n"), HasSubstr("data.weights are all 0"));
+  EXPECT_THAT(refusal(list + "weights = [1, -1]\n"), HasSubstr("out of range"));
+  EXPECT_THAT(refusal(list + "weights = [1, nan]\n"), HasSubstr("out of range"));
+  EXPECT_THAT(refusal(list + "prompt_prefixes = [\"a\", \"b\", \"c\"]\n"),
+              HasSubstr("data.prompt_prefixes has 3 entries"));
+  EXPECT_THAT(refusal(list + "text_features = \"f\"\nprompt_prefixes = [\"a\", \"\"]\n"),
+              HasSubstr("features already"));
+}
+
 TEST(Deck, SyntaxErrorsNameLineAndColumn) {
   EXPECT_THAT(refusal("[run]\nseed = = 3\n"), HasSubstr("test.toml:2:8: not TOML"));
   EXPECT_THAT(refusal("[run]\nseed = 1\nseed = 2\n"), HasSubstr("test.toml:3:"));

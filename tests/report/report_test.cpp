@@ -128,6 +128,29 @@ TEST_F(Report, RestartsTermsAndWarnings) {
   EXPECT_THAT(page, HasSubstr("<td>the disk is &lt;full&gt;</td>"));
 }
 
+TEST_F(Report, LossOfEachStore) {
+  StepMetrics m;
+  {
+    MetricsWriter metrics(run_, 0);
+    for (m.step = 0; m.step < 4; ++m.step) {
+      m.stores = {{"a <.h5", 3, 2.0}, {"b.h5", m.step % 2, 5.0}};
+      metrics.write(m);
+    }
+  }
+  const report_page::Run run = load_run(run_);
+  ASSERT_EQ(run.steps.stores.size(), 2u);
+  EXPECT_THAT(run.steps.stores.at("b.h5").samples, ElementsAre(0, 1, 0, 1));
+  EXPECT_TRUE(std::isnan(run.steps.stores.at("b.h5").loss[0])) << "no sample, no loss";
+  EXPECT_EQ(run.steps.stores.at("b.h5").loss[1], 5);
+  const std::string page = make_page(std::vector<report_page::Run>{run});
+  EXPECT_THAT(page, HasSubstr("<h2>Loss of each store</h2>"));
+  EXPECT_THAT(page, HasSubstr("a &lt;.h5 <em>85.7 % of the samples</em>"));
+  EXPECT_THAT(page, Not(HasSubstr("nan")));
+  const std::string events = report_page::event_file(run);
+  EXPECT_THAT(events, HasSubstr("stores/a <.h5/samples"));
+  EXPECT_THAT(events, HasSubstr("stores/b.h5/loss"));
+}
+
 TEST_F(Report, LargeVideosAreNamedInsteadOfEmbedded) {
   write("metrics.jsonl", "{\"step\":0,\"loss\":1}\n");
   write("generated/long.mp4", "x");

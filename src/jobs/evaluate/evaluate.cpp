@@ -43,6 +43,9 @@ EvaluationPace earlier_pace(const fs::path& json) {
 
 const std::string& evaluated_data(const Deck& deck) {
   const std::string& own = deck.get<EvaluateDeck>().data;
+  WEFT_CHECK(!own.empty() || deck.data.paths.empty(), Exit::usage,
+             "name one store in evaluate.data",
+             "weft evaluate takes one store, and data.path names {}", deck.data.paths.size());
   return own.empty() ? deck.data.path : own;
 }
 

@@ -198,7 +198,7 @@ void VaeTask::end_step(const StepReport& report, std::int64_t step, std::int64_t
     return;
   constexpr int first = StepReport::terms + static_cast<int>(VaeLoss::logit_real);
   static_assert(int{VaeLoss::terms} <= StepReport::host_slots - StepReport::terms);
-  ops::running_average(report.rows(), StepReport::width, first, 1.0f / static_cast<float>(clips),
+  ops::running_average(report.rows(), report.width(), first, 1.0f / static_cast<float>(clips),
                        DiscriminatorLoss::decay, loss_->discriminator_loss()->averages());
 }
 

@@ -129,6 +129,10 @@ void MetricsWriter::write(const StepMetrics& m) {
   // Marks where the run was started, or went on.
   if (std::exchange(first_, false)) j["start"] = true;
   for (const auto& [name, value] : m.terms) j["terms"][name] = value;
+  for (const StoreMetrics& s : m.stores) {
+    j["stores"][s.name]["samples"] = s.samples;
+    if (s.samples > 0) j["stores"][s.name]["loss"] = s.loss;
+  }
   if (m.slowest_rank >= 0) {
     j["slowest_rank"] = m.slowest_rank;
     j["spread"] = m.spread;

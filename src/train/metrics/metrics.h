@@ -26,6 +26,13 @@ struct StepSplit {
   double checkpoint = 0;  // stalled by a save
 };
 
+// Of the clips of one of several stores in a step.
+struct StoreMetrics {
+  std::string name;
+  std::int64_t samples = 0;
+  double loss = 0;  // the mean over them; 0 where there are none
+};
+
 struct StepMetrics {
   std::int64_t step = 0;  // 0 is the first
   double loss = 0, grad_norm = 0, lr = 0;
@@ -34,6 +41,7 @@ struct StepMetrics {
   std::size_t resident_bytes = 0, arena_peak_bytes = 0;
   std::vector<std::pair<std::string, double>> terms;  // what the loss is made of; may be empty
   std::vector<std::int64_t> samples;                  // of all ranks, in the order of the step plan
+  std::vector<StoreMetrics> stores;                   // empty where there are not several
 
   // What rank 0 knows of all ranks, in seconds a rank; nothing of it is written while slowest_rank
   // is negative.

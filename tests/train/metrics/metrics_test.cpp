@@ -53,6 +53,18 @@ TEST_F(Metrics, ARestartDropsWhatItRepeats) {
   EXPECT_EQ(content(), good_);
 }
 
+TEST_F(Metrics, StoresHaveTheirCountsAndLosses) {
+  {
+    StepMetrics m;
+    m.step = 5;
+    m.stores = {{"a.h5", 3, 0.25}, {"b.h5", 0, 0}};
+    MetricsWriter(run_, 5).write(m);
+  }
+  EXPECT_THAT(content(),
+              HasSubstr(R"("stores":{"a.h5":{"samples":3,"loss":0.25},"b.h5":{"samples":0}})"));
+  EXPECT_THAT(good_, testing::Not(HasSubstr("stores"))) << "there are not several";
+}
+
 TEST_F(Metrics, ALineThatACrashCutShortIsNoFault) {
   EXPECT_EQ(restart(good_ + R"({"step":5,"loss":0.2)"), "");
   EXPECT_EQ(content(), good_);
