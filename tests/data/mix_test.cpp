@@ -9,10 +9,12 @@
 #include <random>
 #include <set>
 
+#include "core/error.h"
 #include "data/clip_store.h"
 #include "data/mix_plan.h"
 #include "data/mixed_source.h"
-#include "tests/data/clip_store_fixture.h"
+#include "data/synthetic.h"
+#include "tests/folder.h"
 
 namespace weft {
 namespace {
@@ -349,7 +351,7 @@ TEST(Mix, WhatIsRefused) {
   expect_refused(mix({a, "nowhere.h5"}), Exit::data, "nowhere.h5");
 }
 
-class MixOfFiles : public ClipStoreTest {};
+class MixOfFiles : public FolderTest {};
 
 // A store of latents with features, of one clip.
 void write_latents(const std::string& path, float scale) {

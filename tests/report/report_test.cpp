@@ -144,7 +144,7 @@ TEST_F(Report, LossOfEachStore) {
   EXPECT_EQ(run.steps.stores.at("b.h5").loss[1], 5);
   const std::string page = make_page(std::vector<report_page::Run>{run});
   EXPECT_THAT(page, HasSubstr("<h2>Loss of each store</h2>"));
-  EXPECT_THAT(page, HasSubstr("a &lt;.h5 <em>85.7 % of the samples</em>"));
+  EXPECT_THAT(page, HasSubstr("a &lt;.h5 <em>86 % of the samples</em>"));
   EXPECT_THAT(page, Not(HasSubstr("nan")));
   const std::string events = report_page::event_file(run);
   EXPECT_THAT(events, HasSubstr("stores/a <.h5/samples"));
