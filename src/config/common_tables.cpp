@@ -148,12 +148,26 @@ void train_rows(Rows& r, TrainDeck& d) {
   r.number("lr", d.lr, 0, 1e3,
            "Learning rate; segmentation has lr_encoder and lr_decoder in its place, text detection "
            "lr_detector.");
+  r.text("lr_scheduler", d.lr_scheduler,
+         "How the rate goes on after warmup_steps: polynomial falls by lr_power; constant; linear "
+         "and cosine fall until the last step; warmup_stable_decay stays constant and falls over "
+         "the last lr_decay_steps.",
+         {"polynomial", "constant", "linear", "cosine", "warmup_stable_decay"});
   r.number(
       "lr_power", d.lr_power, -1, 100,
-      "The rate falls as (1 - step / steps) to this power. 0: constant. -1: the model's default, "
-      "0.9 for segmentation and text detection, else 0.");
+      "Of polynomial: the rate falls as (1 - step / steps) to this power. 0: constant. -1: the "
+      "model's default, 0.9 for segmentation and text detection, else 0.");
   r.number("warmup_steps", d.warmup_steps, 0, many,
-           "Steps over which the learning rate rises to lr.");
+           "Steps over which the learning rate rises to lr, with any lr_scheduler.");
+  r.number("lr_decay_steps", d.lr_decay_steps, 0, many,
+           "Of warmup_stable_decay: steps at the end of the run over which the rate falls; 0 is a "
+           "tenth of steps.");
+  r.text("lr_decay_type", d.lr_decay_type,
+         "Of warmup_stable_decay: how it falls, x being the share of lr_decay_steps that is done: "
+         "linear as 1 - x, cosine as (1 + cos(pi x)) / 2, sqrt as 1 - sqrt(x).",
+         {"linear", "cosine", "sqrt"});
+  r.number("min_lr_factor", d.min_lr_factor, 0, 1,
+           "The rate falls to this share of lr, rather than to 0.");
   r.number("weight_decay", d.weight_decay, -1, 1e3,
            "Weight decay, decoupled in AdamW; -1 is 0, or 1e-4 in segmentation and "
            "text detection.");
@@ -164,7 +178,12 @@ void train_rows(Rows& r, TrainDeck& d) {
   r.number("grad_clip", d.grad_clip, -1, 1e9,
            "Largest norm of the gradient over all parameters; 0 never clips, -1 is 1, or 0 in "
            "segmentation and text detection.");
-  r.number("ema_decay", d.ema_decay, 0, 1, "Decay of the moving average of the weights.");
+  r.number("ema_decay", d.ema_decay, 0, 1,
+           "Decay of the moving average of the weights (EMA). A list keeps an average for each; "
+           "the first is the one that other commands use.")
+      .single = true;
+  r.number("ema_start", d.ema_start, 0, many,
+           "Steps after which averaging begins; until then the average equals the weights.");
   r.number("checkpoint_every", d.checkpoint_every, 0, many,
            "Steps between two checkpoints; 0 saves at the end alone.")
       .fixed = false;
@@ -174,12 +193,50 @@ void train_rows(Rows& r, TrainDeck& d) {
          "false waits for that.")
       .fixed = false;
   r.number("log_every", d.log_every, 1, many, "Steps between two lines of the log.").fixed = false;
+  r.number("layer_norms_every", d.layer_norms_every, 0, many,
+           "Steps between two lines of RUN/layer_norms.jsonl, the gradient's norm in each layer; 0 "
+           "writes none.")
+      .fixed = false;
   r.text("loss_spike", d.loss_spike,
          "What to do when a loss or a gradient norm far exceeds those of the last 64 steps: warn, "
          "end the job (exit code 5) with the checkpoint from before it, or ignore it.",
          {"warn", "stop", "ignore"});
   r.number("spike_deviations", d.spike_deviations, 1, 1e6,
            "How far above the median of the last steps a spike is, in robust standard deviations.");
+}
+
+// Keys of one schedule are refused with another, where they would do nothing.
+void check_train(const TrainDeck& d, const DeckDemand& demand) {
+  const std::string key = fmt::format("train.lr_scheduler = \"{}\"", d.lr_scheduler);
+  demand(d.lr_power < 0 || d.lr_scheduler == "polynomial",
+         fmt::format("train.lr_power = {} has no effect with {}", d.lr_power, key),
+         "leave lr_power out, or set train.lr_scheduler = \"polynomial\"");
+  demand(d.min_lr_factor == 0 || d.lr_scheduler != "constant",
+         fmt::format("train.min_lr_factor = {} has no effect with {}", d.min_lr_factor, key),
+         "leave min_lr_factor out, or take a schedule that falls");
+  if (d.lr_scheduler != "warmup_stable_decay") {
+    const char* hint = "leave it out, or set train.lr_scheduler = \"warmup_stable_decay\"";
+    demand(d.lr_decay_steps == 0,
+           fmt::format("train.lr_decay_steps = {} has no effect with {}", d.lr_decay_steps, key),
+           hint);
+    demand(d.lr_decay_type == "linear",
+           fmt::format("train.lr_decay_type = \"{}\" has no effect with {}", d.lr_decay_type, key),
+           hint);
+  } else if (d.lr_decay_steps > 0) {
+    const double steps = d.epochs > 0
+                             ? static_cast<double>(d.epochs) * static_cast<double>(d.epoch_steps)
+                             : static_cast<double>(d.steps);
+    demand(static_cast<double>(d.warmup_steps) + static_cast<double>(d.lr_decay_steps) <= steps,
+           fmt::format("train.warmup_steps = {} and train.lr_decay_steps = {} are more than the "
+                       "run's {} steps",
+                       d.warmup_steps, d.lr_decay_steps, steps),
+           "lower either; lr_decay_steps = 0 takes a tenth of the steps");
+  }
+  demand(!d.ema_decay.empty(), "train.ema_decay is an empty list", "name one decay or more");
+  for (std::size_t i = 0; i < d.ema_decay.size(); ++i)
+    demand(std::count(d.ema_decay.begin(), d.ema_decay.end(), d.ema_decay[i]) == 1,
+           fmt::format("train.ema_decay names {} twice", d.ema_decay[i]),
+           "name each decay once: an average is known by its decay");
 }
 
 void parallel_rows(Rows& r, ParallelDeck& d) {
@@ -232,6 +289,9 @@ std::vector<DeckTable> common_tables() {
   tables.front().check = [](const Deck& d, const DeckDemand& demand) {
     demand(!d.run.dir.empty(), "run.dir is empty", "name the directory of the run");
   };
+  const auto train = std::find_if(tables.begin(), tables.end(),
+                                  [](const DeckTable& t) { return t.section == "train"; });
+  train->check = [](const Deck& d, const DeckDemand& demand) { check_train(d.train, demand); };
   return tables;
 }
 

@@ -162,8 +162,10 @@ class Assign {
   template <class T>
   std::vector<T> read(const toml::node& node, const std::vector<T>*) const {
     const auto* list = node.as_array();
-    // A single value for a list saves brackets and quotes on the command line; accepted only there.
-    if (list == nullptr && origin_.is_override) return {read(node, static_cast<const T*>(nullptr))};
+    // A single value for a list saves brackets and quotes on the command line; accepted only there,
+    // and of keys that were single values once.
+    if (list == nullptr && (origin_.is_override || option_.single))
+      return {read(node, static_cast<const T*>(nullptr))};
     if (list == nullptr) wrong_type(node);
     std::vector<T> values;
     for (const toml::node& item : *list)
@@ -315,6 +317,7 @@ void cross_check(const Deck& deck, const std::string& origin) {
 // The target's present value.
 std::string value_as_toml(const Option& o) {
   struct Visitor {
+    bool single;
     std::string operator()(const bool* v) const { return *v ? "true" : "false"; }
     std::string operator()(const std::int64_t* v) const { return std::to_string(*v); }
     std::string operator()(const double* v) const { return number(*v); }
@@ -325,6 +328,7 @@ std::string value_as_toml(const Option& o) {
     std::string operator()(const Numbers* v) const {
       Texts items;
       for (const double n : *v) items.push_back(number(n));
+      if (single && items.size() == 1) return items.front();
       return fmt::format("[{}]", fmt::join(items, ", "));
     }
     std::string operator()(const Ints* v) const { return fmt::format("[{}]", fmt::join(*v, ", ")); }
@@ -334,7 +338,7 @@ std::string value_as_toml(const Option& o) {
       return fmt::format("[{}]", fmt::join(items, ", "));
     }
   };
-  return std::visit(Visitor{}, o.target);
+  return std::visit(Visitor{o.single}, o.target);
 }
 
 // "whole number, 1 to 64", "one of: f32, bf16": the type and range in a comment.
@@ -350,6 +354,7 @@ std::string type_as_comment(const Option& o) {
     const char* operator()(Texts*) const { return "list of texts"; }
   };
   std::string text = std::visit(Visitor{}, o.target);
+  if (o.single) text = "number or " + text;
   if (!o.choices.empty()) return text + fmt::format(", of: {}", fmt::join(o.choices, ", "));
   const bool below = o.maximum < 1e15 && o.maximum != 1e300;
   if (o.minimum > -1e300)

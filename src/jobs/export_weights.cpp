@@ -1,5 +1,6 @@
 // `weft export`.
 #include <map>
+#include <optional>
 #include <string>
 
 #include "checkpoint/checkpoint.h"
@@ -26,6 +27,7 @@ struct ExportRequest {
   std::string run;     // a run directory (its newest usable checkpoint) or one checkpoint directory
   std::string output;  // NAME.safetensors
   bool ema = false;    // export the moving average (EMA) of the weights
+  double ema_decay = -1;  // of several, that of this decay; -1: the first of train.ema_decay
   std::string dtype = "f32";
   double shard_size = 0;  // GB (10^9 bytes) of a shard; 0: one file
   std::string latents;    // of a VAE: a store that `weft encode` made with it; "": none
@@ -106,13 +108,18 @@ int export_weights(const ExportRequest& request) {
                            : detector     ? detector->params()
                                           : model->params();
   params.allocate_for_inference(false);
-  if (request.ema)
-    restore_ema(checkpoint, params);
+  const bool by_decay = request.ema_decay >= 0, ema = request.ema || by_decay;
+  if (ema)
+    restore_ema(checkpoint, params, by_decay ? std::optional(request.ema_decay) : std::nullopt);
   else
     restore_state(checkpoint, params);
   save_weights(request.output, params, how);
   log::info("{} tensors of step {} ({}, {}) in {}", params.all().size() + how.buffers.size(),
-            checkpoint.info().step, request.ema ? "EMA" : "weights", request.dtype, request.output);
+            checkpoint.info().step,
+            by_decay ? fmt::format("EMA of decay {}", request.ema_decay)
+            : ema    ? "EMA"
+                     : "weights",
+            request.dtype, request.output);
   return 0;
 }
 
@@ -126,6 +133,9 @@ Command export_command() {
   c.option("run", r->run, "run or checkpoint directory").required = true;
   c.option("output", r->output, "safetensors file to write").required = true;
   c.option("--ema", r->ema, "export the moving average (EMA) of the weights");
+  c.option("--ema-decay", r->ema_decay,
+           "of several moving averages (train.ema_decay), export that of this decay")
+      .not_negative = true;
   c.option("--dtype", r->dtype, "number format (f32)").choices = {"f32", "bf16", "f16"};
   c.option("--shard-size", r->shard_size,
            "GB of a file; more make shards with an index (else one file)")

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
 #include "core/philox.h"
@@ -297,8 +298,8 @@ void ParameterTable::finish_step() {
 }
 
 OptimizerState::OptimizerState(ParameterTable& table, bool sharded, int rank, int ranks,
-                               bool squares)
-    : table_(table), sharded_(sharded) {
+                               bool squares, std::vector<double> ema_decays)
+    : table_(table), sharded_(sharded), ema_decays_(std::move(ema_decays)) {
   offsets_.push_back(0);
   std::int64_t low = 0;  // elements of bf16_only buckets
   for (const ParameterTable::Bucket& b : table.buckets()) {
@@ -309,15 +310,17 @@ OptimizerState::OptimizerState(ParameterTable& table, bool sharded, int rank, in
   const Shape shape{offsets_.back()};
   exp_avg_ = Tensor::persistent(shape, DType::f32);
   if (squares) exp_avg_sq_ = Tensor::persistent(shape, DType::f32);
-  ema_ = Tensor::persistent(shape, DType::f32);
-  for (int b = 0; b < static_cast<int>(parts_.size()); ++b) {
-    Tensor to = ema(b);
-    ops::convert(master(b), to);
-  }
+  for (std::size_t i = 0; i < ema_decays_.size(); ++i)
+    ema_.push_back(Tensor::persistent(shape, DType::f32));
+  for (int i = 0; i < averages(); ++i)
+    for (int b = 0; b < static_cast<int>(parts_.size()); ++b) {
+      Tensor to = ema(b, i);
+      ops::convert(master(b), to);
+    }
   if (!sharded || !table.working().defined() || low == 0) return;
   // The EMA still equals the masters and is already cut into this rank's parts: copy it.
   Tensor moved = Tensor::persistent({low}, DType::f32);
-  ops::convert(ema_.slice(0, low), moved);
+  ops::convert(ema_.front().slice(0, low), moved);
   master_ = moved;
   table.drop_bf16_only_values();
 }
@@ -344,8 +347,8 @@ Tensor OptimizerState::working(int bucket) const {
 }
 
 std::size_t OptimizerState::bytes() const {
-  return exp_avg_.bytes() + (has_squares() ? exp_avg_sq_.bytes() : 0) + ema_.bytes() +
-         (master_.defined() ? master_.bytes() : 0);
+  return exp_avg_.bytes() + (has_squares() ? exp_avg_sq_.bytes() : 0) +
+         ema_.size() * ema_.front().bytes() + (master_.defined() ? master_.bytes() : 0);
 }
 
 }  // namespace weft

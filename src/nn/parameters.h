@@ -188,10 +188,12 @@ class CountingScope {
 // every rank.
 class OptimizerState {
  public:
-  // Zero moments; the EMA starts as a copy of the weights. A sharded bf16 model's f32 values of
+  // Zero moments; each EMA starts as a copy of the weights. A sharded bf16 model's f32 values of
   // bf16_only buckets move here, and leave the table.
   // `squares`: AdamW's second moments are kept; SGD has its momentum in exp_avg alone.
-  OptimizerState(ParameterTable& table, bool sharded, int rank, int ranks, bool squares = true);
+  // `ema_decays`: one moving average of the weights for each, at least one.
+  OptimizerState(ParameterTable& table, bool sharded, int rank, int ranks, bool squares = true,
+                 std::vector<double> ema_decays = {0.99});
 
   // What this rank owns of a bucket: elements of the flat space.
   const Part& part(int bucket) const { return parts_[bucket]; }
@@ -202,12 +204,14 @@ class OptimizerState {
   Tensor exp_avg(int bucket) const { return own(exp_avg_, bucket); }
   bool has_squares() const { return exp_avg_sq_.defined(); }
   Tensor exp_avg_sq(int bucket) const { return own(exp_avg_sq_, bucket); }
-  Tensor ema(int bucket) const { return own(ema_, bucket); }
+  int averages() const { return static_cast<int>(ema_.size()); }
+  const std::vector<double>& ema_decays() const { return ema_decays_; }
+  Tensor ema(int bucket, int average = 0) const { return own(ema_[average], bucket); }
   // The same of the gradients and of the bf16 weights (undefined in an f32 model).
   Tensor gradient(int bucket) const;
   Tensor working(int bucket) const;
 
-  // Bytes on this rank, for the start table: masters that live here, moments, EMA.
+  // Bytes on this rank, for the start table: masters that live here, moments, EMAs.
   std::size_t bytes() const;
 
  private:
@@ -218,7 +222,9 @@ class OptimizerState {
   std::vector<Part> parts_;
   std::vector<std::int64_t> offsets_;  // of the parts in the arrays below; one more than parts
   Tensor master_;  // bf16_only buckets, which come first; undefined if the table has the values
-  Tensor exp_avg_, exp_avg_sq_, ema_;
+  Tensor exp_avg_, exp_avg_sq_;
+  std::vector<double> ema_decays_;
+  std::vector<Tensor> ema_;  // [decay]
 };
 
 }  // namespace weft

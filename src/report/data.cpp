@@ -157,6 +157,19 @@ void load_metrics(Run& run) {
   run.distinct_samples = ids.size();
 }
 
+// Optional: of runs with train.layer_norms_every.
+void load_layer_norms(Run& run) {
+  std::ifstream in(run.dir / "layer_norms.jsonl", std::ios::binary);
+  for (std::string line; std::getline(in, line);) {
+    const json j = try_parse_json(line);
+    if (!j.is_object() || !std::isfinite(number(j, "step")) || !seal_holds(line)) continue;
+    auto& norms = run.layer_norms[number(j, "step") + 1];
+    norms.clear();  // a restart repeats steps: the last of each counts
+    for (const auto& [layer, norm] : object(j, "norms").items())
+      if (norm.is_number()) norms.emplace_back(layer, norm.get<double>());
+  }
+}
+
 // Optional: an older run, or one that died before its first step, has none.
 void load_facts(Run& run) {
   const auto j = try_parse_json<nlohmann::ordered_json>(read_text(run.dir / "run.json"));
@@ -208,6 +221,7 @@ Run load_run(const fs::path& dir) {
   const fs::path plain = fs::absolute(dir).lexically_normal();
   run.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
   load_metrics(run);
+  load_layer_norms(run);
   load_facts(run);
   run.deck = read_text(dir / "deck.toml");
   if (const std::optional<JobStatus> status = read_status(dir / "status.json"))
@@ -358,6 +372,9 @@ std::string event_file(const Run& run) {
       // A loss that is not finite is kept: TensorBoard marks it.
       if (i < values->size() && (std::isfinite((*values)[i]) || tag == "loss"))
         put_scalar(summary, tag, (*values)[i]);
+    if (const auto norms = run.layer_norms.find(s.step[i]); norms != run.layer_norms.end())
+      for (const auto& [layer, norm] : norms->second)
+        put_scalar(summary, "layer_norms/" + layer, norm);
     std::string step = event(time);
     put_tag(step, 2, Kind::varint);
     put_varint(step, static_cast<std::uint64_t>(s.step[i]));

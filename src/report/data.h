@@ -67,6 +67,8 @@ struct Run {
   std::string name;  // for titles and legends
   Steps steps;
   RankTimes ranks;
+  // The gradient's norm in each layer, by steps done: of some steps only.
+  std::map<double, std::vector<std::pair<std::string, double>>> layer_norms;
   double ranks_number = 0;       // how many ranks; 0: unknown
   double ended = 0;              // time of its last line: seconds since 1970
   std::vector<Scaling> scaling;  // of RUN/scaling.json
@@ -82,8 +84,8 @@ struct Run {
   std::size_t distinct_samples = 0;
 };
 
-// Reads RUN/metrics.jsonl, deck.toml, run.json, generated/ and samples/. Throws Exit::data when
-// there is no such directory or no complete line of metrics.
+// Reads RUN/metrics.jsonl, layer_norms.jsonl, deck.toml, run.json, generated/ and samples/. Throws
+// Exit::data when there is no such directory or no complete line of metrics.
 Run load_run(const std::filesystem::path& dir);
 
 // Reads a scaling result. Throws Exit::data when it is none.
@@ -94,8 +96,8 @@ Scaling load_scaling(const std::filesystem::path& file);
 
 // CRC-32C (Castagnoli) of the bytes.
 std::uint32_t crc32c(std::string_view bytes);
-// A file's content: loss, terms, gradient norm, rate, seconds and their parts, memory,
-// spread of the ranks; each at the number of steps done.
+// A file's content: loss, terms, gradient norm (of some steps also by layer), rate, seconds and
+// their parts, memory, spread of the ranks; each at the number of steps done.
 std::string event_file(const Run& run);
 // Writes DIR/NAME/events.out.tfevents.weft for each run, in place of an earlier one. Runs of the
 // same name get numbers. Returns the paths; throws Exit::data when one cannot be written.

@@ -46,14 +46,15 @@ std::size_t least(std::size_t value, MPI_Comm world) {
 
 // Bytes of weights, gradients and optimizer on a rank that holds a `ranks`th of what is sharded:
 // without padding, so never more than there will be.
-std::size_t least_state_bytes(const ParameterTable& table, bool bf16, bool squares, int ranks) {
+std::size_t least_state_bytes(const ParameterTable& table, bool bf16, bool squares, int ranks,
+                              std::size_t averages) {
   std::size_t bytes = 0;
   for (const auto& p : table.all()) {
     const auto n = static_cast<std::size_t>(p->shape.numel());
     const std::size_t share = n / static_cast<std::size_t>(ranks);
     const std::size_t masters = bf16 && p->bf16_only ? share : n;
     bytes += 4 * masters + (bf16 ? 2 * n : 0);
-    if (p->trainable) bytes += 4 * n + (squares ? 12 : 8) * share;
+    if (p->trainable) bytes += 4 * n + ((squares ? 8 : 4) + 4 * averages) * share;
   }
   return bytes;
 }
@@ -146,8 +147,9 @@ void Trainer::check_state_fits() {
   if (on_cuda()) return;
   const bool squares = std::any_of(optimizers_.begin(), optimizers_.end(),
                                    [](const auto& o) { return o.optimizer != "sgd"; });
-  const std::size_t state = least_state_bytes(params(), task_->bf16(), squares,
-                                              deck_.parallel.zero == 1 ? comm_->size() : 1);
+  const std::size_t state =
+      least_state_bytes(params(), task_->bf16(), squares,
+                        deck_.parallel.zero == 1 ? comm_->size() : 1, deck_.train.ema_decay.size());
   // Before any rank allocates: least() waits for all.
   const std::size_t room =
       least(host_memory().available / static_cast<std::size_t>(device_.host_ranks), world_);
@@ -173,7 +175,8 @@ void Trainer::load_state() {
   if (started_from_.empty())
     started_from_ = fmt::format("drawn from run.seed = {}", deck_.run.seed);
   data_parallel_->make_state(std::any_of(optimizers_.begin(), optimizers_.end(),
-                                         [](const auto& o) { return o.optimizer != "sgd"; }));
+                                         [](const auto& o) { return o.optimizer != "sgd"; }),
+                             deck_.train.ema_decay);
   checkpoints_->check_room(
       flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
   // Without a usable run.json, the newest checkpoint names the run.
@@ -227,6 +230,8 @@ void Trainer::plan_step() {
   arena_ = Arena::reserve(
       on_cuda() && deck_.memory.arena_gib <= 0 ? std::min(capacity, with_scratch) : capacity);
   report_ = std::make_unique<StepReport>(*comm_, params().groups());
+  if (deck_.train.layer_norms_every > 0)
+    layer_norms_ = std::make_unique<LayerNorms>(params(), data_parallel_->state(), *comm_);
   runner_ = std::make_unique<MicroBatchRunner>(*task_, *source_, *graphs_, memory_, batch_sizes_);
 }
 
@@ -309,8 +314,14 @@ void Trainer::step() {
   // 4. Clip and update; the gathers of the new weights are issued.
   comm_->progress(done_, "optimizer");
   const double before_update = now_seconds();
-  step.blocked_for_norm = data_parallel_->norm(report_->rows(), report_->norm()) +
-                          data_parallel_->update(optimizers_, done_, report_->norm());
+  step.blocked_for_norm = data_parallel_->norm(report_->rows(), report_->norm());
+  const bool by_layer = layer_norms_ && (done_ + 1) % deck_.train.layer_norms_every == 0;
+  const auto by_layer_sent = by_layer ? layer_norms_->send() : 0;
+  step.blocked_for_norm += data_parallel_->update(optimizers_, done_, report_->norm());
+  if (by_layer) {
+    step.blocked_for_norm += comm_->wait(by_layer_sent);
+    step.layer_squares = layer_norms_->fetch();
+  }
   task_->end_step(*report_, done_, static_cast<std::int64_t>(m.samples.size()));
   step.rows = report_->fetch();
   if (exchanges_costs) step.cost_sums = work_->fetch();
@@ -382,6 +393,8 @@ void Trainer::complete(IssuedStep step) {
   for (const auto& t : step.micro_batches) work_->measured(t.bucket, t.seconds / t.share);
   if (!step.cost_sums.empty()) work_->agree(step.cost_sums);
   review_.sum_up(step);
+  for (std::size_t l = 0; l < step.layer_squares.size() && l < layer_norms_->layers().size(); ++l)
+    m.layer_norms.emplace_back(layer_norms_->layers()[l], std::sqrt(step.layer_squares[l]));
   hear_requests(step);
   if (!std::isfinite(m.grad_norm) || !std::isfinite(m.loss)) explain_non_finite(step);
   review_.judge(step);

@@ -17,6 +17,7 @@
 #include "parallel/rank_device.h"
 #include "tensor/tensor.h"
 #include "train/data_parallel.h"
+#include "train/layer_norms.h"
 #include "train/memory_plan.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/step_report.h"
@@ -133,6 +134,7 @@ class Trainer {
   std::unique_ptr<StepGraphs> graphs_;
   std::unique_ptr<DataParallel> data_parallel_;
   std::unique_ptr<StepReport> report_;
+  std::unique_ptr<LayerNorms> layer_norms_;  // null without train.layer_norms_every
   std::unique_ptr<MicroBatchRunner> runner_;
   std::unique_ptr<WorkPlan> work_;
   std::unique_ptr<Prefetcher> prefetcher_;

@@ -142,6 +142,35 @@ TEST(Deck, KeysThatMustFitTogether) {
   EXPECT_THAT(refusal("[run]\ndir = \"\"\n"), HasSubstr("run.dir is empty"));
 }
 
+TEST(Deck, SchedulesRefuseKeysThatDoNothingWithThem) {
+  EXPECT_THAT(refusal("[train]\nlr_scheduler = \"cosin\"\n"), HasSubstr("did you mean \"cosine\""));
+  EXPECT_THAT(refusal("[train]\nlr_scheduler = \"cosine\"\nlr_power = 0.9\n"),
+              HasSubstr("train.lr_power = 0.9 has no effect with train.lr_scheduler = \"cosine\""));
+  EXPECT_THAT(refusal("[train]\nlr_decay_steps = 10\n"), HasSubstr("warmup_stable_decay"));
+  EXPECT_THAT(refusal("[train]\nlr_decay_type = \"sqrt\"\n"), HasSubstr("has no effect"));
+  EXPECT_THAT(refusal("[train]\nlr_scheduler = \"constant\"\nmin_lr_factor = 0.1\n"),
+              HasSubstr("min_lr_factor = 0.1 has no effect"));
+  const std::string stable =
+      "[train]\nlr_scheduler = \"warmup_stable_decay\"\nsteps = 100\nwarmup_steps = 60\n";
+  EXPECT_THAT(refusal(stable + "lr_decay_steps = 41\n"), HasSubstr("the run's 100 steps"));
+  EXPECT_EQ(parse_deck(stable + "lr_decay_steps = 40\n", "x", {}).train.lr_decay_steps, 40);
+}
+
+TEST(Deck, OneDecayOfTheAverageOrSeveral) {
+  using testing::ElementsAre;
+  // As decks and checkpoints had it before there were lists, and are written still.
+  const Deck one = parse_deck("[train]\nema_decay = 0.95\n", "x", {});
+  EXPECT_THAT(one.train.ema_decay, ElementsAre(0.95));
+  EXPECT_THAT(to_toml(one), HasSubstr("\nema_decay = 0.95\n"));
+  const Deck two = parse_deck("[train]\nema_decay = [0.99, 1]\n", "x", {});
+  EXPECT_THAT(two.train.ema_decay, ElementsAre(0.99, 1.0));
+  EXPECT_THAT(to_toml(two), HasSubstr("\nema_decay = [0.99, 1.0]\n"));
+  EXPECT_THAT(changed_keys(one, two), ElementsAre("train.ema_decay"));
+  EXPECT_THAT(refusal("[train]\nema_decay = []\n"), HasSubstr("empty list"));
+  EXPECT_THAT(refusal("[train]\nema_decay = [0.5, 0.9, 0.5]\n"), HasSubstr("names 0.5 twice"));
+  EXPECT_THAT(refusal("[train]\nema_decay = [0.5, 1.5]\n"), HasSubstr("out of range"));
+}
+
 TEST(Deck, UnreadableFiles) {
   const auto refused = [](const std::filesystem::path& path) {
     try {

@@ -34,6 +34,8 @@ struct StepMetrics {
   std::size_t resident_bytes = 0, arena_peak_bytes = 0;
   std::vector<std::pair<std::string, double>> terms;  // what the loss is made of; may be empty
   std::vector<std::int64_t> samples;                  // of all ranks, in the order of the step plan
+  // The gradient's norm in each layer, in a step of train.layer_norms_every.
+  std::vector<std::pair<std::string, double>> layer_norms;
 
   // What rank 0 knows of all ranks, in seconds a rank; nothing of it is written while slowest_rank
   // is negative.
@@ -48,17 +50,19 @@ struct StepMetrics {
 // (greatest - mean) / mean; 0 for no values or no time at all.
 double spread_of(std::span<const float> busy);
 
-class MetricsWriter {
+// A file of a run with a line of JSON for some of its steps.
+class StepLines {
  public:
-  // Appends to RUN/metrics.jsonl. Lines of steps from `first_step` on, which a restart repeats, are
-  // dropped first, as is a last line that a crash cut short.
-  MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step);
-  ~MetricsWriter();
-  MetricsWriter(const MetricsWriter&) = delete;
-  MetricsWriter& operator=(const MetricsWriter&) = delete;
+  // Appends to `path`. Lines of steps from `first_step` on, which a restart repeats, are dropped
+  // first, as is a last line that a crash cut short.
+  StepLines(std::filesystem::path path, std::int64_t first_step);
+  ~StepLines();
+  StepLines(const StepLines&) = delete;
+  StepLines& operator=(const StepLines&) = delete;
 
-  // Lines that a full disk refuses wait in memory, with one WARN, and follow once it takes them.
-  void write(const StepMetrics& m);
+  // An object with a number "step"; it gets a seal (core/hash.h). Lines that a full disk refuses
+  // wait in memory, with one WARN, and follow once it takes them.
+  void write(const std::string& object);
 
  private:
   bool flush();
@@ -67,7 +71,21 @@ class MetricsWriter {
   int file_ = -1;
   std::string pending_;
   bool failing_ = false;
-  bool first_ = true;  // line of this start
+};
+
+// RUN/metrics.jsonl, and RUN/layer_norms.jsonl for steps that have such norms.
+class MetricsWriter {
+ public:
+  MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step);
+
+  void write(const StepMetrics& m);
+
+ private:
+  std::filesystem::path run_dir_;
+  std::int64_t first_step_;
+  StepLines metrics_;
+  std::optional<StepLines> layer_norms_;  // once there is a line for it, or one to drop
+  bool first_ = true;                     // line of this start
 };
 
 // ---- Watches over figures that are the same on every rank ----
