@@ -10,9 +10,10 @@ namespace weft {
 
 struct Gpu {
   std::string name, title;  // "h100", "H100 SXM"
-  // Published: memory (1e9 bytes), FLOP/s of dense products in bf16 and of arithmetic in f32, B/s
+  double memory_gb;         // that CUDA reports, in 1e9 bytes
+  // Published: FLOP/s of dense products in bf16 and of arithmetic in f32, B/s
   // of memory, of NVLink in one direction, and of PCIe.
-  double memory_gb, peak_bf16, peak_f32, bandwidth, nvlink, pcie;
+  double peak_bf16, peak_f32, bandwidth, nvlink, pcie;
   bool measured;  // by weft; otherwise scaled
 };
 

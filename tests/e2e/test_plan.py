@@ -98,7 +98,7 @@ class Plan(WeftTest):
         self.refuse("optimizer need", "set parallel.zero = 1 (ZeRO-1)", "GiB a rank", deck=stage2,
                     arguments=("parallel.zero=0", "--gpu", "h100", "--gpus", "8", "--memory", "20"))
         self.refuse("optimizer need", "keep fewer averages (train.ema_decay), or use more ranks", "16 hold it", deck=stage2,
-                    arguments=("train.ema_decay=[0.99, 0.999]", "--gpu", "h100", "--gpus", "8", "--memory", "11.5"))
+                    arguments=("train.ema_decay=[0.99, 0.999]", "--gpu", "h100", "--gpus", "8", "--memory", "9"))
 
     def test_without_data(self):
         self.refused(self.weft("plan", "deck.toml", "data.path=none.h5", "--gpus", "8", "--memory", "80", ranks=0,
@@ -127,7 +127,9 @@ class Plan(WeftTest):
         # What the refusal says to set is enough, for all buckets at once.
         said = re.search(r"train\.batch_sizes = (\[.*?\])", self.jobs[-1].err)[1]
         self.weft("plan", REPOSITORY / "inputs" / "stage2.toml", "train.batch_sizes=" + said, *machine, ranks=0)
-        self.refuse("weights, gradients and optimizer need", "use more ranks",
+        self.refuse("weights, gradients and optimizer need", "use more ranks", "16 hold it",
+                    arguments=("--gpus", "8", "--memory", "9", "--fabric", "8x400"))
+        self.refuse("weights, gradients and optimizer need", "use a smaller model", "any number of ranks",
                     arguments=("--gpus", "8", "--memory", "6", "--fabric", "8x400"))
         self.refuse("optimizer need", "parallel.zero = 1",
                     arguments=("parallel.zero=0", "--gpus", "8", "--memory", "20", "--fabric",

@@ -27,7 +27,7 @@ void expect_after_warmup(const TrainDeck& d, F after) {
   for (std::int64_t s = 0; s < d.steps; ++s) {
     const double want =
         s < 100 ? (static_cast<double>(s) + 1) / 101 : after((static_cast<double>(s) - 100) / 900);
-    ASSERT_NEAR(learning_rate(d, s), 3e-4 * want, 1e-18) << d.lr_scheduler << " step " << s;
+    ASSERT_NEAR(learning_rate(d, s), 3e-4 * want, 1e-16) << d.lr_scheduler << " step " << s;
   }
 }
 
