@@ -49,7 +49,7 @@ LayerNorms::LayerNorms(const ParameterTable& table, const OptimizerState& state,
     const std::int64_t begin = std::max(offset, mine.begin) - mine.begin;
     const std::int64_t end = std::min(offset + p->shape.numel(), mine.end) - mine.begin;
     if (begin >= end) continue;
-    // The few elements of padding between parameters are zeros: they may be squared along.
+    // The padding between parameters is zero, so that one call may go over it.
     if (!stretches_.empty() && stretches_.back().bucket == p->bucket &&
         stretches_.back().layer == layer)
       stretches_.back().end = end;
