@@ -162,8 +162,10 @@ class Assign {
   template <class T>
   std::vector<T> read(const toml::node& node, const std::vector<T>*) const {
     const auto* list = node.as_array();
-    // A single value for a list saves brackets and quotes on the command line; accepted only there.
-    if (list == nullptr && origin_.is_override) return {read(node, static_cast<const T*>(nullptr))};
+    // A single value for a list saves brackets and quotes on the command line; accepted only there,
+    // and where decks have had one.
+    if (list == nullptr && (origin_.is_override || option_.or_one))
+      return {read(node, static_cast<const T*>(nullptr))};
     if (list == nullptr) wrong_type(node);
     std::vector<T> values;
     for (const toml::node& item : *list)

@@ -33,6 +33,7 @@ struct Option {
   bool fixed = false;                // a training run's results depend on it
   std::string alias = {};            // another key that decks may use
   bool decides = true;               // results of running a model depend on it (identity)
+  bool or_one = false;               // of a list: a deck may give one value without brackets
 };
 
 // The rows of one table, in the order of the reference page.
