@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "class_softmax.cuh"
 #include "core/error.h"
+#include "math.cuh"
 #include "ops/loss.h"
 
 namespace weft::kernels {

@@ -9,9 +9,9 @@
 
 #include <algorithm>
 
-#include "class_softmax.cuh"
 #include "divide.cuh"
 #include "loss_sums.cuh"
+#include "math.cuh"
 #include "ops/random.h"
 
 namespace weft::kernels {

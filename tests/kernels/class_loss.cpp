@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <functional>
 
 #include "ops/loss.h"
 #include "tests/kernels/cases.h"
