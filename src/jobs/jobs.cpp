@@ -3,6 +3,7 @@
 #include "data/ingest/ingest.h"
 #include "jobs/animate/clips.h"
 #include "jobs/encode/encode.h"
+#include "jobs/evaluate/clips.h"
 #include "jobs/evaluate/evaluate.h"
 #include "jobs/generate/options.h"
 #include "jobs/reconstruct/reconstruct.h"
@@ -20,8 +21,9 @@ void register_deck_tables() {
     if (m.tables == nullptr) continue;
     for (DeckTable& t : m.tables()) tables.push_back(std::move(t));
   }
-  for (DeckTable (*table)() : {ingest_table, reconstruct_table, encode_table, generate_table,
-                               evaluate_table, segment_table, score_table, animate_table})
+  for (DeckTable (*table)() :
+       {ingest_table, reconstruct_table, encode_table, generate_table, evaluate_table,
+        evaluate_clips_table, segment_table, score_table, animate_table})
     tables.push_back(table());
   set_deck_tables(std::move(tables), std::move(names));
 }

@@ -14,6 +14,7 @@
 #include "core/log.h"
 #include "data/images/labelled_images.h"
 #include "data/text_images/drawn/drawn_text.h"
+#include "jobs/evaluate/clips.h"
 #include "tensor/device.h"
 
 namespace weft {
@@ -134,6 +135,7 @@ int evaluate(const Deck& deck, const EvaluationPages& pages, MPI_Comm world) {
   WEFT_CHECK(!deck.get<EvaluateDeck>().output.empty(), Exit::usage,
              "set evaluate.output = \"evaluation\"", "evaluate.output is empty");
   const ListStart start = start_list_job(deck, world);
+  if (!deck.get<EvaluateClipsDeck>().clips.empty()) return evaluate_clips(deck, start, world);
   if (deck.model.name == "dbnet") return evaluate_detection(deck, start, pages.detection, world);
   return evaluate_segmentation(deck, start, pages.segmentation, world);
 }
@@ -162,8 +164,7 @@ void evaluate_rows(Rows& r, EvaluateDeck& d) {
 DeckTable evaluate_table() { return deck_table("evaluate", evaluate_rows); }
 
 Command evaluate_command(EvaluationPages pages) {
-  Command c{"evaluate",
-            "measure how well a model does: IoU of classes and accuracy, or Hmean of text",
+  Command c{"evaluate", "measure a model: IoU of classes, Hmean of text; or the quality of clips",
             [pages = std::move(pages)](const Deck& deck, MPI_Comm world) {
               return evaluate(deck, pages, world);
             }};
