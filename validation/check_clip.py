@@ -7,7 +7,7 @@ Models with random weights: a small one, with --full also one of ViT-L/14's shap
 through Pillow's bicubic resize, the middle crop and both encoders, captions through the tokenizer, which is written here anew
 from docs/models/clip.md and is held to transformers' CLIPTokenizer on plain text. Figures are relative L2 errors of features.
 End to end, `weft evaluate` scores pictures of a table: `match` against 100 times the cosine, `aes` against the predictor in
-PyTorch. --numbers prints what tests/models/clip/clip_test.cpp expects of its small model. Exit status 0 if all hold.
+PyTorch, `lpips` against the package of that name with random weights. --numbers prints what tests/models/clip/clip_test.cpp expects of its small model. Exit status 0 if all hold.
 """
 import csv
 import html
@@ -16,6 +16,7 @@ import re
 import sys
 import tempfile
 
+import lpips
 import numpy as np
 import torch
 import transformers
@@ -259,21 +260,34 @@ def check(weft, where, name, shape, tolerance):
           f"pixels differ by {levels} levels, tokens {'agree' if tokens_right else 'DIFFER'}")
 
     # End to end.
-    for i, p in enumerate(images):
+    torch.manual_seed(6)
+    judge = lpips.LPIPS(net="vgg", pretrained=False, pnet_rand=True, verbose=False).eval().requires_grad_(False)
+    for lin in judge.lins:  # the package's start has both signs
+        lin.model[1].weight.abs_()
+    safetensors_io.save(where / "lpips.safetensors", {n: p.numpy() for n, p in judge.state_dict().items()})
+    noisy = [np.clip(p + np.random.default_rng(7).normal(0, 12, p.shape), 0, 255).astype(np.uint8) for p in images]
+    for i, (p, q) in enumerate(zip(images, noisy)):
         Image.fromarray(p).save(where / f"{i}.png")
+        Image.fromarray(q).save(where / f"reference{i}.png")
     with open(where / "in.csv", "w", newline="") as f:
         writer = csv.writer(f)
-        writer.writerow(["path", "text"])
-        writer.writerows([f"{i}.png", TEXTS[i]] for i in range(len(images)))
+        writer.writerow(["path", "text", "reference"])
+        writer.writerows([f"{i}.png", TEXTS[i], f"reference{i}.png"] for i in range(len(images)))
     (where / "deck.toml").write_text(deck)
-    common.run([weft, "evaluate", where / "deck.toml", f"evaluate.clips={where}/in.csv", f"evaluate.output={where}/out"])
+    common.run([weft, "evaluate", where / "deck.toml", f"evaluate.clips={where}/in.csv", f"evaluate.output={where}/out",
+                f"evaluate.lpips_weights={where}/lpips.safetensors"])
     rows = list(csv.DictReader(open(where / "out" / "scores.csv", newline="")))
     cosine = 100 * torch.nn.functional.cosine_similarity(torch.from_numpy(want_image),
                                                          torch.from_numpy(want_text[:len(images)])).numpy()
     found["match"] = max(abs(float(r["match"]) - c) for r, c in zip(rows, cosine))
     found["aes"] = max(abs(float(r["aes"]) - a) for r, a in zip(rows, want_aesthetic))
-    print(f"{name}: weft evaluate differs by {found['match']:.1e} in match (of 100), {found['aes']:.1e} in aes")
+    unit = lambda p: torch.from_numpy(np.array(p)).permute(2, 0, 1)[None].float() / 127.5 - 1  # noqa: E731
+    wanted = [float(judge(unit(p), unit(q))) for p, q in zip(images, noisy)]
+    found["lpips"] = max(abs(float(r["lpips"]) / v - 1) for r, v in zip(rows, wanted))
+    print(f"{name}: weft evaluate differs by {found['match']:.1e} in match (of 100), {found['aes']:.1e} in aes, "
+          f"{found['lpips']:.1e} of lpips")
     good = tokens_right and levels <= 1 and max(found["image"], found["text"]) <= tolerance
+    good &= found["lpips"] <= tolerance
     return good and found["match"] <= 100 * tolerance and max(found["aes"], found["aesthetic"]) <= tolerance, found
 
 

@@ -39,6 +39,7 @@ RULES = [
     (r"weft (ingest|encode|generate) footage.toml", "parse"),
     (r"weft (ingest|generate|encode|animate|evaluate|segment|score|reconstruct|train) inputs/(?!smoke)", "parse"),
     (r"weft ingest deck.toml ingest.inputs=meta.csv", "parse"),
+    (r"weft evaluate deck.toml evaluate.clips=", "parse"),
     (r"weft ingest deck.toml ingest.inputs=videos", "run"),
     (r"weft bench scaling ", "parse"),
     (r"weft generate$", "text"),  # the launcher's options are the point
