@@ -164,7 +164,6 @@ struct ClipSummary {
   std::int64_t rows = 0, differing = 0;  // differing: clips of another length than their reference
   std::vector<ColumnSummary> columns;
   std::vector<std::pair<std::string, std::string>> facts;
-  std::vector<std::string> faults;
 };
 
 void write_clip_table(const Deck& deck, const ClipRows& rows, const ClipMeasures& measures,

@@ -31,13 +31,13 @@ Init normal(std::int64_t fan_in) {
   return {Init::Kind::normal, 1.0f / std::sqrt(static_cast<float>(fan_in))};
 }
 
-nn::NormWeights add_norm(ParameterTable& params, const std::string& name, std::int64_t C) {
+nn::NormWeights fixed_norm(ParameterTable& params, const std::string& name, std::int64_t C) {
   return {&params.add(name + ".weight", {C}, {Init::Kind::constant, 1}, false),
           &params.add(name + ".bias", {C}, {Init::Kind::constant, 0}, false)};
 }
 
-nn::Linear add_linear(ParameterTable& params, const std::string& name, std::int64_t out,
-                      std::int64_t in) {
+nn::Linear fixed_linear(ParameterTable& params, const std::string& name, std::int64_t out,
+                        std::int64_t in) {
   return {&params.add(name + ".weight", {out, in}, normal(in), false),
           &params.add(name + ".bias", {out}, {Init::Kind::constant, 0}, false)};
 }
@@ -196,14 +196,14 @@ ClipLayers::ClipLayers(ParameterTable& params, const std::string& prefix,
     const std::string name = fmt::format("{}encoder.layers.{}.", prefix, i);
     const std::string attention = name + "self_attn.";
     Layer l;
-    l.norm1 = add_norm(params, name + "layer_norm1", C);
-    l.q = add_linear(params, attention + "q_proj", C, C);
-    l.k = add_linear(params, attention + "k_proj", C, C);
-    l.v = add_linear(params, attention + "v_proj", C, C);
-    l.out = add_linear(params, attention + "out_proj", C, C);
-    l.norm2 = add_norm(params, name + "layer_norm2", C);
-    l.fc1 = add_linear(params, name + "mlp.fc1", F, C);
-    l.fc2 = add_linear(params, name + "mlp.fc2", C, F);
+    l.norm1 = fixed_norm(params, name + "layer_norm1", C);
+    l.q = fixed_linear(params, attention + "q_proj", C, C);
+    l.k = fixed_linear(params, attention + "k_proj", C, C);
+    l.v = fixed_linear(params, attention + "v_proj", C, C);
+    l.out = fixed_linear(params, attention + "out_proj", C, C);
+    l.norm2 = fixed_norm(params, name + "layer_norm2", C);
+    l.fc1 = fixed_linear(params, name + "mlp.fc1", F, C);
+    l.fc2 = fixed_linear(params, name + "mlp.fc2", C, F);
     layers_.push_back(std::move(l));
   }
 }
@@ -241,8 +241,8 @@ ClipImageEncoder::ClipImageEncoder(const WeightFiles& files, const ClipShape& sh
                           normal(3 * shape.patch * shape.patch), false);
   positions_ =
       &params_.add(embeddings + "position_embedding.weight", {tokens, C}, normal(C), false);
-  pre_ = add_norm(params_, name + "pre_layrnorm", C);  // as it is released
-  post_ = add_norm(params_, name + "post_layernorm", C);
+  pre_ = fixed_norm(params_, name + "pre_layrnorm", C);  // as it is released
+  post_ = fixed_norm(params_, name + "post_layernorm", C);
   projection_ = &params_.add("visual_projection.weight", {shape.channels, C}, normal(C), false);
   load(files, params_, vision, projection_->name);
   layers_.prepare();
@@ -323,7 +323,7 @@ ClipTextEncoder::ClipTextEncoder(const WeightFiles& files, const ClipShape& shap
       &params_.add(embeddings + "token_embedding.weight", {shape.vocabulary, C}, normal(C), false);
   positions_ = &params_.add(embeddings + "position_embedding.weight", {shape.positions, C},
                             normal(C), false);
-  final_ = add_norm(params_, name + "final_layer_norm", C);
+  final_ = fixed_norm(params_, name + "final_layer_norm", C);
   projection_ = &params_.add("text_projection.weight", {shape.channels, C}, normal(C), false);
   load(files, params_, text, projection_->name);
   layers_.prepare();
@@ -390,7 +390,7 @@ AestheticPredictor::AestheticPredictor(const std::string& weights, std::int64_t 
       {{0, 1024}, {2, 128}, {4, 64}, {6, 16}, {7, 1}}};
   std::int64_t in = channels;
   for (const auto& [number, out] : outputs) {
-    layers_.push_back(add_linear(params_, fmt::format("layers.{}", number), out, in));
+    layers_.push_back(fixed_linear(params_, fmt::format("layers.{}", number), out, in));
     in = out;
   }
   params_.allocate_for_inference(false);
