@@ -113,25 +113,24 @@ def byte_characters():
 
 
 def random_merges(count, seed=5):
-    """Merges of pairs that occur in English words."""
+    """Merges of pairs that occur in English words, then made-up ones, which meet no text."""
     words = " ".join(TEXTS[:4]).lower().split() + ["photo", "photograph", "running", "lower", "newest", "widest"] * 2
-    draw, merges, known = np.random.default_rng(seed), [], set()
+    draw, merges = np.random.default_rng(seed), []
     parts = [list(w[:-1]) + [w[-1] + "</w>"] for w in words if w.isascii() and w.isalpha()]
+    made, tokens = set(), list("qxzj")  # joined names occur once
+    pairs = True
     while len(merges) < count:
-        pairs = sorted({(a, b) for p in parts for a, b in zip(p, p[1:])} - known)
-        if not pairs:  # made up: they meet no text
-            letters = [c for c in "bcdfghjklmnpqrstvwxz"]
-            pair = ("".join(draw.choice(letters, 1)), "".join(draw.choice(letters, 1)))
-            if pair in known or any("".join(pair) == "".join(m) for m in merges):
-                continue
-        else:
+        pairs = pairs and sorted({(a, b) for p in parts for a, b in zip(p, p[1:]) if a + b not in made})
+        if pairs:
             pair = pairs[draw.integers(len(pairs))]
-            if any("".join(pair) == "".join(m) for m in merges):
-                known.add(pair)
+        else:
+            pair = (tokens[draw.integers(len(tokens))], "qxzj"[draw.integers(4)])
+            if "".join(pair) in made:
                 continue
-        known.add(pair)
+            tokens.append("".join(pair))
+        made.add("".join(pair))
         merges.append(pair)
-        for p in parts:
+        for p in parts if pairs else ():
             i = 0
             while i + 1 < len(p):
                 if (p[i], p[i + 1]) == pair:
