@@ -11,6 +11,7 @@
 
 #include "divide.cuh"
 #include "loss_sums.cuh"
+#include "math.cuh"
 #include "ops/random.h"
 
 namespace weft::kernels {
@@ -32,21 +33,6 @@ __device__ __forceinline__ double warp_sum_f64(double x) {
   for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(full_mask, x, offset);
   return x;
 }
-
-// The greatest logit of a position, and the sum of exp(logit - greatest), to all lanes.
-struct Softmax {
-  float top, sum;
-  template <class T>
-  __device__ __forceinline__ Softmax(const T* x, int C) {
-    const int lane = threadIdx.x % 32;
-    top = -INFINITY;
-    for (int c = lane; c < C; c += 32) top = fmaxf(top, to_float(x[c]));
-    top = warp_max(top);
-    sum = 0.0f;
-    for (int c = lane; c < C; c += 32) sum += expf(to_float(x[c]) - top);
-    sum = warp_sum(sum);
-  }
-};
 
 // partial [blocks,3]: the block's share of nll_forward's stats.
 template <class T>

@@ -19,14 +19,22 @@ they are model.weights_encoder and model.weights_decoder. Both of PyTorch's form
 SadTalker's parts (docs/models/sadtalker.md) are known by what they hold: a mapping network (mapping_00229-model.pth.tar, a key
 "mapping" beside those of its training) gets "mapping." in front of its names unless --prefix names something else.
 detection_Resnet50_Final.pth, alignment_WFLW_4HG.pth, parsing_parsenet.pth and GFPGANv1.4.pth need no option.
+
+CLIP (docs/models/clip.md): OpenAI's ViT-L-14.pt gets the names of Hugging Face's model, which weft reads as it is released. Such
+a file is a TorchScript archive; only its tensors are taken, and the program in it is neither loaded nor run. The aesthetic
+predictor, sac+logos+ava1-l14-linearMSE.pth or Open-Sora's aesthetic.pth, needs no option.
 """
 import argparse
+import collections
+import io
 import json
 import os
 import pathlib
+import pickle
 import re
 import struct
 import sys
+import zipfile
 
 try:
     import numpy  # noqa: F401 PyTorch hands its bytes over through it
@@ -72,8 +80,77 @@ def shards_of(path):
     return [path.parent / shard for shard in sorted(set(names.values()))], names
 
 
+STORAGES = {"FloatStorage": torch.float32, "HalfStorage": torch.float16, "BFloat16Storage": torch.bfloat16,
+            "DoubleStorage": torch.float64, "LongStorage": torch.int64, "IntStorage": torch.int32, "ByteStorage": torch.uint8,
+            "BoolStorage": torch.bool}
+
+
+class ScriptModule:
+    """Stands for any class of a TorchScript archive: keeps its members, and has no code."""
+
+    def __setstate__(self, members):
+        self.members = members
+
+
+class ScriptTensors(pickle.Unpickler):
+    """Reads data.pkl of a TorchScript archive. Nothing that it names is called but what rebuilds tensors and lists."""
+
+    def __init__(self, archive, root):
+        super().__init__(io.BytesIO(archive.read(root + "data.pkl")))
+        self.archive, self.root, self.storages = archive, root, {}
+
+    def find_class(self, module, name):
+        if module.startswith("__torch__"):
+            return ScriptModule
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return torch._utils._rebuild_tensor_v2
+        if (module, name) == ("collections", "OrderedDict"):
+            return collections.OrderedDict
+        if module == "torch.jit._pickle":  # lists and their types
+            return lambda values, *_: values
+        if module == "torch" and name in STORAGES:
+            return STORAGES[name]
+        raise pickle.UnpicklingError(f"{module}.{name} is not part of a model")
+
+    def persistent_load(self, given):
+        _, dtype, key, _, count = given
+        if key not in self.storages:
+            data = bytearray(self.archive.read(f"{self.root}data/{key}"))
+            if len(data) != count * dtype.itemsize:
+                raise pickle.UnpicklingError(f"storage {key} has {len(data)} bytes instead of {count * dtype.itemsize}")
+            values = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            self.storages[key] = torch.storage.TypedStorage(wrap_storage=values.untyped_storage(), dtype=dtype, _internal=True)
+        return self.storages[key]
+
+
+def tensors_of_script(path):
+    """{name: tensor} of a TorchScript archive, or None for another file."""
+    if not zipfile.is_zipfile(path):
+        return None
+    with zipfile.ZipFile(path) as archive:
+        roots = [n.removesuffix("constants.pkl") for n in archive.namelist() if n.endswith("/constants.pkl")]
+        if not roots:
+            return None
+        try:
+            module, found = ScriptTensors(archive, roots[0]).load(), {}
+        except Exception as e:  # noqa: BLE001 whatever the unpickler meets
+            sys.exit(f"{path} is damaged, or contains more than a model: {e}")
+
+    def collect(value, name):
+        if torch.is_tensor(value):
+            found[name] = value
+        elif isinstance(value, ScriptModule) and isinstance(value.members, dict):
+            for key, member in value.members.items():
+                collect(member, f"{name}.{key}" if name else key)
+    collect(module, "")
+    return found
+
+
 def unpickled(path):
     """Loads a file, memory-mapped if its format allows; files from before PyTorch 1.6 are read completely."""
+    script = tensors_of_script(path)
+    if script is not None:
+        return script
     for mapped in (True, False):
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -109,8 +186,44 @@ def load(path, key):
     return content, prefix
 
 
+# OpenAI's names of CLIP's parts, and Hugging Face's.
+CLIP_PARTS = {"visual.class_embedding": "vision_model.embeddings.class_embedding",
+              "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
+              "visual.conv1.": "vision_model.embeddings.patch_embedding.", "visual.ln_pre.": "vision_model.pre_layrnorm.",
+              "visual.ln_post.": "vision_model.post_layernorm.", "visual.transformer.resblocks.": "vision_model.encoder.layers.",
+              "transformer.resblocks.": "text_model.encoder.layers.", "ln_final.": "text_model.final_layer_norm.",
+              "token_embedding.": "text_model.embeddings.token_embedding.",
+              "positional_embedding": "text_model.embeddings.position_embedding.weight"}
+CLIP_INNER = {".attn.out_proj.": ".self_attn.out_proj.", ".ln_1.": ".layer_norm1.", ".ln_2.": ".layer_norm2.",
+              ".mlp.c_fc.": ".mlp.fc1.", ".mlp.c_proj.": ".mlp.fc2."}
+
+
+def clip_renamed(tensors):
+    """OpenAI's CLIP under Hugging Face's names: q, k and v apart, projections as matrices of linear layers."""
+    out = {}
+    for name, t in tensors.items():
+        if name in ("input_resolution", "context_length", "vocab_size"):
+            continue
+        if name in ("visual.proj", "text_projection"):
+            out["visual_projection.weight" if name == "visual.proj" else "text_projection.weight"] = t.t()
+            continue
+        part = next((p for p in CLIP_PARTS if name.startswith(p)), None)
+        new = name if part is None else CLIP_PARTS[part] + name[len(part):]
+        for old, inner in CLIP_INNER.items():
+            new = new.replace(old, inner)
+        match = re.fullmatch(r"(.*)\.attn\.in_proj_(weight|bias)", new)
+        if match:
+            for part, piece in zip("qkv", t.chunk(3)):
+                out[f"{match[1]}.self_attn.{part}_proj.{match[2]}"] = piece
+        else:
+            out[new] = t
+    return out
+
+
 def renamed(tensors, prefix, names):
     """Released names; `names`: of the whole model."""
+    if "visual.conv1.weight" in tensors and "visual.class_embedding" in tensors:
+        tensors = clip_renamed(tensors)
     out = {}
     for name, t in tensors.items():
         if name == "encoder.embed_tokens.weight" and "shared.weight" in names:

@@ -294,7 +294,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
     params.initialise(static_cast<std::uint64_t>(deck.run.seed));
   else
     load_weights(request.weights, params);
-  OptimizerState optimizer(params, false, 0, 1);
+  OptimizerState optimizer(params, false, 0, 1, true, deck.train.ema_decay);
   const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
   const ArenaScope scope(*arena);
   const Batch batch = batch_of(request, model.config());

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "checkpoint/adapter.h"
 #include "checkpoint/agree.h"
 #include "checkpoint/manifest.h"
 #include "core/error.h"
@@ -314,8 +315,11 @@ std::string Checkpoint::describe() const {
                                  info_.step, info_.build);
   // "costs" are measured times, for weft simulate and the next start's warnings: no text for
   // people.
+  const auto adapter = adapter_facts(*this);
   for (const auto& [key, value] : info_.notes)
-    if (key != "costs") text += fmt::format("  {}  {}\n", key, value);
+    if (key != "costs" && !(key == "task" && adapter))
+      text += fmt::format("  {}  {}\n", key, value);
+  if (adapter) text += fmt::format("  adapter  {}\n", adapter->describe());
   text += "  arrays (f32)\n";
   for (const auto& [name, elements] : arrays_)
     text += fmt::format("    {:<16} {:>14} elements  {:>10}\n", name, elements,
@@ -345,11 +349,12 @@ const TensorRange* find_range(const Checkpoint& c, const Parameter& p) {
   for (const TensorRange& r : c.info().tensors)
     if (r.name == p.name) {
       const Shape shape{std::span<const std::int64_t>(r.shape)};
-      WEFT_CHECK(shape == p.shape, Exit::checkpoint,
-                 "continue with the [model] table that the run was started with, or name another "
-                 "run.dir",
-                 "{}: tensor {} has shape {}, but the deck's model expects {}", c.dir().string(),
-                 p.name, shape.str(), p.shape.str());
+      WEFT_CHECK(
+          shape == p.shape, Exit::checkpoint,
+          "continue with the [model] and [lora] that the run was started with, or name another "
+          "run.dir",
+          "{}: tensor {} has shape {}, but the deck's model expects {}", c.dir().string(), p.name,
+          shape.str(), p.shape.str());
       return &r;
     }
   return nullptr;
@@ -359,7 +364,7 @@ const TensorRange& range_of(const Checkpoint& c, const Parameter& p) {
   const TensorRange* range = find_range(c, p);
   WEFT_CHECK(
       range != nullptr, Exit::checkpoint,
-      "continue with the [model] table that the run was started with, or name another run.dir",
+      "continue with the [model] and [lora] that the run was started with, or name another run.dir",
       "{} has no tensor {}", c.dir().string(), p.name);
   return *range;
 }
@@ -445,17 +450,46 @@ CheckpointInfo describe_state(const Deck& deck, ParameterTable& table, std::int6
   return info;
 }
 
+namespace {
+
+// The array of a moving average, `number` in the list of decays.
+std::string ema_name(std::size_t number, double decay) {
+  return number == 0 ? "ema" : fmt::format("ema_{}", decay);
+}
+
+// The averages that a checkpoint holds: decays, and the arrays' names. Its deck says which decay is
+// the first one's.
+std::vector<std::pair<double, std::string>> stored_averages(const Checkpoint& c) {
+  std::vector<std::pair<double, std::string>> stored;
+  const Deck deck = parse_deck(c.info().deck, c.dir().string(), {});
+  for (std::size_t i = 0; i < deck.train.ema_decay.size(); ++i) {
+    const double decay = deck.train.ema_decay[i];
+    if (const std::string name = ema_name(i, decay); c.arrays().contains(name))
+      stored.emplace_back(decay, name);
+  }
+  return stored;
+}
+
+// The name of the average of that decay; "" if there is none.
+std::string array_of(const std::vector<std::pair<double, std::string>>& stored, double decay) {
+  for (const auto& [known, name] : stored)
+    if (known == decay) return name;
+  return "";
+}
+
+}  // namespace
+
 std::vector<FlatArray> flat_arrays(ParameterTable& table, const OptimizerState& state, int rank,
                                    int ranks) {
   std::vector<std::int64_t> cuts;
   for (const ParameterTable::Bucket& b : table.buckets()) cuts.push_back(b.end);
   // Each rank writes its part of every bucket: all that it holds if the state is sharded.
-  const auto flat = [&](const char* name, Tensor (OptimizerState::*array)(int) const) {
+  const auto flat = [&](const std::string& name, auto&& array) {
     FlatArray a{name, cuts.back(), cuts, {}, table.values().device()};
     for (int b = 0; b < static_cast<int>(cuts.size()); ++b) {
       const auto& bucket = table.buckets()[b];
       const Part mine = part_of(bucket.begin, bucket.end, rank, ranks), held = state.part(b);
-      const Tensor t = (state.*array)(b).slice(mine.begin - held.begin, mine.end - held.begin);
+      const Tensor t = array(b).slice(mine.begin - held.begin, mine.end - held.begin);
       a.parts.emplace_back(t.device_data<float>(), static_cast<std::size_t>(t.numel()));
     }
     return a;
@@ -467,10 +501,15 @@ std::vector<FlatArray> flat_arrays(ParameterTable& table, const OptimizerState& 
       {},
       {{table.fixed().device_data<float>() + fixed.begin, static_cast<std::size_t>(fixed.size())}},
       table.fixed().device()};
-  std::vector<FlatArray> all = {flat("master", &OptimizerState::master),
-                                flat("exp_avg", &OptimizerState::exp_avg)};
-  if (state.has_squares()) all.push_back(flat("exp_avg_sq", &OptimizerState::exp_avg_sq));
-  all.push_back(flat("ema", &OptimizerState::ema));
+  std::vector<FlatArray> all = {flat("master", [&](int b) { return state.master(b); }),
+                                flat("exp_avg", [&](int b) { return state.exp_avg(b); })};
+  if (state.has_squares())
+    all.push_back(flat("exp_avg_sq", [&](int b) { return state.exp_avg_sq(b); }));
+  for (int i = 0; i < state.averages(); ++i) {
+    const auto number = static_cast<std::size_t>(i);
+    all.push_back(flat(ema_name(number, state.ema_decays()[number]),
+                       [&, i](int b) { return state.ema(b, i); }));
+  }
   all.push_back(rest);
   return all;
 }
@@ -480,21 +519,36 @@ void restore_state(const Checkpoint& checkpoint, ParameterTable& table) {
 }
 
 void restore_state(const Checkpoint& checkpoint, ParameterTable& table, OptimizerState& state) {
-  const auto read = [&](const char* name, Tensor (OptimizerState::*array)(int) const) {
+  const auto read = [&](const std::string& name, auto&& array) {
     read_trainable(
-        checkpoint, name, table, [&](int b) { return state.part(b); },
-        [&](int b) { return (state.*array)(b); });
+        checkpoint, name, table, [&](int b) { return state.part(b); }, array);
   };
-  read("master", &OptimizerState::master);
-  read("exp_avg", &OptimizerState::exp_avg);
-  if (state.has_squares()) read("exp_avg_sq", &OptimizerState::exp_avg_sq);
-  read("ema", &OptimizerState::ema);
+  read("master", [&](int b) { return state.master(b); });
+  read("exp_avg", [&](int b) { return state.exp_avg(b); });
+  if (state.has_squares()) read("exp_avg_sq", [&](int b) { return state.exp_avg_sq(b); });
+  const auto stored = stored_averages(checkpoint);
+  for (int i = 0; i < state.averages(); ++i) {
+    const double decay = state.ema_decays()[static_cast<std::size_t>(i)];
+    const std::string name = array_of(stored, decay);
+    if (name.empty() && !stored.empty())
+      log::info("{} has no average of decay {}: it goes on from that of {}",
+                checkpoint.dir().string(), decay, stored.front().first);
+    read(name.empty() ? "ema" : name, [&](int b) { return state.ema(b, i); });
+  }
   read_fixed(checkpoint, table);
   table.refresh_working();
 }
 
-void restore_ema(const Checkpoint& checkpoint, ParameterTable& table) {
-  read_weights(checkpoint, "ema", table);
+void restore_ema(const Checkpoint& checkpoint, ParameterTable& table, std::optional<double> decay) {
+  if (!decay) return read_weights(checkpoint, "ema", table);
+  const auto stored = stored_averages(checkpoint);
+  const std::string name = array_of(stored, *decay);
+  std::vector<double> decays;
+  for (const auto& average : stored) decays.push_back(average.first);
+  WEFT_CHECK(!name.empty(), Exit::usage,
+             fmt::format("its averages have the decays {}", fmt::join(decays, ", ")),
+             "{} has no moving average of decay {}", checkpoint.dir().string(), *decay);
+  read_weights(checkpoint, name, table);
 }
 
 }  // namespace weft

@@ -58,8 +58,9 @@ class CheckpointWriter {
   // Collective. Copies this rank's share (the cut, the only stall) and returns; a thread writes
   // step_N.tmp/, fsyncs, gathers hashes, writes the manifest, renames, reads back, marks verified,
   // moves `latest`, and deletes older ones beyond `keep`. Waits first for a save still in flight.
+  // `best`: once it is verified, RUN/best names it, and it is kept until another is.
   // Returns the seconds that the caller was stalled.
-  double save(const CheckpointInfo& info, std::span<const FlatArray> arrays);
+  double save(const CheckpointInfo& info, std::span<const FlatArray> arrays, bool best = false);
   // Collective. Waits until nothing is in flight. A save that failed (disk full, quota) is one
   // ERROR line naming path, bytes and reason; the older checkpoints stay and the run goes on:
   // returns false. Three failures in a row throw Exit::checkpoint at the next save().
@@ -114,7 +115,8 @@ class Checkpoint {
 CheckpointInfo describe_state(const Deck& deck, ParameterTable& table, std::int64_t steps_done);
 
 // The flat arrays of the state, master, exp_avg, exp_avg_sq, ema and fixed, as rank `rank` of
-// `ranks` saves them.
+// `ranks` saves them. Of several moving averages the first is "ema", the others bear their decays:
+// "ema_0.9999".
 std::vector<FlatArray> flat_arrays(ParameterTable& table, const OptimizerState& state, int rank,
                                    int ranks);
 
@@ -123,12 +125,15 @@ std::vector<FlatArray> flat_arrays(ParameterTable& table, const OptimizerState& 
 // and so may what is trained (vae_train.freeze_spatial). Exit::checkpoint names the first tensor
 // that does not fit.
 void restore_state(const Checkpoint& checkpoint, ParameterTable& table);
-// To resume training: reads the masters, moments and EMA that this rank holds, and the untrained
-// parameters, which must be the same as in the run. The caller then spreads the weights that other
-// ranks hold (DataParallel::spread_weights).
+// To resume training: reads the masters, moments and EMAs that this rank holds, and the untrained
+// parameters, which must be the same as in the run. An average whose decay the checkpoint does not
+// have goes on from the checkpoint's first. The caller then spreads the weights that other ranks
+// hold (DataParallel::spread_weights).
 void restore_state(const Checkpoint& checkpoint, ParameterTable& table, OptimizerState& state);
 
-// As above, but the weights are the EMA's.
-void restore_ema(const Checkpoint& checkpoint, ParameterTable& table);
+// As above, but the weights are the EMA's: the first, or that of `decay`. Exit::usage names the
+// decays that there are.
+void restore_ema(const Checkpoint& checkpoint, ParameterTable& table,
+                 std::optional<double> decay = std::nullopt);
 
 }  // namespace weft

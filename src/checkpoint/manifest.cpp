@@ -481,12 +481,13 @@ void check_own_files(const fs::path& run_dir) {
   if (::stat(run_dir.c_str(), &status) == 0 && (status.st_mode & S_IWOTH) != 0)
     log::warn("{} can be written by every user of this host, checkpoints too: chmod o-w {}",
               run_dir.string(), run_dir.string());
-  for (const char* name :
-       {"deck.toml", "run.json", "metrics.jsonl", "metrics.jsonl.tmp", "status.json", "matmul.txt",
-        "trace.json", "trace.json.tmp", "latest", "lock"}) {
+  for (const char* name : {"deck.toml", "run.json", "metrics.jsonl", "metrics.jsonl.tmp",
+                           "validation.jsonl", "validation.jsonl.tmp", "status.json", "matmul.txt",
+                           "trace.json", "trace.json.tmp", "latest", "best", "lock"}) {
     const fs::path path = run_dir / name;
     if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) continue;
-    if (name == std::string_view("latest") && !S_ISDIR(status.st_mode)) continue;  // is replaced
+    const bool link = name == std::string_view("latest") || name == std::string_view("best");
+    if (link && !S_ISDIR(status.st_mode)) continue;  // is replaced
     WEFT_CHECK(false, Exit::checkpoint, "remove it, or choose another run.dir",
                "{} is {}, not a file of weft's", path.string(),
                S_ISLNK(status.st_mode)   ? "a link"
@@ -585,21 +586,26 @@ void mark_verified(const fs::path& run_dir, std::int64_t step, const std::string
   const fs::path dir = run_dir / step_name(step);
   replace_file(dir / verified_name, hash + "\n", Exit::checkpoint, Durable::yes);
   pass("marked");
-  // A link cannot be changed in place; renaming a new one over it is atomic.
-  const fs::path link = run_dir / "latest.tmp";
+  point_link(run_dir, "latest", step);
+  pass("latest");
+}
+
+// A link cannot be changed in place; renaming a new one over it is atomic.
+void point_link(const fs::path& run_dir, const char* name, std::int64_t step) {
+  const fs::path link = run_dir / (std::string(name) + ".tmp");
   ::unlink(link.c_str());
   if (::symlink(step_name(step).c_str(), link.c_str()) != 0)
     refuse(fmt::format("cannot create link {}", link.string()), errno,
            "the file system must know symbolic links");
   pass("linked");
-  rename_file(link, run_dir / "latest", Exit::checkpoint);
+  rename_file(link, run_dir / name, Exit::checkpoint);
   sync_directory(run_dir, Exit::checkpoint);
-  pass("latest");
 }
 
 void delete_older(const fs::path& run_dir, std::int64_t step, int keep) {
   int kept = 0;
   std::error_code ec;
+  const std::string best = fs::read_symlink(run_dir / "best", ec).string();
   for (const std::int64_t s : list_steps(run_dir)) {
     if (s > step) continue;
     const fs::path dir = run_dir / step_name(s);
@@ -607,6 +613,7 @@ void delete_older(const fs::path& run_dir, std::int64_t step, int keep) {
       if (fs::exists(dir / verified_name, ec)) ++kept;
       continue;
     }
+    if (step_name(s) == best) continue;
     // Renamed first: an interrupted deletion must not leave half a checkpoint under a step's name.
     const fs::path doomed = temporary(run_dir, s);
     remove_tree(doomed);

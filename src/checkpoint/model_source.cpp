@@ -1,12 +1,14 @@
 #include "checkpoint/model_source.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/log.h"
 #include "core/philox.h"
 
 namespace weft {
@@ -50,7 +52,7 @@ void check_weights_exist(const std::string& key, const std::string& weights,
 
 ModelSource::ModelSource(const std::string& key, const std::string& weights,
                          const std::string& run_dir, bool ema, MPI_Comm world)
-    : weights_(weights), ema_(ema) {
+    : key_(key), weights_(weights), ema_(ema) {
   if (is_random_source(weights_)) {
     // Numbers of up to 18 digits always fit the 64 bits of stoull() in load().
     const std::string seed = weights_.substr(std::string(random_prefix).size());
@@ -60,28 +62,77 @@ ModelSource::ModelSource(const std::string& key, const std::string& weights,
     identity_ = weights_;
     return;
   }
-  const bool run = !weights_.empty() && is_there(fs::path(weights_) / "latest", Exit::checkpoint);
-  const std::string from = run ? weights_ : weights_.empty() ? run_dir : "";
-  if (from.empty() && weights_.empty())
-    throw Error(Exit::usage, key + " is empty",
-                "name a safetensors file, a folder with an index, or a run directory", __FILE__,
-                __LINE__);
-  if (!from.empty()) {
+  const auto holds = [&](const char* file) {
+    return !weights_.empty() && is_there(fs::path(weights_) / file, Exit::checkpoint);
+  };
+  if (holds("manifest.json")) {
+    checkpoint_ = Checkpoint::open(weights_);
+  } else if (weights_.empty() || holds("latest")) {
+    const std::string& from = weights_.empty() ? run_dir : weights_;
+    WEFT_CHECK(!from.empty(), Exit::usage,
+               "name a safetensors file, a folder with an index, or a run directory", "{} is empty",
+               key);
     checkpoint_ = Checkpoint::newest(from, world);
     WEFT_CHECK(checkpoint_.has_value(), Exit::checkpoint,
                fmt::format("train first, or name weights with {}=FILE.safetensors", key),
                "{} has no checkpoint to take weights from", from);
+  }
+  if (checkpoint_) {
     identity_ = fmt::format("{} {} {}", file_identity(checkpoint_->dir() / "manifest.json"),
                             checkpoint_->info().step, ema_ ? "ema" : "weights");
+    of_checkpoint_ = adapter_facts(*checkpoint_);
+    if (of_checkpoint_) identity_ += " on " + of_checkpoint_->base_hash;
     return;
   }
   check_weights_exist(key, weights_, "; random:1 is random ones");
   identity_ = folder_identity(weights_);
 }
 
+void ModelSource::add_adapters(const std::string& key, const std::vector<std::string>& named,
+                               MPI_Comm world) {
+  for (const std::string& text : named) {
+    Named& n = adapters_.emplace_back();
+    n.path = text;
+    // What follows the last = is a factor if it is a number: paths may hold one too.
+    const std::size_t at = text.rfind('=');
+    if (at != text.npos) {
+      const char *const first = text.data() + at + 1, *const last = text.data() + text.size();
+      double factor = 1;
+      const auto [end, failed] = std::from_chars(first, last, factor);
+      if (failed == std::errc{} && end == last) {
+        n.path = text.substr(0, at);
+        n.factor = factor;
+      }
+    }
+    WEFT_CHECK(!n.path.empty() && std::isfinite(n.factor), Exit::usage,
+               "write a path, or PATH=FACTOR as in \"styles/ink=0.8\"", "{}: \"{}\"", key, text);
+    const fs::path path = n.path;
+    if (is_there(path / "latest", Exit::checkpoint))
+      n.checkpoint = Checkpoint::newest(path, world);
+    else if (is_there(path / "manifest.json", Exit::checkpoint))
+      n.checkpoint = Checkpoint::open(path);
+    else
+      WEFT_CHECK(is_there(path, Exit::data), Exit::data,
+                 "name a run that was trained with [lora], or a folder with "
+                 "adapter_model.safetensors and adapter_config.json",
+                 "{}: {} does not exist", key, n.path);
+    identity_ += fmt::format(
+        "; {} x {}", n.factor,
+        n.checkpoint ? fmt::format("{} {} {}", file_identity(n.checkpoint->dir() / "manifest.json"),
+                                   n.checkpoint->info().step, ema_ ? "ema" : "weights")
+                     : folder_identity(n.path));
+  }
+}
+
 std::string ModelSource::describe() const {
-  if (!checkpoint_) return weights_;
-  return fmt::format("{} of {}", ema_ ? "EMA" : "weights", checkpoint_->dir().string());
+  std::string text = weights_;
+  if (checkpoint_)
+    text = fmt::format("{} of {}", ema_ ? "EMA" : "weights", checkpoint_->dir().string());
+  if (of_checkpoint_) text = of_checkpoint_->base + " + " + text;
+  for (const Named& n : adapters_)
+    text +=
+        fmt::format(" + {} x {}", n.factor, n.checkpoint ? n.checkpoint->dir().string() : n.path);
+  return text;
 }
 
 std::optional<WeightFiles> ModelSource::files() const {
@@ -91,8 +142,20 @@ std::optional<WeightFiles> ModelSource::files() const {
 
 void ModelSource::load(ParameterTable& table, const WeightNames& names, bool bf16) const {
   table.allocate_for_inference(bf16);
+  read(table, names);
+}
+
+void ModelSource::read(ParameterTable& table, const WeightNames& names) const {
   if (weights_.starts_with(random_prefix)) {
     draw(table, std::stoull(weights_.substr(std::string(random_prefix).size())));
+  } else if (of_checkpoint_) {
+    WEFT_CHECK(
+        is_there(of_checkpoint_->base, Exit::data), Exit::data,
+        fmt::format("name the base, with xxh3 {}, as {}, and {} as generate.adapters",
+                    of_checkpoint_->base_hash, key_, checkpoint_->dir().parent_path().string()),
+        "{} holds adapters, and their base {} does not exist", checkpoint_->dir().string(),
+        of_checkpoint_->base);
+    load_weights(of_checkpoint_->base, table, names);
   } else if (checkpoint_) {
     if (ema_)
       restore_ema(*checkpoint_, table);
@@ -101,6 +164,30 @@ void ModelSource::load(ParameterTable& table, const WeightNames& names, bool bf1
   } else {
     load_weights(weights_, table, names);
   }
+  merge(table);
+}
+
+// Reads the adapters and adds them to the weights, which are loaded.
+void ModelSource::merge(ParameterTable& table) const {
+  std::vector<WeightedAdapter> adapters;
+  if (of_checkpoint_) adapters.push_back({adapter_of(*checkpoint_, ema_), 1});
+  for (const Named& n : adapters_)
+    adapters.push_back(
+        {n.checkpoint ? adapter_of(*n.checkpoint, ema_) : read_adapter(n.path), n.factor});
+  if (adapters.empty()) return;
+  const bool known = std::ranges::any_of(
+      adapters, [](const auto& a) { return !a.adapter.facts.base_hash.empty(); });
+  const std::string base = of_checkpoint_ ? of_checkpoint_->base : weights_;
+  const bool files = of_checkpoint_ || (!checkpoint_ && !is_random_source(weights_));
+  const std::string hash = known && files ? hash_of(WeightFiles::open(base)) : "";
+  for (const WeightedAdapter& a : adapters) {
+    if (files)
+      check_base(a.adapter, base, hash);
+    else if (log::rank() == 0 && !a.adapter.facts.base_hash.empty())
+      log::warn("adapter {} was trained on {}: whether {} has the same weights is not known",
+                a.adapter.path, a.adapter.facts.base, describe());
+  }
+  merge_adapters(table, adapters);
 }
 
 }  // namespace weft

@@ -6,7 +6,9 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "checkpoint/adapter.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/weights.h"
 
@@ -23,26 +25,42 @@ void check_weights_exist(const std::string& key, const std::string& weights,
 class ModelSource {
  public:
   // Collective. `weights`: a safetensors file, index or folder; a run directory of weft's, whose
-  // newest checkpoint is taken; or "random:SEED", drawn anew with no zeros left, to measure or test
-  // without any. Empty: the newest checkpoint of `run_dir` (none: Exit::checkpoint, naming `key`,
-  // the deck's key for the weights). `run_dir` empty: Exit::usage.
+  // newest checkpoint is taken, or a checkpoint in it (RUN/best); or "random:SEED", drawn anew with
+  // no zeros left, to measure or test without any. Empty: the newest checkpoint of `run_dir` (none:
+  // Exit::checkpoint, naming `key`, the deck's key for the weights). `run_dir` empty: Exit::usage.
   ModelSource(const std::string& key, const std::string& weights, const std::string& run_dir,
               bool ema, MPI_Comm world);
+
+  // Collective. Adapters (LoRA) that load() adds to the weights, "PATH" or "PATH=FACTOR" each: what
+  // `weft export` or PEFT wrote (checkpoint/adapter.h), or a run that trained adapters. `key`: the
+  // deck's key for them. Exit::usage, Exit::data and Exit::checkpoint name the path.
+  void add_adapters(const std::string& key, const std::vector<std::string>& named, MPI_Comm world);
 
   // Distinguishes these weights from others: names, sizes and times of files.
   const std::string& identity() const { return identity_; }
   // For the log.
   std::string describe() const;
-  // Allocates the table for inference and fills it. Exit::data or Exit::checkpoint if the weights
-  // do not fit.
+  // Allocates the table for inference and fills it. A checkpoint of adapters gets its base from the
+  // files that it names. Exit::data or Exit::checkpoint if the weights do not fit.
   void load(ParameterTable& table, const WeightNames& names, bool bf16) const;
+  // The same of an allocated table.
+  void read(ParameterTable& table, const WeightNames& names) const;
   // The files that were named; nullopt for a checkpoint, or for weights drawn at random.
   std::optional<WeightFiles> files() const;
 
  private:
-  std::string weights_, identity_;
+  void merge(ParameterTable& table) const;
+
+  std::string key_, weights_, identity_;
   bool ema_;
   std::optional<Checkpoint> checkpoint_;
+  std::optional<AdapterFacts> of_checkpoint_;  // if it holds adapters
+  struct Named {
+    std::string path;
+    double factor = 1;
+    std::optional<Checkpoint> checkpoint;  // otherwise PEFT's files
+  };
+  std::vector<Named> adapters_;
 };
 
 }  // namespace weft

@@ -230,6 +230,13 @@ const WeightFiles::Tensor* WeightFiles::find(const std::string& name) const {
   return it != tensors_.end() && it->entry.name == name ? &*it : nullptr;
 }
 
+std::vector<std::filesystem::path> WeightFiles::files() const {
+  std::vector<std::filesystem::path> files;
+  for (const SafetensorsFile& s : shards_) files.push_back(s.path());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
 void WeightFiles::read_f32(const Tensor& t, std::int64_t first, std::span<float> out) const {
   shards_[t.shard].read_f32(t.entry, first, out);
   bytes_read_ += out.size() * size_of(t.entry.dtype);

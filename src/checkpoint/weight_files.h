@@ -28,6 +28,7 @@ class WeightFiles {
   const Tensor* find(const std::string& name) const;
   const std::filesystem::path& path() const { return path_; }  // as given to open()
   const std::filesystem::path& file_of(const Tensor& t) const { return shards_[t.shard].path(); }
+  std::vector<std::filesystem::path> files() const;  // sorted
 
   // Elements [first, first + out.size()) of a floating tensor (F32, F16, BF16), read alone: as
   // floats, or rounded to bf16. Exit::data if it is not floating or the file ends there by now.

@@ -8,6 +8,7 @@
 #include "config/deck.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/hash.h"
 #include "core/log.h"
 
 namespace weft {
@@ -39,6 +40,15 @@ std::string nearest(const std::string& name, const std::vector<std::string>& kno
   return fmt::format("check that the deck's [{}] is the one these weights belong to", section);
 }
 
+// Whether files are meant to have that parameter.
+bool is_meant(const Parameter& p, const WeightNames& names) {
+  return p.role != Parameter::Role::adapter && p.name.starts_with(names.prefix);
+}
+
+bool same_shape(const WeightFiles::Tensor& t, const Parameter& p) {
+  return std::ranges::equal(t.entry.shape, p.shape.dims());
+}
+
 void read_parameter(const WeightFiles& files, const WeightFiles::Tensor& from, Parameter& p) {
   for (std::int64_t first = 0; first < p.shape.numel(); first += piece) {
     const std::int64_t n = std::min(piece, p.shape.numel() - first);
@@ -54,36 +64,107 @@ void read_parameter(const WeightFiles& files, const WeightFiles::Tensor& from, P
   }
 }
 
+// What of the files a training starts from and what not, a line for each kind of tensor.
+void log_match(const WeightFiles& files, const ParameterTable& whole, const WeightNames& names,
+               const std::vector<const WeightFiles::Tensor*>& unexpected) {
+  struct Row {
+    std::string kind, what;
+    std::int64_t tensors = 0;
+  };
+  std::vector<Row> rows;
+  const auto add = [&](const std::string& name, const std::string& what) {
+    const std::string kind = kind_of_tensor(name);
+    const auto row = std::find_if(rows.begin(), rows.end(),
+                                  [&](const Row& r) { return r.kind == kind && r.what == what; });
+    if (row == rows.end())
+      rows.push_back({kind, what, 1});
+    else
+      ++row->tensors;
+  };
+  std::int64_t loaded = 0, missing = 0, reshaped = 0;
+  for (const auto& p : whole.all()) {
+    if (!is_meant(*p, names)) continue;
+    const WeightFiles::Tensor* t = find(files, *p, names);
+    const std::string name = name_in_files(*p, names);
+    if (t == nullptr) {
+      ++missing;
+      add(name, "missing: keeps its initial value");
+    } else if (same_shape(*t, *p)) {
+      ++loaded;
+      add(name, "loaded");
+    } else {
+      ++reshaped;
+      add(name, fmt::format("skipped: [{}] in the file, {} in the model, keeps its initial value",
+                            fmt::join(t->entry.shape, ", "), p->shape.str()));
+    }
+  }
+  for (const WeightFiles::Tensor* t : unexpected)
+    add(t->entry.name, "unexpected: not a parameter of this model, not read");
+  WEFT_CHECK(loaded > 0, Exit::data,
+             fmt::format("check that the deck's [{}] is the one these weights belong to; such as "
+                         "\"{}\" is in the file",
+                         names.section,
+                         files.tensors().empty() ? "nothing" : files.tensors()[0].entry.name),
+             "{}: not one tensor fits the model by name and shape", files.path().string());
+  log::info(
+      "weights   {} by name and shape: {} loaded, {} missing, {} skipped by shape, {} "
+      "unexpected",
+      files.path().string(), loaded, missing, reshaped, unexpected.size());
+  for (const Row& r : rows) log::info("weights   {:<48} {:>4}  {}", r.kind, r.tensors, r.what);
+}
+
 }  // namespace
+
+std::string kind_of_tensor(const std::string& name) {
+  std::string kind;
+  for (std::size_t at = 0; at <= name.size();) {
+    const std::size_t end = std::min(name.find('.', at), name.size());
+    const std::string part = name.substr(at, end - at);
+    const bool number = !part.empty() && part.find_first_not_of("0123456789") == part.npos;
+    kind += (at > 0 ? "." : "") + (number ? "*" : part);
+    at = end + 1;
+  }
+  return kind;
+}
+
+WeightNames to_start_from(const ModelDeck& deck, WeightNames names) {
+  names.matching = deck.weights_partial == "matching";
+  names.hashed = true;
+  return names;
+}
 
 void check_weights(const WeightFiles& files, const ParameterTable& whole,
                    const WeightNames& names) {
   const std::string path = files.path().string();
   std::vector<std::string> known, others, held;
   for (const auto& p : whole.all()) {
-    if (!p->name.starts_with(names.prefix)) continue;
+    if (!is_meant(*p, names)) continue;
     known.push_back(name_in_files(*p, names));
     if (names.others)
       for (std::string& other : names.others(known.back())) others.push_back(std::move(other));
   }
   std::sort(others.begin(), others.end());
+  std::vector<const WeightFiles::Tensor*> unexpected;
   for (const WeightFiles::Tensor& t : files.tensors()) {
     const std::string& name = t.entry.name;
     held.push_back(name);
-    const bool ours = whole.find(names.prefix + name) != nullptr ||
-                      (names.spare && names.spare(name)) ||
+    const Parameter* p = whole.find(names.prefix + name);
+    const bool ours = (p != nullptr && is_meant(*p, names)) || (names.spare && names.spare(name)) ||
                       std::binary_search(others.begin(), others.end(), name);
-    WEFT_CHECK(ours, Exit::data, nearest(name, known, "the model's", names.section),
+    if (!ours) unexpected.push_back(&t);
+    WEFT_CHECK(ours || names.matching, Exit::data,
+               nearest(name, known, "the model's", names.section),
                "{}: tensor \"{}\" is not a parameter of this model", path, name);
   }
+  if (names.matching) return log_match(files, whole, names, unexpected);
   for (const auto& p : whole.all()) {
-    if (!p->name.starts_with(names.prefix)) continue;
+    if (!is_meant(*p, names)) continue;
     const std::string name = name_in_files(*p, names);
     const WeightFiles::Tensor* t = find(files, *p, names);
     if (t == nullptr && names.may_lack && names.may_lack(name)) continue;
     WEFT_CHECK(t != nullptr, Exit::data, nearest(name, held, "the file's", names.section),
                "{} has no tensor {}", path, name);
-    WEFT_CHECK(std::ranges::equal(t->entry.shape, p->shape.dims()), Exit::data,
+    WEFT_CHECK(same_shape(*t, *p), Exit::data,
                fmt::format("check the sizes in the deck's [{}]", names.section),
                "{}: tensor \"{}\" has shape [{}], but the model expects {}", path, t->entry.name,
                fmt::join(t->entry.shape, ", "), p->shape.str());
@@ -95,10 +176,11 @@ void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNa
   // In the order of the files, so that disks are read forwards.
   std::vector<std::pair<const WeightFiles::Tensor*, Parameter*>> reads;
   for (const auto& p : part.all()) {
-    if (!p->name.starts_with(names.prefix) || (skip && skip(*p))) continue;
-    if (const WeightFiles::Tensor* t = find(files, *p, names)) {
+    if (!is_meant(*p, names) || (skip && skip(*p))) continue;
+    const WeightFiles::Tensor* t = find(files, *p, names);
+    if (t != nullptr && (!names.matching || same_shape(*t, *p))) {
       reads.emplace_back(t, p.get());
-    } else {  // one that files may lack
+    } else if (!names.matching) {  // one that files may lack
       WEFT_ASSERT(p->init.kind == Init::Kind::constant);
       p->set(0, std::vector<float>(p->shape.numel(), p->init.a));
     }
@@ -110,9 +192,18 @@ void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNa
   for (const auto& [from, to] : reads) read_parameter(files, *from, *to);
 }
 
-std::string describe(const WeightFiles& files) {
-  return fmt::format("{}, {}", files.path().string(),
+std::string describe(const WeightFiles& files, bool hashed) {
+  return fmt::format("{}, {}{}", files.path().string(),
+                     hashed && log::rank() == 0 ? fmt::format("xxh3 {}, ", hash_of(files)) : "",
                      counted(std::ssize(files.tensors()), "tensor"));
+}
+
+std::string hash_of(const WeightFiles& files) {
+  const std::vector<std::filesystem::path> all = files.files();
+  if (all.size() == 1) return to_hex(hash_of_file(all.front()).hash);
+  std::string digits;
+  for (const std::filesystem::path& file : all) digits += to_hex(hash_of_file(file).hash);
+  return to_hex(hash128(std::string_view(digits)));
 }
 
 std::string load_weights(const std::filesystem::path& path, ParameterTable& table,
@@ -120,7 +211,7 @@ std::string load_weights(const std::filesystem::path& path, ParameterTable& tabl
   const WeightFiles files = WeightFiles::open(path);
   check_weights(files, table, names);
   read_weights(files, table, names);
-  return describe(files);
+  return describe(files, names.hashed);
 }
 
 namespace {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "checkpoint/weight_files.h"
+#include "config/deck.h"
 #include "nn/parameters.h"
 
 namespace weft {
@@ -22,16 +23,29 @@ struct WeightNames {
   std::function<bool(const std::string&)> may_lack = nullptr;
   // Only parameters whose names begin so are meant; files have them without it.
   std::string prefix = {};
+  // model.weights_partial = "matching": what files and model have under one name and in one shape
+  // is read. All else stays as it is, and the log says what that was.
+  bool matching = false;
+  // What is returned for the log has the files' hash too, on rank 0.
+  bool hashed = false;
 };
+// The same for a training that starts from files, as its deck asks.
+WeightNames to_start_from(const ModelDeck& deck, WeightNames names = {});
 
-// Every parameter of the table must be in the files (a file, an index, a folder:
+// Every parameter of the table, adapters aside, must be in the files (a file, an index, a folder:
 // checkpoint/weight_files.h) with its shape, and they must hold nothing else; otherwise Exit::data
-// names the tensor, both shapes and the nearest name. Reads piece by piece into place, rounded to
-// bf16 where the table keeps that: memory holds nothing beyond the table and one piece. Returns
-// what was read, for the log: "dl/hf, 89 tensors".
+// names the tensor, both shapes and the nearest name (with `matching`: unless nothing fits). Reads
+// piece by piece into place, rounded to bf16 where the table keeps that: memory holds nothing
+// beyond the table and one piece. Returns what was read, for the log: "dl/hf, 89 tensors".
 std::string load_weights(const std::filesystem::path& path, ParameterTable& table,
                          const WeightNames& names = {});
-std::string describe(const WeightFiles& files);
+std::string describe(const WeightFiles& files, bool hashed = false);
+// "spatial_blocks.3.mlp.fc1.bias" as "spatial_blocks.*.mlp.fc1.bias", for lists with a line for
+// each kind of tensor.
+std::string kind_of_tensor(const std::string& name);
+// XXH3-128 of the file, which is read, as 32 digits (xxhsum -H2); of a model in shards that of its
+// files' digits, in the order of their names.
+std::string hash_of(const WeightFiles& files);
 // The same in two steps, for a rank that has some of a model's parameters: `whole` has all of them
 // (it needs no memory), `part` those to read. `skip`, if given, selects those that another rank
 // reads.

@@ -95,6 +95,7 @@ struct CheckpointWriter::State {
   // The save in flight; only the thread touches these until it is joined.
   std::thread thread;
   Manifest manifest;  // complete on rank 0
+  bool best = false;  // RUN/best shall name it
   ShardTable shard;   // this rank's
   bool last_ok = true;
   int failures = 0;
@@ -265,6 +266,7 @@ void CheckpointWriter::State::write_all() {
   }
   const Outcome tidy = attempt([&] {
     fs::remove_all(temporary());
+    if (best) point_link(run_dir, "best", manifest.info.step);
     delete_older(run_dir, manifest.info.step, keep);
   });
   if (!tidy.ok()) log::warn("older checkpoints stay: {}", tidy.error);
@@ -315,7 +317,8 @@ CheckpointWriter::~CheckpointWriter() {
   if (std::uncaught_exceptions() == 0 && finalized == 0) MPI_Comm_free(&s.comm);
 }
 
-double CheckpointWriter::save(const CheckpointInfo& info, std::span<const FlatArray> arrays) {
+double CheckpointWriter::save(const CheckpointInfo& info, std::span<const FlatArray> arrays,
+                              bool best) {
   const auto start = std::chrono::steady_clock::now();
   State& s = *state_;
   wait();
@@ -326,6 +329,7 @@ double CheckpointWriter::save(const CheckpointInfo& info, std::span<const FlatAr
                             s.last_failure.error),
                 s.last_failure.hint, __FILE__, __LINE__);
   s.manifest = {};
+  s.best = best;
   s.manifest.layout = layout_of(arrays);
   if (s.rank == 0) s.manifest.info = info;
   s.manifest.info.step = info.step;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "config/deck_table.h"
+#include "core/log.h"
 
 namespace weft {
 namespace {
@@ -64,10 +65,25 @@ void media_rows(Rows& r, MediaDeck& d) {
 }
 
 void data_rows(Rows& r, DataDeck& d) {
-  r.text("path", d.path,
-         "A store of clips or labelled images, or synthetic:key=value,..., shapes:... or text:... "
-         "for data made in memory; to train a text detector also a .jsonl list of pictures with "
-         "polygons, or a .txt list or a folder with ICDAR's gt_NAME.txt.")
+  Option& path =
+      r.text("path", d.path,
+             "A store of clips or labelled images, or synthetic:key=value,..., shapes:... or "
+             "text:... for data made in memory; to train a text detector also a .jsonl list of "
+             "pictures with polygons, or a .txt list or a folder with ICDAR's gt_NAME.txt. A list "
+             "of stores of clips trains on all of them.");
+  path.fixed = true;
+  path.list = &d.paths;
+  r.number("weights", d.weights, 0, 1e9,
+           "Of several stores, each one's part of the samples, in any unit; 0 leaves a store out. "
+           "Empty: as many as each has clips.")
+      .fixed = true;
+  r.text("prompt_prefixes", d.prompt_prefixes,
+         "Texts, one for each store, put before the captions of its clips (weft encode); \"\" for "
+         "none.")
+      .fixed = true;
+  r.text("keep", d.keep,
+         "Share of the clips of some buckets that an epoch trains on, as BUCKET=SHARE with 0 to 1; "
+         "BUCKET is a bucket's name or its beginning, up to a dash. Of the others all are kept.")
       .fixed = true;
   r.text("text_features", d.text_features,
          "A safetensors file with T5 features of the captions; empty trains on the null caption.")
@@ -107,6 +123,29 @@ void data_rows(Rows& r, DataDeck& d) {
                    "them."));
 }
 
+void check_data(const Deck& deck, const DeckDemand& demand) {
+  const DataDeck& d = deck.data;
+  const std::int64_t stores = std::ssize(d.all_paths());
+  const auto one_each = [&](const char* key, std::int64_t count) {
+    demand(
+        count == 0 || count == stores,
+        fmt::format("data.{} has {}, and data.path names {}", key,
+                    counted(count, "entry", "entries"), counted(stores, "store")),
+        fmt::format("give data.{} one entry for each store of data.path, in the same order", key));
+  };
+  demand(std::ranges::find(d.paths, "") == d.paths.end(), "data.path names an empty text",
+         "name a store in each entry of the list");
+  one_each("weights", std::ssize(d.weights));
+  demand(d.weights.empty() || std::ranges::any_of(d.weights, [](double w) { return w > 0; }),
+         "data.weights are all 0", "give at least one store a weight above 0");
+  one_each("prompt_prefixes", std::ssize(d.prompt_prefixes));
+  demand(d.text_features.empty() ||
+             std::ranges::all_of(d.prompt_prefixes, [](const auto& p) { return p.empty(); }),
+         "data.prompt_prefixes cannot be put before the captions of data.text_features, which are "
+         "features already",
+         "leave out data.prompt_prefixes, or compute the features with the prefixes");
+}
+
 // [model] begins and ends with the keys of any model; the shape of STDiT3 is in between.
 void model_rows(Rows& r, ModelDeck& d) {
   r.text("name", d.name, "The model that is trained; the shape of a VAE is in [vae].",
@@ -123,6 +162,11 @@ void model_rows_behind(Rows& r, ModelDeck& d) {
   recompute.fixed = recompute.decides = false;
   r.text("weights", d.weights,
          "Safetensors file with weights to start from; empty draws them at random.")
+      .decides = false;
+  r.text("weights_partial", d.weights_partial,
+         "\"strict\": the file holds exactly the model's tensors; \"matching\": what fits by name "
+         "and shape is loaded, the rest starts at random, and the log lists both.",
+         {"strict", "matching"})
       .decides = false;
 }
 
@@ -148,12 +192,26 @@ void train_rows(Rows& r, TrainDeck& d) {
   r.number("lr", d.lr, 0, 1e3,
            "Learning rate; segmentation has lr_encoder and lr_decoder in its place, text detection "
            "lr_detector.");
+  r.text("lr_scheduler", d.lr_scheduler,
+         "How the rate goes on after warmup_steps: polynomial falls by lr_power; constant; linear "
+         "and cosine fall until the last step; warmup_stable_decay stays constant and falls over "
+         "the last lr_decay_steps.",
+         {"polynomial", "constant", "linear", "cosine", "warmup_stable_decay"});
   r.number(
       "lr_power", d.lr_power, -1, 100,
-      "The rate falls as (1 - step / steps) to this power. 0: constant. -1: the model's default, "
-      "0.9 for segmentation and text detection, else 0.");
+      "Of polynomial: the rate falls as (1 - step / steps) to this power. 0: constant. -1: the "
+      "model's default, 0.9 for segmentation and text detection, else 0.");
   r.number("warmup_steps", d.warmup_steps, 0, many,
-           "Steps over which the learning rate rises to lr.");
+           "Steps over which the learning rate rises to lr, with any lr_scheduler.");
+  r.number("lr_decay_steps", d.lr_decay_steps, 0, many,
+           "Of warmup_stable_decay: steps at the end of the run over which the rate falls; 0 is a "
+           "tenth of steps.");
+  r.text("lr_decay_type", d.lr_decay_type,
+         "Of warmup_stable_decay: how it falls, x being the share of lr_decay_steps that is done: "
+         "linear as 1 - x, cosine as (1 + cos(pi x)) / 2, sqrt as 1 - sqrt(x).",
+         {"linear", "cosine", "sqrt"});
+  r.number("min_lr_factor", d.min_lr_factor, 0, 1,
+           "The rate falls to this share of lr, rather than to 0.");
   r.number("weight_decay", d.weight_decay, -1, 1e3,
            "Weight decay, decoupled in AdamW; -1 is 0, or 1e-4 in segmentation and "
            "text detection.");
@@ -164,22 +222,69 @@ void train_rows(Rows& r, TrainDeck& d) {
   r.number("grad_clip", d.grad_clip, -1, 1e9,
            "Largest norm of the gradient over all parameters; 0 never clips, -1 is 1, or 0 in "
            "segmentation and text detection.");
-  r.number("ema_decay", d.ema_decay, 0, 1, "Decay of the moving average of the weights.");
+  r.number("ema_decay", d.ema_decay, 0, 1,
+           "Decay of the moving average of the weights (EMA). A list keeps an average for each; "
+           "the first is the one that other commands use.")
+      .or_one = true;
+  r.number("ema_start", d.ema_start, 0, many,
+           "Steps after which averaging begins; until then the average equals the weights.");
   r.number("checkpoint_every", d.checkpoint_every, 0, many,
            "Steps between two checkpoints; 0 saves at the end alone.")
       .fixed = false;
   r.number("keep", d.keep, 2, 1e6, "Checkpoints that are kept, at least two.").fixed = false;
+  r.flag("keep_best", d.keep_best,
+         "Save whenever [validation] finds a smaller loss than before, and keep that checkpoint, "
+         "which RUN/best names, beside the newest ones.")
+      .fixed = false;
   r.flag("skip_saves", d.skip_saves,
          "Leave out a checkpoint of checkpoint_every while the one before is still being written; "
          "false waits for that.")
       .fixed = false;
   r.number("log_every", d.log_every, 1, many, "Steps between two lines of the log.").fixed = false;
+  r.number("layer_norms_every", d.layer_norms_every, 0, many,
+           "Steps between two lines of RUN/layer_norms.jsonl, the gradient's norm in each layer; 0 "
+           "writes none.")
+      .fixed = false;
   r.text("loss_spike", d.loss_spike,
          "What to do when a loss or a gradient norm far exceeds those of the last 64 steps: warn, "
          "end the job (exit code 5) with the checkpoint from before it, or ignore it.",
          {"warn", "stop", "ignore"});
   r.number("spike_deviations", d.spike_deviations, 1, 1e6,
            "How far above the median of the last steps a spike is, in robust standard deviations.");
+}
+
+// Keys of one schedule are refused with another, where they would do nothing.
+void check_train(const TrainDeck& d, const DeckDemand& demand) {
+  const std::string key = fmt::format("train.lr_scheduler = \"{}\"", d.lr_scheduler);
+  demand(d.lr_power < 0 || d.lr_scheduler == "polynomial",
+         fmt::format("train.lr_power = {} has no effect with {}", d.lr_power, key),
+         "leave lr_power out, or set train.lr_scheduler = \"polynomial\"");
+  demand(d.min_lr_factor == 0 || d.lr_scheduler != "constant",
+         fmt::format("train.min_lr_factor = {} has no effect with {}", d.min_lr_factor, key),
+         "leave min_lr_factor out, or take a schedule that falls");
+  if (d.lr_scheduler != "warmup_stable_decay") {
+    const char* hint = "leave it out, or set train.lr_scheduler = \"warmup_stable_decay\"";
+    demand(d.lr_decay_steps == 0,
+           fmt::format("train.lr_decay_steps = {} has no effect with {}", d.lr_decay_steps, key),
+           hint);
+    demand(d.lr_decay_type == "linear",
+           fmt::format("train.lr_decay_type = \"{}\" has no effect with {}", d.lr_decay_type, key),
+           hint);
+  } else if (d.lr_decay_steps > 0) {
+    const double steps = d.epochs > 0
+                             ? static_cast<double>(d.epochs) * static_cast<double>(d.epoch_steps)
+                             : static_cast<double>(d.steps);
+    demand(static_cast<double>(d.warmup_steps) + static_cast<double>(d.lr_decay_steps) <= steps,
+           fmt::format("train.warmup_steps = {} and train.lr_decay_steps = {} are more than the "
+                       "run's {} steps",
+                       d.warmup_steps, d.lr_decay_steps, steps),
+           "lower either; lr_decay_steps = 0 takes a tenth of the steps");
+  }
+  demand(!d.ema_decay.empty(), "train.ema_decay is an empty list", "name one decay or more");
+  for (std::size_t i = 0; i < d.ema_decay.size(); ++i)
+    demand(std::count(d.ema_decay.begin(), d.ema_decay.end(), d.ema_decay[i]) == 1,
+           fmt::format("train.ema_decay names {} twice", d.ema_decay[i]),
+           "name each decay once: an average is known by its decay");
 }
 
 void parallel_rows(Rows& r, ParallelDeck& d) {
@@ -231,6 +336,14 @@ std::vector<DeckTable> common_tables() {
   for (DeckTable& t : tables) t.fixed = t.section == "train" || t.section == "model";
   tables.front().check = [](const Deck& d, const DeckDemand& demand) {
     demand(!d.run.dir.empty(), "run.dir is empty", "name the directory of the run");
+  };
+  const auto table = [&](const char* section) {
+    return std::ranges::find(tables, std::string(section),
+                             [](const DeckTable& t) { return t.section; });
+  };
+  table("data")->check = check_data;
+  table("train")->check = [](const Deck& d, const DeckDemand& demand) {
+    check_train(d.train, demand);
   };
   return tables;
 }

@@ -50,6 +50,7 @@ std::vector<std::string> sections(const std::vector<Option>& table) {
 
 // The expected form of a value, for the message about one that does not match.
 std::string expected(const Option& o) {
+  if (o.list != nullptr) return "a text in quotes, or a list of them, as [\"a\", \"b\"]";
   struct Visitor {
     const char* operator()(bool*) const { return "true or false"; }
     const char* operator()(std::int64_t*) const { return "a whole number"; }
@@ -112,6 +113,12 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
+std::string quoted(const Texts& texts) {
+  Texts items;
+  for (const std::string& s : texts) items.push_back(quoted(s));
+  return fmt::format("[{}]", fmt::join(items, ", "));
+}
+
 std::string limit(double value) {
   return std::abs(value) >= 1e300 ? "any" : fmt::format("{}", value);
 }
@@ -125,10 +132,25 @@ class Assign {
   Assign(const Option& option, const Origin& origin) : option_(option), origin_(origin) {}
 
   void set(const toml::node& node) const {
+    if (option_.list != nullptr) return set_text_or_list(node);
     std::visit([&](auto* target) { *target = read(node, target); }, option_.target);
   }
 
  private:
+  void set_text_or_list(const toml::node& node) const {
+    auto* text = std::get<std::string*>(option_.target);
+    option_.list->clear();
+    if (!node.is_array()) {
+      *text = read(node, text);
+      return;
+    }
+    const Texts all = read(node, static_cast<const Texts*>(nullptr));
+    if (all.empty())
+      refuse(fmt::format("{}{} is an empty list", origin_.at(node.source()), option_.key),
+             option_.help);
+    *text = all.size() == 1 ? all.front() : quoted(all);
+    if (all.size() > 1) *option_.list = all;
+  }
   bool read(const toml::node& node, const bool*) const {
     if (const auto* v = node.as_boolean()) return v->get();
     wrong_type(node);
@@ -162,8 +184,10 @@ class Assign {
   template <class T>
   std::vector<T> read(const toml::node& node, const std::vector<T>*) const {
     const auto* list = node.as_array();
-    // A single value for a list saves brackets and quotes on the command line; accepted only there.
-    if (list == nullptr && origin_.is_override) return {read(node, static_cast<const T*>(nullptr))};
+    // A single value for a list saves brackets and quotes on the command line; accepted only there,
+    // and where decks have had one.
+    if (list == nullptr && (origin_.is_override || option_.or_one))
+      return {read(node, static_cast<const T*>(nullptr))};
     if (list == nullptr) wrong_type(node);
     std::vector<T> values;
     for (const toml::node& item : *list)
@@ -270,8 +294,8 @@ void apply(const toml::table& root, const std::vector<Option>& table, const Orig
 toml::table parse_value(const std::string& text, const Option& option, const Origin& origin) {
   const bool texts = std::holds_alternative<Texts*>(option.target);
   const bool wants_text = texts || std::holds_alternative<std::string*>(option.target);
-  const bool looks_like_toml =
-      text.starts_with('"') || text.starts_with('\'') || (texts && text.starts_with('['));
+  const bool looks_like_toml = text.starts_with('"') || text.starts_with('\'') ||
+                               ((texts || option.list != nullptr) && text.starts_with('['));
   if (wants_text && !looks_like_toml) {
     try {
       return toml::parse("v = " + quoted(text));
@@ -286,8 +310,9 @@ toml::table parse_value(const std::string& text, const Option& option, const Ori
   }
   refuse(
       fmt::format("{}: {}: expected {}, got '{}'", origin.name, option.key, expected(option), text),
-      texts ? "put double quotes around each text, and single quotes around the list"
-            : "weft help deck shows every key with its type");
+      texts || option.list != nullptr
+          ? "put double quotes around each text, and single quotes around the list"
+          : "weft help deck shows every key with its type");
 }
 
 // "train.lr=2e-4" of the command line.
@@ -314,7 +339,9 @@ void cross_check(const Deck& deck, const std::string& origin) {
 
 // The target's present value.
 std::string value_as_toml(const Option& o) {
+  if (o.list != nullptr && !o.list->empty()) return quoted(*o.list);
   struct Visitor {
+    bool single;
     std::string operator()(const bool* v) const { return *v ? "true" : "false"; }
     std::string operator()(const std::int64_t* v) const { return std::to_string(*v); }
     std::string operator()(const double* v) const { return number(*v); }
@@ -325,20 +352,18 @@ std::string value_as_toml(const Option& o) {
     std::string operator()(const Numbers* v) const {
       Texts items;
       for (const double n : *v) items.push_back(number(n));
+      if (single && items.size() == 1) return items.front();
       return fmt::format("[{}]", fmt::join(items, ", "));
     }
     std::string operator()(const Ints* v) const { return fmt::format("[{}]", fmt::join(*v, ", ")); }
-    std::string operator()(const Texts* v) const {
-      Texts items;
-      for (const std::string& s : *v) items.push_back(quoted(s));
-      return fmt::format("[{}]", fmt::join(items, ", "));
-    }
+    std::string operator()(const Texts* v) const { return quoted(*v); }
   };
-  return std::visit(Visitor{}, o.target);
+  return std::visit(Visitor{o.or_one}, o.target);
 }
 
 // "whole number, 1 to 64", "one of: f32, bf16": the type and range in a comment.
 std::string type_as_comment(const Option& o) {
+  if (o.list != nullptr) return "text, or list of texts";
   struct Visitor {
     const char* operator()(bool*) const { return "true or false"; }
     const char* operator()(std::int64_t*) const { return "whole number"; }
@@ -350,6 +375,7 @@ std::string type_as_comment(const Option& o) {
     const char* operator()(Texts*) const { return "list of texts"; }
   };
   std::string text = std::visit(Visitor{}, o.target);
+  if (o.or_one) text = "number or " + text;
   if (!o.choices.empty()) return text + fmt::format(", of: {}", fmt::join(o.choices, ", "));
   const bool below = o.maximum < 1e15 && o.maximum != 1e300;
   if (o.minimum > -1e300)
@@ -540,6 +566,8 @@ std::string key_of_value(const Deck& deck, std::string_view message) {
       look(**text);
     if (const auto* texts = std::get_if<std::vector<std::string>*>(&rows[i].target))
       for (const std::string& text : **texts) look(text);
+    if (rows[i].list != nullptr)
+      for (const std::string& text : *rows[i].list) look(text);
   }
   return key;
 }

@@ -46,7 +46,11 @@ struct MediaDeck {
   std::string orientation = "upright";
 };
 struct DataDeck {
-  std::string path = "synthetic:";
+  std::string path = "synthetic:";  // of several stores their list as TOML, for messages
+  std::vector<std::string> paths;   // several stores; empty where there is one
+  std::vector<double> weights;      // [entry of path], or empty
+  std::vector<std::string> prompt_prefixes;
+  std::vector<std::string> keep;  // "BUCKET=SHARE"
   std::string text_features;
   std::int64_t readers = 0;
   std::int64_t prefetch = 4;
@@ -62,6 +66,10 @@ struct DataDeck {
   // Of pictures with text (data/text_images/).
   std::int64_t crop = 640;
   bool augment = true;
+
+  std::vector<std::string> all_paths() const {
+    return paths.empty() ? std::vector<std::string>{path} : paths;
+  }
 };
 // Settings of any model, trained or run; its shape has a table of its own, or for STDiT3 follows
 // these keys.
@@ -70,6 +78,7 @@ struct ModelDeck {
   std::string dtype = "f32";
   double recompute = 0.0;
   std::string weights;
+  std::string weights_partial = "strict";
 };
 struct TrainDeck {
   std::int64_t steps = 1000;
@@ -80,19 +89,26 @@ struct TrainDeck {
   std::int64_t micro_batches = 1;
   std::string optimizer = "auto";
   double lr = 1e-4;
+  std::string lr_scheduler = "polynomial";
   double lr_power = -1;
   std::int64_t warmup_steps = 0;
+  std::int64_t lr_decay_steps = 0;
+  std::string lr_decay_type = "linear";
+  double min_lr_factor = 0;
   double weight_decay = -1;
   double momentum = 0.9;
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_eps = 1e-15;
   double grad_clip = -1;
-  double ema_decay = 0.99;
+  std::vector<double> ema_decay = {0.99};
+  std::int64_t ema_start = 0;
   std::int64_t checkpoint_every = 200;
   std::int64_t keep = 2;
+  bool keep_best = false;
   bool skip_saves = true;
   std::int64_t log_every = 1;
+  std::int64_t layer_norms_every = 0;
   std::string loss_spike = "warn";
   double spike_deviations = 10;
 };

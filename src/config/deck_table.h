@@ -32,7 +32,11 @@ struct Option {
   double minimum, maximum;           // of a number, inclusive
   bool fixed = false;                // a training run's results depend on it
   std::string alias = {};            // another key that decks may use
-  bool decides = true;               // results of running a model depend on it (identity)
+  // A text that may also be a list of texts. Of two or more they are here, and the text is the list
+  // as TOML; a list of one is that text.
+  std::vector<std::string>* list = nullptr;
+  bool decides = true;  // results of running a model depend on it (identity)
+  bool or_one = false;  // of a list: a deck may give one value without brackets
 };
 
 // The rows of one table, in the order of the reference page.
@@ -68,6 +72,7 @@ class Rows {
                                      maximum,
                                      fixed_,
                                      {},
+                                     nullptr,
                                      decides_});
   }
   std::string section_;

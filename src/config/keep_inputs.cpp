@@ -52,6 +52,7 @@ void keep_inputs(const Deck& deck, const std::string& key, std::span<const std::
     }
     if (const auto* texts = std::get_if<std::vector<std::string>*>(&o.target))
       files.insert(files.end(), (*texts)->begin(), (*texts)->end());
+    if (o.list != nullptr) files.insert(files.end(), o.list->begin(), o.list->end());
   }
   keep_files(deck, key, files, is_result);
 }

@@ -36,6 +36,8 @@ enum class Purpose : std::uint32_t {
   image_view,  // at which size, and whether flipped, an image is trained on
   head_pose,   // of a face that speaks
   blink,       // of its eyes
+  held_out,    // which samples [validation] keeps from training
+  held_out_noise,
 };
 
 WEFT_HOST_DEVICE inline std::array<std::uint32_t, 4> philox4x32(

@@ -49,6 +49,23 @@ struct Bucket {
 
   bool holds_text() const { return label_bytes == text_label_bytes; }
 
+  // Of several stores, or with data.keep (data/mixed_source.h): which of its clips are whose, in
+  // their order, and how often they are trained on. Empty: one store, each clip once an epoch.
+  // Whoever leaves clips out lowers `clips`, here and in the part, and moves the parts behind.
+  struct Part {
+    int store = 0;
+    std::int64_t begin = 0, clips = 0;  // indices within the bucket
+    std::int64_t first_sample = 0;      // permanent id of its first clip (SampleId)
+    double samples = 0;                 // of an epoch; 0: none is trained on
+  };
+  std::vector<Part> parts;
+  // The one that holds a clip; there are parts.
+  const Part& part_of(std::int64_t index) const {
+    std::size_t p = 0;
+    while (p + 1 < parts.size() && index >= parts[p + 1].begin) ++p;
+    return parts[p];
+  }
+
   // Of a clip as the model sees it.
   std::int64_t model_channels() const { return moments ? channels / 2 : channels; }
   std::size_t clip_bytes() const { return clip_bytes(height, width); }
@@ -61,9 +78,22 @@ struct Bucket {
 };
 
 // Samples in a micro-batch of that bucket: a bucket with fewer clips makes smaller ones, whereas
-// images come again until a micro-batch is full.
+// images come again until a micro-batch is full. 0: the bucket is not trained on.
 inline std::int64_t samples_in_batch(const Bucket& bucket, std::int64_t batch_size) {
-  return bucket.label_rate > 0 ? batch_size : std::min(batch_size, bucket.clips);
+  if (bucket.label_rate > 0) return batch_size;
+  std::int64_t clips = bucket.parts.empty() ? bucket.clips : 0;
+  for (const Bucket::Part& p : bucket.parts)
+    if (p.samples > 0) clips += p.clips;
+  return std::min(batch_size, clips);
+}
+
+// Its micro-batches of `size` samples in an epoch, on average.
+inline double micro_batches_of(const Bucket& bucket, std::int64_t size) {
+  if (size == 0) return 0;
+  if (bucket.parts.empty()) return static_cast<double>(bucket.clips / size);
+  double samples = 0;
+  for (const Bucket::Part& p : bucket.parts) samples += p.samples;
+  return samples / static_cast<double>(size);
 }
 
 // Exit::usage for labelled images, which are no clips.
@@ -99,8 +129,15 @@ class ClipSource {
   // resized to their view (data/step_plan.h). As read() otherwise.
   virtual void read_sample(const MicroBatch& what, std::size_t i, std::span<std::byte> out) const;
   std::size_t clip_bytes(const MicroBatch& what) const;
-  // Puts the bucket's next clip in the place of sample `i`, which is damaged.
+  // Puts the bucket's next clip in the place of sample `i`, which is damaged; of several stores
+  // the next of the same one.
   virtual void take_next(MicroBatch& what, std::size_t i) const;
+  // Of several stores, each one's name, by Bucket::Part::store; empty where there is one.
+  virtual std::vector<std::string> store_names() const { return {}; }
+
+  // A clip's permanent id: its running number over all buckets, also where the source is a part of
+  // another.
+  virtual std::int64_t sample_id(int bucket, std::int64_t index) const;
 
   // Which samples the steps of a run train on: for clips a StepPlanner. `batch_sizes`: [bucket]
   // samples in a micro-batch; `micro_batches` a step.
@@ -119,7 +156,8 @@ class ClipSource {
 // memory: "synthetic:key=value,..." (data/synthetic.h), deterministic moving shapes, or
 // "shapes:..." (data/images/labelled_images.h), labelled ones; or pictures with text
 // (data/text_images/text_images.h, is_text_list), whose files `limits` bounds. `verify` checks the
-// XXH3 of every clip that is read.
+// XXH3 of every clip that is read. Of several paths, and with data.keep or data.prompt_prefixes, a
+// mix of stores of clips (data/mixed_source.h).
 std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data, const MediaDeck& limits = {});
 inline std::unique_ptr<ClipSource> open_clip_source(const std::string& path, bool verify) {
   DataDeck data;

@@ -18,6 +18,7 @@
 #include "data/hdf5.h"
 #include "data/images/image_source.h"
 #include "data/images/image_store.h"
+#include "data/mixed_source.h"
 #include "data/store_file.h"
 #include "data/synthetic.h"
 #include "data/text_images/text_images.h"
@@ -439,16 +440,50 @@ std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify
   return std::make_unique<ClipStore>(std::move(file), verify);
 }
 
-std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data, const MediaDeck& limits) {
-  if (is_synthetic(data.path))
-    return make_synthetic_source(data.path.substr(synthetic_prefix.size()));
-  if (is_shapes(data.path))
-    return make_image_source(open_labelled_images(data.path, data.verify), data);
-  if (is_text_list(data.path)) return make_text_source(open_text_images(data.path, limits), data);
-  StoreFile file(data.path);
+namespace {
+
+std::unique_ptr<ClipSource> open_one(const std::string& path, const DataDeck& data,
+                                     const MediaDeck& limits) {
+  if (is_synthetic(path)) return make_synthetic_source(path.substr(synthetic_prefix.size()));
+  if (is_shapes(path)) return make_image_source(open_labelled_images(path, data.verify), data);
+  if (is_text_list(path)) return make_text_source(open_text_images(path, limits), data);
+  StoreFile file(path);
   if (file.facts().holds_images)
     return make_image_source(make_image_store(std::move(file), data.verify), data);
   return std::make_unique<ClipStore>(std::move(file), data.verify);
+}
+
+bool is_same_store(const std::string& one, const std::string& other) {
+  std::error_code not_files;
+  return one == other || std::filesystem::equivalent(one, other, not_files);
+}
+
+}  // namespace
+
+std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data, const MediaDeck& limits) {
+  const std::vector<std::string> paths = data.all_paths();
+  const auto prefix_of = [&](std::size_t i) {
+    return data.prompt_prefixes.empty() ? std::string() : data.prompt_prefixes.at(i);
+  };
+  if (paths.size() == 1 && data.keep.empty() && prefix_of(0).empty())
+    return open_one(paths.front(), data, limits);
+  std::vector<MixedStore> stores;
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    const double weight = data.weights.empty() ? 0 : data.weights.at(i);
+    const auto same = std::ranges::find_if(
+        stores, [&](const MixedStore& s) { return is_same_store(s.name, paths[i]); });
+    if (same == stores.end()) {
+      stores.push_back({paths[i], open_one(paths[i], data, limits), weight, 1, prefix_of(i)});
+      continue;
+    }
+    // One store, so that its passes are one too: no clip comes twice before all others have come.
+    WEFT_CHECK(same->prefix == prefix_of(i), Exit::usage,
+               "give the store one prefix wherever data.path names it",
+               "data.path names {} twice, with different data.prompt_prefixes", paths[i]);
+    same->weight += weight;
+    same->times += 1;
+  }
+  return mix_stores(std::move(stores), !data.weights.empty(), data);
 }
 
 namespace {

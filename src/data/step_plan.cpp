@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "data/mix_plan.h"
 
 namespace weft {
 
@@ -22,8 +23,24 @@ void ClipSource::read_sample(const MicroBatch& what, std::size_t i,
 
 void ClipSource::take_next(MicroBatch& what, std::size_t i) const {
   const std::int64_t index = what.clips[i];
-  what.clips[i] = (index + 1) % buckets()[what.bucket].clips;
+  const Bucket& bucket = buckets()[what.bucket];
+  if (bucket.parts.empty()) {
+    what.clips[i] = (index + 1) % bucket.clips;
+  } else {
+    const Bucket::Part& part = bucket.part_of(index);
+    what.clips[i] = part.begin + (index + 1 - part.begin) % part.clips;
+  }
   what.samples[i] += what.clips[i] - index;
+}
+
+std::int64_t ClipSource::sample_id(int bucket, std::int64_t index) const {
+  const Bucket& own = buckets()[bucket];
+  if (!own.parts.empty()) {
+    const Bucket::Part& part = own.part_of(index);
+    return part.first_sample + index - part.begin;
+  }
+  for (int b = 0; b < bucket; ++b) index += buckets()[b].clips;
+  return index;
 }
 
 std::size_t ClipSource::clip_bytes(const MicroBatch& what) const {
@@ -37,28 +54,42 @@ std::unique_ptr<StepPlan> ClipSource::plan_steps(std::vector<std::int64_t> batch
   return std::make_unique<StepPlanner>(buckets(), std::move(batch_sizes), micro_batches, seed);
 }
 
-std::vector<std::int64_t> batch_sizes(const TrainDeck& deck, std::span<const Bucket> buckets) {
-  std::map<std::string, std::int64_t> entries;  // NAME -> CLIPS
-  for (const std::string& entry : deck.batch_sizes) {
+namespace {
+
+// A key whose entries are NAME=VALUE, for buckets.
+template <class T>
+struct BucketKey {
+  const char* key;
+  const char* form;  // "NAME=CLIPS"
+  const char* hint;
+  T least, most;
+};
+
+// [bucket] The value of the entry with the longest NAME that is the bucket's name or its beginning,
+// else `otherwise`.
+template <class T>
+std::vector<T> values_of_buckets(const BucketKey<T>& of, std::span<const std::string> texts,
+                                 std::span<const Bucket> buckets, T otherwise) {
+  std::map<std::string, T> entries;
+  for (const std::string& entry : texts) {
     const auto equals = entry.rfind('=');
     const std::string name = entry.substr(0, equals);
     const std::string text = equals == std::string::npos ? "" : entry.substr(equals + 1);
-    std::int64_t clips = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), clips);
+    T value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    // This form of the comparison refuses nan too.
     WEFT_CHECK(!name.empty() && error == std::errc() && end == text.data() + text.size() &&
-                   clips >= 1 && clips <= 1'000'000,
-               Exit::usage,
-               "write a bucket's name or its beginning and a number of clips, like \"256-51=20\"",
-               "train.batch_sizes has \"{}\", which is not NAME=CLIPS", entry);
-    WEFT_CHECK(entries.emplace(name, clips).second, Exit::usage, "leave one of them out",
-               "train.batch_sizes names \"{}\" twice", name);
+                   value >= of.least && value <= of.most,
+               Exit::usage, of.hint, "{} has \"{}\", which is not {}", of.key, entry, of.form);
+    WEFT_CHECK(entries.emplace(name, value).second, Exit::usage, "leave one of them out",
+               "{} names \"{}\" twice", of.key, name);
   }
 
-  std::vector<std::int64_t> sizes;
+  std::vector<T> values;
   std::set<std::string> names, unused;  // known beginnings; entries that match no bucket
-  for (const auto& [name, clips] : entries) unused.insert(name);
+  for (const auto& [name, value] : entries) unused.insert(name);
   for (const Bucket& b : buckets) {
-    sizes.push_back(deck.batch_size);
+    values.push_back(otherwise);
     // Beginnings from the shortest to the whole name, so that the longest wins.
     for (std::size_t dash = 0; dash != std::string::npos;) {
       dash = b.name.find('-', dash + 1);
@@ -66,19 +97,36 @@ std::vector<std::int64_t> batch_sizes(const TrainDeck& deck, std::span<const Buc
       names.insert(name);
       unused.erase(name);
       if (const auto found = entries.find(name); found != entries.end())
-        sizes.back() = found->second;
+        values.back() = found->second;
     }
   }
   if (!unused.empty()) {
     const std::string& name = *unused.begin();
     const std::string near = nearest_name(name, {names.begin(), names.end()});
     throw Error(Exit::usage,
-                fmt::format("train.batch_sizes names \"{}\", and no bucket of the data does", name),
+                fmt::format("{} names \"{}\", and no bucket of the data does", of.key, name),
                 near.empty() ? fmt::format("there are buckets {}", fmt::join(names, ", "))
                              : fmt::format("did you mean \"{}\"?", near),
                 __FILE__, __LINE__);
   }
-  return sizes;
+  return values;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> batch_sizes(const TrainDeck& deck, std::span<const Bucket> buckets) {
+  return values_of_buckets<std::int64_t>(
+      {"train.batch_sizes", "NAME=CLIPS",
+       "write a bucket's name or its beginning and a number of clips, like \"256-51=20\"", 1,
+       1'000'000},
+      deck.batch_sizes, buckets, deck.batch_size);
+}
+
+std::vector<double> kept_shares(const DataDeck& deck, std::span<const Bucket> buckets) {
+  return values_of_buckets<double>(
+      {"data.keep", "BUCKET=SHARE",
+       "write a bucket's name or its beginning and a share from 0 to 1, like \"256-51=0.5\"", 0, 1},
+      deck.keep, buckets, 1);
 }
 
 StepPlanner::StepPlanner(std::span<const Bucket> buckets, std::int64_t batch_size,
@@ -104,14 +152,25 @@ StepPlanner::StepPlanner(std::span<const Bucket> buckets, std::vector<std::int64
                "bucket {} has {} clips, more than 2^32", b.name, b.clips);
     if (b.clips > 0) per_epoch_ += std::max<std::int64_t>(1, b.clips / batch_sizes_[i]);
   }
+  if (std::ranges::any_of(buckets_, [](const Bucket& b) { return !b.parts.empty(); })) {
+    mix_ = std::make_unique<MixedEpochs>(buckets_, batch_sizes_, seed_);
+    per_epoch_ = mix_->micro_batches();
+  }
   WEFT_CHECK(per_epoch_ > 0, Exit::data, "check data.path and what `weft ingest` put in it",
              "no clip to train on in {} buckets", buckets_.size());
 }
+
+StepPlanner::~StepPlanner() = default;
 
 const std::vector<MicroBatch>& StepPlanner::epoch(std::int64_t e) const {
   Epoch& cached = cached_[e % 2];
   if (e == cached.number) return cached.batches;
   cached.batches.clear();
+  if (mix_) {
+    cached.batches = mix_->epoch(e);
+    cached.number = e;
+    return cached.batches;
+  }
   SampleId first = 0;  // id of the bucket's first clip
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     const std::int64_t clips = buckets_[b].clips;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <utility>
@@ -41,6 +42,9 @@ struct MicroBatch {
 // Exit::usage for an entry that is not NAME=CLIPS, that occurs twice, or whose NAME matches no
 // bucket (with the nearest name that does).
 std::vector<std::int64_t> batch_sizes(const TrainDeck& deck, std::span<const Bucket> buckets);
+// The share of each bucket's clips that an epoch trains on: likewise from the entries BUCKET=SHARE
+// of data.keep, else 1.
+std::vector<double> kept_shares(const DataDeck& deck, std::span<const Bucket> buckets);
 
 // Fisher-Yates by Philox(seed, sample_order, epoch, list). `list` keeps apart what is shuffled in
 // one epoch: a bucket's number, or -1 for the micro-batches.
@@ -63,11 +67,14 @@ class StepPlan {
   virtual std::int64_t micro_batches_per_epoch() const = 0;
 };
 
+class MixedEpochs;  // data/mix_plan.h
+
 // Epoch e shuffles each bucket with Philox(seed, sample_order, e, bucket), cuts it into
 // micro-batches of the bucket's batch size (a remainder is dropped, but a bucket smaller than that
 // is one smaller batch, so that no clip is lost silently), and shuffles the list of micro-batches.
 // Step s takes the micro-batches [s*G, (s+1)*G) of this endless sequence, G = micro_batches per
-// step.
+// step. Where buckets have parts, of several stores or with data.keep, their epochs are those of
+// data/mix_plan.h.
 class StepPlanner : public StepPlan {
  public:
   StepPlanner(std::span<const Bucket> buckets, std::vector<std::int64_t> batch_sizes,
@@ -75,6 +82,7 @@ class StepPlanner : public StepPlan {
   // One batch size for all buckets.
   StepPlanner(std::span<const Bucket> buckets, std::int64_t batch_size, std::int64_t micro_batches,
               std::uint64_t seed);
+  ~StepPlanner() override;
 
   std::vector<MicroBatch> plan(std::int64_t step) const override;
   std::int64_t micro_batches_per_epoch() const override { return per_epoch_; }
@@ -89,7 +97,8 @@ class StepPlanner : public StepPlan {
   std::int64_t micro_batches_;
   std::uint64_t seed_;
   std::int64_t per_epoch_ = 0;
-  mutable std::mutex mutex_;  // guards the cache below
+  std::unique_ptr<MixedEpochs> mix_;  // null without parts
+  mutable std::mutex mutex_;          // guards the cache below
   struct Epoch {
     std::int64_t number = -1;
     std::vector<MicroBatch> batches;

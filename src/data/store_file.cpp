@@ -119,7 +119,8 @@ void each_field(F& f, A& answer) {
   f(answer.fault), f(answer.hint), f(facts.made_by), f(facts.warnings), f(facts.holds_images);
   f(images.num_classes), f(images.height), f(images.width), f(images.xxh3);
   f(images.labels_xxh3), f(images.sources), f(images.class_names), f(images.palette);
-  f(images.label_images), f(images.tables_xxh3), f(images.pixels_begin), f(images.labels_begin);
+  f(images.label_images), f(images.label_pixels), f(images.label_image_pixels);
+  f(images.tables_xxh3), f(images.pixels_begin), f(images.labels_begin);
   f(images.labels_bytes);
   std::uint64_t buckets = facts.buckets.size();
   f(buckets);

@@ -41,6 +41,8 @@ struct StoredImages {
   // Since version 2: RGB of each label; in how many images each label occurs, [256].
   std::vector<std::uint8_t> palette;
   std::vector<std::uint64_t> label_images;
+  // Since version 3, of each label: LabelCounts::pixels and pixels_of_images.
+  std::vector<std::uint64_t> label_pixels, label_image_pixels;
 
   std::uint64_t tables_xxh3 = 0;
   std::uint64_t pixels_begin = 0, labels_begin = 0, labels_bytes = 0;

@@ -224,7 +224,7 @@ int doctor(const DoctorRequest& request, MPI_Comm world) {
   device = together("matrix product", [&] { measure_products(facts); }) && device;
   device = together("operations", [&] { check_operations(facts); }) && device;
   device = together("device copies", [&] { measure_device_copies(facts); }) && device;
-  together("files", [&] { measure_files(deck.data.path, facts); });
+  together("files", [&] { measure_files(deck.data.all_paths().front(), facts); });
   // Skipped if any rank's device failed: that rank would leave the others waiting.
   int size = 1;
   MPI_Comm_size(world, &size);

@@ -1,7 +1,9 @@
 // `weft export`.
 #include <map>
+#include <optional>
 #include <string>
 
+#include "checkpoint/adapter.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/weights.h"
 #include "core/error.h"
@@ -26,10 +28,15 @@ struct ExportRequest {
   std::string run;     // a run directory (its newest usable checkpoint) or one checkpoint directory
   std::string output;  // NAME.safetensors
   bool ema = false;    // export the moving average (EMA) of the weights
+  double ema_decay = -1;  // of several, that of this decay; -1: the first of train.ema_decay
   std::string dtype = "f32";
   double shard_size = 0;  // GB (10^9 bytes) of a shard; 0: one file
   std::string latents;    // of a VAE: a store that `weft encode` made with it; "": none
+  bool merged = false;    // of a run of adapters: the base's weights with the adapters in them
+  std::string base;       // of these: the base, if it is no longer where the run had it
 };
+
+constexpr const char* weights_ending = ".safetensors";
 
 Checkpoint open_checkpoint(const std::string& run) {
   if (is_there(fs::path(run) / "manifest.json", Exit::checkpoint)) return Checkpoint::open(run);
@@ -68,15 +75,49 @@ std::map<std::string, std::vector<float>> constants(const ExportRequest& request
   return {{"scale", scale}, {"shift", shift}};
 }
 
+// Into `params`, f32: the base's weights with the adapters of a checkpoint added.
+void load_merged(const ExportRequest& request, const Adapter& adapter, ParameterTable& params) {
+  const std::string& base = request.base.empty() ? adapter.facts.base : request.base;
+  WEFT_CHECK(is_there(base, Exit::data), Exit::data, "say where the base is: --base FILE",
+             "the base of these adapters, {}, does not exist", base);
+  const WeightFiles files = WeightFiles::open(base);
+  check_base(adapter, base, hash_of(files));
+  check_weights(files, params, {});
+  read_weights(files, params, {});
+  const WeightedAdapter whole{adapter, 1};
+  merge_adapters(params, std::span(&whole, 1));
+}
+
+// The adapters of a run as PEFT has them.
+int export_adapter(const ExportRequest& request, const Checkpoint& checkpoint) {
+  WEFT_CHECK(!request.output.ends_with(weights_ending) && request.shard_size == 0, Exit::usage,
+             "name a folder, or export whole weights: --merged",
+             "{} is a run of adapters, which are a folder of two files: {} {}", request.run,
+             request.output, request.shard_size == 0 ? "is a file's name" : "in shards is none");
+  const Adapter adapter = adapter_of(checkpoint, request.ema);
+  write_adapter(request.output, adapter, dtype_named(request.dtype));
+  log::info("adapters of {} of step {} ({}, {}) in {}: {}",
+            counted(std::ssize(adapter.layers), "layer"), checkpoint.info().step,
+            request.ema ? "EMA" : "weights", request.dtype, request.output,
+            adapter.facts.describe());
+  return 0;
+}
+
 // A VAE's file also has the buffers "scale" and "shift", but not the discriminator that it was
 // trained against. The buffers come from `latents`, if given, where encode has measured them,
 // otherwise from the run's deck; if that has none, they are left out.
 int export_weights(const ExportRequest& request) {
-  const std::string ending = ".safetensors";
-  WEFT_CHECK(request.shard_size == 0 || request.output.ends_with(ending), Exit::usage,
+  WEFT_CHECK(request.shard_size == 0 || request.output.ends_with(weights_ending), Exit::usage,
              "name the output NAME.safetensors: shards and index are named after it",
-             "{} does not end in {}", request.output, ending);
+             "{} does not end in {}", request.output, weights_ending);
   const Checkpoint checkpoint = open_checkpoint(request.run);
+  const bool adapters = adapter_facts(checkpoint).has_value();
+  WEFT_CHECK(adapters || (!request.merged && request.base.empty()), Exit::usage,
+             "leave --merged and --base out", "{} is a run of whole weights, not of adapters",
+             request.run);
+  WEFT_CHECK(request.merged || request.base.empty(), Exit::usage, "add --merged",
+             "--base is for --merged: adapters alone need none");
+  if (adapters && !request.merged) return export_adapter(request, checkpoint);
   const Deck deck =
       parse_deck(checkpoint.info().deck, checkpoint.dir().string() + "/manifest.json", {});
   const auto arena = Arena::reserve(std::size_t{1} << 32);
@@ -106,13 +147,20 @@ int export_weights(const ExportRequest& request) {
                            : detector     ? detector->params()
                                           : model->params();
   params.allocate_for_inference(false);
-  if (request.ema)
-    restore_ema(checkpoint, params);
+  const bool by_decay = request.ema_decay >= 0, ema = request.ema || by_decay;
+  if (adapters)
+    load_merged(request, adapter_of(checkpoint, ema), params);
+  else if (ema)
+    restore_ema(checkpoint, params, by_decay ? std::optional(request.ema_decay) : std::nullopt);
   else
     restore_state(checkpoint, params);
   save_weights(request.output, params, how);
   log::info("{} tensors of step {} ({}, {}) in {}", params.all().size() + how.buffers.size(),
-            checkpoint.info().step, request.ema ? "EMA" : "weights", request.dtype, request.output);
+            checkpoint.info().step,
+            by_decay ? fmt::format("EMA of decay {}", request.ema_decay)
+            : ema    ? "EMA"
+                     : "weights",
+            request.dtype, request.output);
   return 0;
 }
 
@@ -124,8 +172,15 @@ Command export_command() {
             [r](const Deck&, MPI_Comm) { return export_weights(*r); }};
   c.first_rank_only = true;
   c.option("run", r->run, "run or checkpoint directory").required = true;
-  c.option("output", r->output, "safetensors file to write").required = true;
+  c.option("output", r->output, "safetensors file to write; of a run of adapters (LoRA) a folder")
+      .required = true;
+  c.option("--merged", r->merged,
+           "of a run of adapters: its base with the adapters merged into it");
+  c.option("--base", r->base, "for --merged: the base, if it is not where the run had it");
   c.option("--ema", r->ema, "export the moving average (EMA) of the weights");
+  c.option("--ema-decay", r->ema_decay,
+           "of several moving averages (train.ema_decay), export that of this decay")
+      .not_negative = true;
   c.option("--dtype", r->dtype, "number format (f32)").choices = {"f32", "bf16", "f16"};
   c.option("--shard-size", r->shard_size,
            "GB of a file; more make shards with an index (else one file)")

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "checkpoint/adapter.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
@@ -91,6 +92,21 @@ void inspect_safetensors(const std::string& path) {
       strange > 0 ? fmt::format(", {} with values{}", strange, not_finite) : "");
 }
 
+// "" for tensors that are no adapter's.
+std::string adapter_text(const fs::path& path) {
+  const fs::path config =
+      (fs::is_directory(path) ? path : path.parent_path()) / "adapter_config.json";
+  const WeightFiles files = WeightFiles::open(path);
+  const bool adapter = std::ranges::any_of(
+      files.tensors(), [](const auto& t) { return t.entry.name.ends_with(".lora_A.weight"); });
+  if (!adapter) return "";
+  if (!is_there(config, Exit::data))
+    return fmt::format("adapter without {}: rank and alpha are not known\n", config.string());
+  const Adapter read = read_adapter(path);
+  return fmt::format("adapter of {}: {}\n", counted(std::ssize(read.layers), "layer"),
+                     read.facts.describe());
+}
+
 // A model's index, or the folder of it or of one file, as keys for weights take them: every file.
 void inspect_weights(const std::string& path) {
   const WeightFiles weights = WeightFiles::open(path);
@@ -99,6 +115,7 @@ void inspect_weights(const std::string& path) {
   fmt::print("weights {} in {}\n", printable(describe(weights)),
              counted(std::ssize(files), "file"));
   for (const fs::path& file : files) inspect_safetensors(file.string());
+  fmt::print("{}", adapter_text(path));
 }
 
 bool holds_weights(const fs::path& folder) {
@@ -218,6 +235,7 @@ int inspect(const std::string& path, const MediaDeck& limits, const std::string&
     fmt::print("{}", describe_store(path));
   } else if (extension == ".safetensors") {
     inspect_safetensors(path);
+    fmt::print("{}", adapter_text(p));
   } else if (detail::is_index(p)) {
     inspect_weights(path);
   } else {

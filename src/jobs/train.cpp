@@ -1,22 +1,142 @@
 // `weft train`.
 #include <mpi.h>
 
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/progress.h"
 #include "core/trace.h"
+#include "jobs/generate/samples.h"
 #include "jobs/jobs.h"
 #include "models/registry.h"
 #include "train/metrics/run_facts.h"
 #include "train/metrics/run_trace.h"
 #include "train/stop.h"
 #include "train/trainer.h"
+#include "train/validation.h"
 
 namespace weft {
 
 namespace {
 
-int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) {
+// The measurements of [validation] within a training, and their lines in RUN/validation.jsonl.
+class HeldOutLoss {
+ public:
+  // Before the trainer's start(), which plans the memory.
+  HeldOutLoss(const Deck& deck, Trainer& trainer)
+      : deck_(deck),
+        validation_(deck.get<ValidationDeck>()),
+        trainer_(trainer),
+        set_(trainer.task().validation_set(trainer.held_out())) {
+    trainer.plan_also([this](std::size_t capacity) { return set_->plan(capacity); });
+  }
+  // After it.
+  void begin() {
+    history_ = ValidationHistory::from_text(trainer_.validation_note());
+    const WorkPlan::Groups& g = trainer_.groups();
+    const int rank = trainer_.communicator().rank();
+    work_ = std::make_unique<Validation>(*set_, trainer_.communicator(),
+                                         Validation::Groups{g.own, g.count, rank % g.ranks});
+    if (!trainer_.first_rank()) return;
+    log::info("held out  {}, measured every {}", counted(set_->items().size(), "sample"),
+              counted(validation_.every, "step"));
+    // The line of a step stands before the checkpoint of that step.
+    lines_.emplace(std::filesystem::path(deck_.run.dir) / "validation.jsonl",
+                   trainer_.steps_done() + 1);
+  }
+
+  bool due() const {
+    const std::int64_t done = trainer_.steps_done();
+    return done > 0 && done % validation_.every == 0 && history_.newest != done;
+  }
+  // Collective. True if it is the best so far.
+  bool measure() {
+    const std::int64_t done = trainer_.steps_done();
+    const double start = now_seconds();
+    trainer_.forward_only("validation", [&] {
+      result_ = work_->run([&] { trainer_.communicator().progress(done, "validation"); });
+    });
+    best_ = history_.add(done, result_->total.loss);
+    trainer_.set_validation_note(history_.to_text());
+    seconds_ = now_seconds() - start;
+    if (lines_) lines_->write(result_->json(done));
+    return best_;
+  }
+  // Of the last measure(), once behind the line of its step.
+  void print() {
+    if (seconds_ < 0) return;
+    log::info("held out  step {}: {}, {}; {:.3f} s", history_.newest, result_->text(),
+              best_ ? "the best so far"
+                    : fmt::format("best {:.5f} at step {}", history_.best, history_.best_step),
+              seconds_);
+    seconds_ = -1;
+  }
+  // Whether patience is at its end.
+  bool exhausted() const {
+    return validation_.patience > 0 && history_.since_best >= validation_.patience;
+  }
+  std::string verdict() const {
+    return fmt::format("{} without a smaller held-out loss than {:.5f} at step {}",
+                       counted(history_.since_best, "validation"), history_.best,
+                       history_.best_step);
+  }
+  // The newest loss of this start.
+  std::optional<double> newest() const {
+    return result_ ? std::optional(result_->total.loss) : std::nullopt;
+  }
+
+ private:
+  const Deck& deck_;
+  const ValidationDeck& validation_;
+  Trainer& trainer_;
+  std::unique_ptr<ValidationSet> set_;
+  std::unique_ptr<Validation> work_;
+  std::optional<StepLines> lines_;  // rank 0's
+  ValidationHistory history_;
+  std::optional<ValidationResult> result_;
+  bool best_ = false;
+  double seconds_ = -1;
+};
+
+// [samples], made from the checkpoint of their step.
+class SampleClips {
+ public:
+  // Before the trainer's start(), which plans the memory.
+  SampleClips(const Deck& deck, MPI_Comm world, Trainer& trainer)
+      : every_(deck.get<SamplesDeck>().every), trainer_(trainer), samples_(deck, world) {
+    trainer.plan_also([this](std::size_t capacity) { return samples_.plan(capacity); });
+    log::info("samples   {}", samples_.describe());
+  }
+  bool due() const { return trainer_.steps_done() > 0 && trainer_.steps_done() % every_ == 0; }
+  bool made() const { return samples_.made(trainer_.steps_done()); }
+  // Collective, once a save of this step has begun.
+  void make() {
+    const std::int64_t done = trainer_.steps_done();
+    if (!trainer_.wait_for_save()) {
+      if (trainer_.first_rank())
+        log::warn("no samples of step {}: its checkpoint could not be written", done);
+      return;
+    }
+    const double start = now_seconds();
+    trainer_.forward_only("samples", [&] {
+      samples_.make(done, [&] { trainer_.communicator().progress(done, "samples"); });
+    });
+    log::info("samples   step {}: {}; {:.3f} s", done, samples_.folder(done).string(),
+              now_seconds() - start);
+  }
+
+ private:
+  std::int64_t every_;
+  Trainer& trainer_;
+  TrainingSamples samples_;
+};
+
+int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_out,
+        SampleClips* samples, ClockOffset& clock) {
   // 1. What this run is, for the reader of the log and for weft report.
   RunFacts facts(deck, trainer);
   std::optional<MetricsWriter> metrics;
@@ -38,27 +158,44 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) 
       if (!trainer.first_rank()) continue;
       metrics->write(m);
       const std::int64_t done = m.step + 1;
+      Progress::Values values = {{"loss", m.loss}};
+      if (held_out != nullptr && held_out->newest())
+        values.emplace_back("validation_loss", *held_out->newest());
       progress.advance(done, static_cast<double>(done - before),
-                       static_cast<double>(deck.train.steps - before), {{"loss", m.loss}});
+                       static_cast<double>(deck.train.steps - before), values);
       if (done % deck.train.log_every == 0 || (last && done == trainer.steps_done()))
         facts.print_step(m, progress.left_text());
     }
+    if (held_out != nullptr) held_out->print();
+  };
+  const auto exhausted = [&] { return held_out != nullptr && held_out->exhausted(); };
+  // True if a measurement was due, and this checkpoint is to be kept as the best.
+  const auto measure = [&] {
+    return held_out != nullptr && held_out->due() && held_out->measure() && deck.train.keep_best;
   };
   if (before >= deck.train.steps)
     log::info("nothing to do: {} of {} steps are done, and a larger train.steps goes on", before,
               deck.train.steps);
+  // A run that was asked to stop has left this for now.
+  if (before < deck.train.steps && measure()) trainer.save(true);
+  if (samples != nullptr && samples->due() && !samples->made()) samples->make();
   bool stopped = false;
-  while (trainer.steps_done() < deck.train.steps && !stopped) {
+  while (trainer.steps_done() < deck.train.steps && !stopped && !exhausted()) {
     trainer.step();
     const unsigned asked = trainer.take_requests();
     const std::int64_t done = trainer.steps_done();
     stopped = (asked & request::stop) != 0;
-    last = done == deck.train.steps || stopped;
+    const bool whole = !stopped || done == deck.train.steps;
+    const bool best = whole && measure(), sample = whole && samples != nullptr && samples->due();
+    last = done == deck.train.steps || stopped || exhausted();
     const bool regular = deck.train.checkpoint_every > 0 && done % deck.train.checkpoint_every == 0;
-    if (!last && (asked & request::save) != 0)
+    if (best || sample)
+      trainer.save(best);
+    else if (!last && (asked & request::save) != 0)
       trainer.save();
     else if (!last && regular)
       trainer.save_if_free();
+    if (sample) samples->make();
     if ((asked & request::dump_trace) != 0) write_trace(deck.run.dir, world, &clock);
     report();
   }
@@ -74,6 +211,13 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) 
   WEFT_CHECK(saved, Exit::checkpoint, "free space under run.dir; the older checkpoints are intact",
              "the last checkpoint of {} (step {}) could not be written", deck.run.dir,
              trainer.steps_done());
+  if (trainer.steps_done() < deck.train.steps && exhausted()) {
+    log::info("stopped early after step {} of {}: {} (validation.patience = {})",
+              trainer.steps_done(), deck.train.steps, held_out->verdict(),
+              deck.get<ValidationDeck>().patience);
+    if (trainer.first_rank()) progress.end(0, trainer.steps_done());
+    return 0;
+  }
   if (trainer.steps_done() < deck.train.steps) {
     log::info("stopped on request after step {}: run the same command to go on",
               trainer.steps_done());
@@ -91,9 +235,15 @@ int train(const Deck& deck, MPI_Comm world) {
   ClockOffset clock(world);
   // Data, model, run directory; then the state: new, or where the last job of this run left it.
   Trainer trainer(deck, make_task, world);
+  std::optional<HeldOutLoss> held_out;
+  if (deck.get<ValidationDeck>().every > 0) held_out.emplace(deck, trainer);
+  std::optional<SampleClips> samples;
+  if (deck.get<SamplesDeck>().every > 0) samples.emplace(deck, world, trainer);
   trainer.start();
+  if (held_out) held_out->begin();
   try {
-    return run(deck, world, trainer, clock);
+    return run(deck, world, trainer, held_out ? &*held_out : nullptr, samples ? &*samples : nullptr,
+               clock);
   } catch (Error& e) {
     // A save under way finishes first, which may take minutes: the reason is reported before that.
     log::report(e);

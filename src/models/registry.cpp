@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "models/clip/options.h"
 #include "models/dbnet/options.h"
 #include "models/dbnet/task.h"
 #include "models/sadtalker/options.h"
@@ -41,6 +42,7 @@ std::vector<Model>& table() {
       {"dbnet", dbnet_tables, make<DbnetTask>},
       {"sadtalker", sadtalker_tables},
       {"", t5_tables},
+      {"", clip_tables},
   };
   return models;
 }

@@ -353,6 +353,22 @@ Tensor nll(Context c, const Var& logits, const Tensor& labels, float weight) {
   return stats;
 }
 
+Tensor class_loss(Context c, const Var& logits, const Tensor& labels, const Tensor& class_weights,
+                  const ops::ClassLoss& loss, float weight) {
+  const std::int64_t C = logits->value.dim(-1);
+  WEFT_ASSERT(labels.numel() == logits->value.numel() / C && class_weights.numel() == C);
+  Tensor stats = Tensor::empty({ops::class_sums + 3 * C}, DType::f64),
+         weights = Tensor::empty(labels.shape(), DType::f32);
+  ops::class_loss_forward(logits->value, labels, class_weights, loss, weights, stats);
+  if (c.tape.recording() && logits->needs_grad)
+    c.tape.record([logits, labels, loss, weights, stats, weight] {
+      Tensor d = Tensor::empty(logits->value.shape(), logits->value.dtype());
+      ops::class_loss_backward(logits->value, labels, loss, weights, stats, weight, d);
+      give_grad(logits, std::move(d));
+    });
+  return stats;
+}
+
 Tensor text_loss(Context c, const Var& probability, const Var& threshold, const Tensor& flags,
                  const Tensor& thresholds, float weight) {
   const Tensor &p = probability->value, &t = threshold->value;

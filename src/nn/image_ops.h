@@ -6,6 +6,7 @@
 
 #include "nn/conv.h"
 #include "nn/nn.h"
+#include "ops/loss.h"
 
 namespace weft::nn {
 
@@ -66,6 +67,11 @@ Var scale_channels(Context c, const Var& x, const Tensor& keep);
 // many of them the class has the greatest logit (ops/loss.h). The backward needs no start: it sends
 // weight * the gradient of stats[0] / stats[1] to the logits; without a label, 0.
 Tensor nll(Context c, const Var& logits, const Tensor& labels, float weight);
+
+// The same with weights of classes f32 [C], hard positions alone and Dice (ops/loss.h). Returns
+// stats f64 [ops::class_sums + 3 C]. The backward sends weight * the loss's gradient.
+Tensor class_loss(Context c, const Var& logits, const Tensor& labels, const Tensor& class_weights,
+                  const ops::ClassLoss& loss, float weight);
 
 // Loss of probability and threshold, logits [N,1,H,W,1], for flags and thresholds u8 [N,H,W]
 // (ops/loss.h). Returns stats f64 [ops::text_stats]. The backward needs no start: it sends

@@ -76,55 +76,129 @@ Shape with_last(const Shape& s, std::int64_t last) {
 
 using detail::add_weight_grad, detail::bias_for, detail::note_done, detail::use, detail::weight_for;
 
+// ---- LoRA: what an adapted layer adds to its own product. With B = 0 it adds exact zeros.
+
+const Tensor& copy_of_type(const Parameter& p, DType dtype) {
+  return dtype == DType::bf16 ? p.working : p.value;
+}
+
+void multiply_by(Tensor& t, float factor) { ops::scaled_add(t, factor, Tensor(), t, false); }
+
+// dw (+)= dy^T x.
+void add_grad(Parameter& w, const Tensor& dy, const Tensor& x) {
+  if (!w.trainable) return;
+  Tensor none;
+  ops::linear_backward_weight(dy, x, w.grad, none, w.grad_written);
+  w.grad_written = true;
+}
+
+// y = x w^T + bias (+ residual) (+ u B^T). Returns u = scale * x A^T [..., rank], which the
+// backward wants; undefined without an adapter.
+Tensor linear_product(const Linear& l, const Tensor& x, const Tensor& residual, Tensor& y) {
+  const DType dtype = x.dtype();
+  if (!l.adapted()) {
+    ops::linear_forward(x, weight_for(l, dtype), bias_for(l, dtype), residual, y);
+    return {};
+  }
+  const Tensor &a = copy_of_type(*l.lora_a, dtype), &b = copy_of_type(*l.lora_b, dtype);
+  Tensor u = Tensor::empty(with_last(x.shape(), a.dim(0)), dtype);
+  Tensor own = Tensor::empty(y.shape(), dtype);
+  ops::linear_forward(x, weight_for(l, dtype), bias_for(l, dtype), residual, own);
+  ops::linear_forward(x, a, Tensor(), Tensor(), u);
+  multiply_by(u, l.lora_scale);
+  ops::linear_forward(u, b, Tensor(), own, y);
+  return u;
+}
+
+// dB, and the gradient of x A^T, which is returned: dA is add_grad(A, it, x), and its part of dx
+// is lora_input(). Undefined without an adapter.
+Tensor lora_backward(const Linear& l, const Tensor& dy, const Tensor& u) {
+  if (!l.adapted()) return {};
+  add_grad(*l.lora_b, dy, u);
+  Tensor du = Tensor::empty(u.shape(), u.dtype());
+  ops::linear_backward_input(dy, copy_of_type(*l.lora_b, dy.dtype()), du, false);
+  multiply_by(du, l.lora_scale);
+  return du;
+}
+
+void lora_input(const Linear& l, const Tensor& du, Tensor& dx) {
+  if (l.adapted()) ops::linear_backward_input(du, copy_of_type(*l.lora_a, du.dtype()), dx, true);
+}
+
+void use_all(Context c, const Linear& l) { use(c, {l.weight, l.bias, l.lora_a, l.lora_b}); }
+void note_all_done(ParameterTable& table, const Linear& l) {
+  note_done(table, {l.weight, l.bias, l.lora_a, l.lora_b});
+}
+
 }  // namespace
 
 Var linear(Context c, const Var& x, const Linear& l, const Var& residual) {
-  use(c, {l.weight, l.bias});
+  use_all(c, l);
   const Tensor& w = weight_for(l, x->value.dtype());
   WEFT_ASSERT(x->value.dim(-1) == w.numel() / w.dim(0));
   Tensor y = Tensor::empty(with_last(x->value.shape(), w.dim(0)), x->value.dtype());
-  ops::linear_forward(x->value, w, bias_for(l, y.dtype()), residual ? residual->value : Tensor(),
-                      y);
+  const Tensor u = linear_product(l, x->value, residual ? residual->value : Tensor(), y);
   const Var out = make_var(y);
   if (!c.tape.recording()) return out;
-  c.tape.record([x, l, residual, out, &table = c.parameters] {
+  c.tape.record([x, l, residual, out, u, &table = c.parameters] {
     const Tensor dy = std::move(out->grad);
     add_weight_grad(l, dy, x->value);
+    const Tensor du = lora_backward(l, dy, u);
+    if (l.adapted()) add_grad(*l.lora_a, du, x->value);
     if (x->needs_grad) {
       const auto [dx, accumulate] = grad_target(x);
       ops::linear_backward_input(dy, weight_for(l, dy.dtype()), dx, accumulate);
+      lora_input(l, du, dx);
     }
     if (residual) give_grad(residual, dy);  // last: it may take over dy's memory
-    note_done(table, {l.weight, l.bias});
+    note_all_done(table, l);
   });
   return out;
 }
 
 Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
-  use(c, {fc1.weight, fc1.bias, fc2.weight, fc2.bias});
+  use_all(c, fc1);
+  use_all(c, fc2);
   const DType dtype = x->value.dtype();
   const std::int64_t hidden = fc1.weight->shape[0];
   Tensor z = Tensor::empty(with_last(x->value.shape(), hidden), dtype);
   // Without a backward nothing reads z again: the activation overwrites it.
   Tensor h = c.tape.recording() ? Tensor::empty(z.shape(), dtype) : z;
-  ops::linear_gelu_forward(x->value, weight_for(fc1, dtype), bias_for(fc1, dtype), z, h);
+  Tensor u1;
+  if (fc1.adapted()) {
+    u1 = linear_product(fc1, x->value, Tensor(), z);
+    ops::gelu_forward(z, h);
+  } else {
+    ops::linear_gelu_forward(x->value, weight_for(fc1, dtype), bias_for(fc1, dtype), z, h);
+  }
   Tensor y = Tensor::empty(with_last(x->value.shape(), fc2.weight->shape[0]), dtype);
-  ops::linear_forward(h, weight_for(fc2, dtype), bias_for(fc2, dtype), Tensor(), y);
+  const Tensor u2 = linear_product(fc2, h, Tensor(), y);
   const Var out = make_var(y);
   if (!c.tape.recording()) return out;
-  c.tape.record([x, z, fc1, fc2, out, &table = c.parameters]() mutable {
+  c.tape.record([x, z, fc1, fc2, u1, u2, out, &table = c.parameters]() mutable {
     const Tensor dy = std::move(out->grad);
     Tensor dz = Tensor::empty(z.shape(), z.dtype());
-    ops::linear_gelu_backward_input(dy, weight_for(fc2, dy.dtype()), z, dz,
-                                    z);  // z becomes gelu(z)
+    const Tensor du2 = lora_backward(fc2, dy, u2);
+    if (fc2.adapted()) {
+      ops::linear_backward_input(dy, weight_for(fc2, dy.dtype()), dz, false);
+      lora_input(fc2, du2, dz);
+      ops::gelu_backward(z, dz, dz, z);  // z becomes gelu(z)
+      add_grad(*fc2.lora_a, du2, z);
+    } else {
+      ops::linear_gelu_backward_input(dy, weight_for(fc2, dy.dtype()), z, dz, z);  // likewise
+    }
     add_weight_grad(fc2, dy, z);
     z.release();
     add_weight_grad(fc1, dz, x->value);
+    const Tensor du1 = lora_backward(fc1, dz, u1);
+    if (fc1.adapted()) add_grad(*fc1.lora_a, du1, x->value);
     if (x->needs_grad) {
       const auto [dx, accumulate] = grad_target(x);
       ops::linear_backward_input(dz, weight_for(fc1, dy.dtype()), dx, accumulate);
+      lora_input(fc1, du1, dx);
     }
-    note_done(table, {fc1.weight, fc1.bias, fc2.weight, fc2.bias});
+    note_all_done(table, fc1);
+    note_all_done(table, fc2);
   });
   return out;
 }
@@ -244,7 +318,35 @@ Var view(Context c, const Var& x, const Shape& shape) {
 
 namespace {
 
-using detail::note_done, detail::use;
+// An adapted weight as one, f32: w + scale * B A. Without an adapter w itself.
+Tensor whole_weight(const Linear& l) {
+  if (!l.adapted()) return l.weight->value;
+  Tensor w = Tensor::empty(l.weight->shape, DType::f32);
+  Tensor b = Tensor::empty(l.lora_b->shape, DType::f32);
+  ops::convert(l.weight->value, w);
+  ops::scaled_add(l.lora_b->value, l.lora_scale, Tensor(), b, false);
+  ops::linear_backward_input(b, l.lora_a->value, w, true);
+  return w;
+}
+
+// Where absorb_backward() is to add the gradient of such a weight: undefined if nothing of it is
+// trained. Of an adapted one it is a tensor of its own, for give_whole_gradient().
+Tensor whole_gradient(const Linear& l) {
+  if (!l.adapted()) return l.weight->trainable ? l.weight->grad_to_add() : Tensor();
+  Tensor dw = Tensor::empty(l.weight->shape, DType::f32);
+  ops::fill_zero(dw);
+  return dw;
+}
+
+// dB (+)= scale * dw A^T, dA (+)= scale * B^T dw.
+void give_whole_gradient(const Linear& l, Tensor& dw) {
+  if (!l.adapted()) return;
+  multiply_by(dw, l.lora_scale);
+  Tensor db = Tensor::empty(l.lora_b->shape, DType::f32);
+  ops::linear_forward(dw, l.lora_a->value, Tensor(), Tensor(), db);
+  ops::add_inplace(db, l.lora_b->grad_to_add());
+  add_grad(*l.lora_a, l.lora_b->value, dw);
+}
 
 std::int64_t padded(std::int64_t length) {
   return (length + ops::absorbed_padding - 1) / ops::absorbed_padding * ops::absorbed_padding;
@@ -299,7 +401,8 @@ struct Sample {
 
 Var attend_absorbed(Context c, const Var& x, const Var& kv, const CrossAttention& w,
                     const std::vector<std::int64_t>& lengths, int heads) {
-  use(c, {w.q.weight, w.q.bias, w.proj.weight, w.proj.bias});
+  use_all(c, w.q);
+  use_all(c, w.proj);
   const Shape& s = x->value.shape();
   const std::int64_t B = s[0], N = s[1] * s[2], C = s[3], D = C / heads;
   const DType dtype = x->value.dtype();
@@ -310,6 +413,7 @@ Var attend_absorbed(Context c, const Var& x, const Var& kv, const CrossAttention
     return t.slice(of.first_row, of.first_row + of.rows).view({of.rows, 2, heads, D});
   };
   Tensor y = Tensor::empty(s, dtype);
+  const Tensor wq = whole_weight(w.q), wo = whole_weight(w.proj);
   std::vector<Sample> samples;
   std::int64_t first_row = 0;
   for (std::int64_t b = 0; b < B; ++b) {
@@ -322,8 +426,7 @@ Var attend_absorbed(Context c, const Var& x, const Var& kv, const CrossAttention
     m.a0 = Tensor::empty({columns}, DType::f32);
     m.b = Tensor::empty({C, columns}, dtype);
     m.p = Tensor::empty({N, columns}, dtype);
-    ops::absorb_forward(rows(kv->value, m), w.q.weight->value, w.q.bias->value,
-                        w.proj.weight->value, m.a, m.a0, m.b);
+    ops::absorb_forward(rows(kv->value, m), wq, w.q.bias->value, wo, m.a, m.a0, m.b);
     const Tensor xb = tokens(x->value, b);
     Tensor yb = tokens(y, b);
     ops::linear_forward(xb, m.a, m.a0, Tensor(), m.p);
@@ -336,12 +439,19 @@ Var attend_absorbed(Context c, const Var& x, const Var& kv, const CrossAttention
   c.tape.record([x, kv, w, heads, samples = std::move(samples), tokens, rows, out,
                  &table = c.parameters]() mutable {
     const Tensor dy = std::move(out->grad);
-    const bool learn = w.q.weight->trainable;
     Tensor none, dkv = Tensor::empty(kv->value.shape(), kv->value.dtype());
-    if (learn) {
+    if (w.proj.bias->trainable) {
       ops::bias_gradient(dy, w.proj.bias->grad, w.proj.bias->grad_written);
       w.proj.bias->grad_written = true;
     }
+    Tensor dwq = whole_gradient(w.q), dwo = whole_gradient(w.proj);
+    // Computed again: kept from the forward, they would take the memory of a weight a block.
+    const Tensor wq = whole_weight(w.q), wo = whole_weight(w.proj);
+    // absorb_backward() wants both of q's gradients or none.
+    Tensor dbq = w.q.bias->trainable ? w.q.bias->grad_to_add()
+                 : dwq.defined()     ? Tensor::empty(w.q.bias->shape, DType::f32)
+                                     : Tensor();
+    if (dbq.defined() && !w.q.bias->trainable) ops::fill_zero(dbq);
     // The residual: x's gradient starts as dy, possibly the same memory. Each sample's part of dy
     // is read before its part of dx is added to.
     give_grad(x, dy);
@@ -361,13 +471,14 @@ Var attend_absorbed(Context c, const Var& x, const Var& kv, const CrossAttention
       ops::linear_backward_weight(dp, xb, da, da0, false);
       ops::linear_backward_input(dp, m.a, dxb, true);
       Tensor dkvb = rows(dkv, m);
-      ops::absorb_backward(
-          rows(kv->value, m), w.q.weight->value, w.q.bias->value, w.proj.weight->value, da, da0, db,
-          dkvb, learn ? w.q.weight->grad_to_add() : none, learn ? w.q.bias->grad_to_add() : none,
-          learn ? w.proj.weight->grad_to_add() : none);
+      ops::absorb_backward(rows(kv->value, m), wq, w.q.bias->value, wo, da, da0, db, dkvb, dwq, dbq,
+                           dwo);
     }
+    give_whole_gradient(w.q, dwq);
+    give_whole_gradient(w.proj, dwo);
     give_grad(kv, dkv);
-    note_done(table, {w.q.weight, w.q.bias, w.proj.weight, w.proj.bias});
+    note_all_done(table, w.q);
+    note_all_done(table, w.proj);
   });
   return out;
 }

@@ -82,6 +82,13 @@ namespace weft::nn {
 struct Linear {
   Parameter* weight = nullptr;  // [out, in]
   Parameter* bias = nullptr;    // [out]
+  // LoRA (Hu et al., arXiv 2106.09685): where these are set, the layer adds lora_scale * (x A^T)
+  // B^T to its product. models/lora.h makes them.
+  Parameter* lora_a = nullptr;  // [rank, in]
+  Parameter* lora_b = nullptr;  // [out, rank]
+  float lora_scale = 0;
+
+  bool adapted() const { return lora_a != nullptr; }
 };
 
 // What every nn function needs besides its operands.
@@ -90,11 +97,12 @@ struct Context {
   ParameterTable& parameters;
 };
 
-// y = x w^T + bias (+ residual). x [..., in], y [..., out]; bf16 activations use the bf16 copies of
-// the weight and of a bias that is bf16_only.
+// y = x w^T + bias (+ residual) (+ what LoRA adds). x [..., in], y [..., out]; bf16 activations use
+// the bf16 copies of the weight and of a bias that is bf16_only.
 Var linear(Context c, const Var& x, const Linear& l, const Var& residual = nullptr);
 
-// fc2(gelu_tanh(fc1(x))). Keeps only fc1's output; the backward recomputes the activation.
+// fc2(gelu_tanh(fc1(x))), each as linear(). Keeps only fc1's output; the backward recomputes the
+// activation.
 Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2);
 
 Var silu(Context c, const Var& x);
@@ -125,7 +133,7 @@ struct CrossAttention {
 // x + proj(attention(q(x), kv(y))), docs/models/stdit3.md, Cross attention. x [B,T,S,C], y [sum L,
 // C], offsets i32 [B+1] on the device and `lengths` [B] on the host: the caption rows of each
 // sample. On the CPU short captions take the absorbed form (ops/attention.h), by a rule of shapes
-// alone, so that a run repeats its bits.
+// alone, so that a run repeats its bits; there adapted layers are w + lora_scale B A.
 Var cross_attention(Context c, const Var& x, const Var& y, const CrossAttention& w,
                     const Tensor& offsets, const std::vector<std::int64_t>& lengths, int heads);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
 #include "core/philox.h"
@@ -12,6 +13,8 @@ namespace {
 
 // Parameters start on whole cache lines: 16 floats.
 std::int64_t aligned(std::int64_t n) { return (n + 15) / 16 * 16; }
+
+constexpr auto base_role = Parameter::Role::base;
 
 // FNV-1a: the stream number of a parameter is a function of its name alone.
 std::uint64_t stream_of(const std::string& name) {
@@ -102,11 +105,13 @@ void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, b
   if (gradients) grads_ = Tensor::persistent({at}, DType::f32);
   if (bf16_working) working_ = Tensor::persistent({at}, DType::bf16);
   const std::int64_t fixed =
-      lay_out_fixed([](const Parameter& p) { return !p.trainable; },
+      lay_out_fixed([](const Parameter& p) { return !p.trainable && p.role != base_role; },
                     [](Parameter& p, std::int64_t offset) { p.offset = offset; });
   fixed_ = Tensor::persistent({fixed}, DType::f32);
+  allocate_to_run(bf16_working, [](const Parameter& p) { return p.role == base_role; });
   for (const auto& owned : parameters_) {
     Parameter& p = *owned;
+    if (p.role == base_role) continue;
     const std::int64_t end = p.offset + p.shape.numel();
     p.value = (p.trainable ? values_ : fixed_).slice(p.offset, end).view(p.shape);
     if (!p.trainable) {
@@ -119,6 +124,11 @@ void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, b
 }
 
 void ParameterTable::allocate_for_inference(bool bf16_model) {
+  allocate_to_run(bf16_model, [](const Parameter&) { return true; });
+}
+
+void ParameterTable::allocate_to_run(bool bf16_model,
+                                     const std::function<bool(const Parameter&)>& chosen) {
   // Two passes over the parameters: the first finds their places, the second cuts the two flat
   // tensors into them.
   std::int64_t wide_at = 0, low_at = 0;
@@ -131,6 +141,7 @@ void ParameterTable::allocate_for_inference(bool bf16_model) {
     wide_at = low_at = 0;
     for (const auto& owned : parameters_) {
       Parameter& p = *owned;
+      if (!chosen(p)) continue;
       const std::int64_t n = p.shape.numel();
       const bool has_low = bf16_model, has_wide = !bf16_model || !p.bf16_only;
       if (placed && has_wide) p.value = wide.slice(wide_at, wide_at + n).view(p.shape);
@@ -141,11 +152,26 @@ void ParameterTable::allocate_for_inference(bool bf16_model) {
   }
 }
 
+namespace {
+
+// Of a parameter in the formats of allocate_for_inference().
+std::size_t bytes_to_run(const Parameter& p, bool bf16_model) {
+  return static_cast<std::size_t>(p.shape.numel()) *
+         ((bf16_model ? 2u : 0u) + (!bf16_model || !p.bf16_only ? 4u : 0u));
+}
+
+}  // namespace
+
 std::size_t ParameterTable::inference_bytes(bool bf16_model) const {
   std::size_t bytes = 0;
+  for (const auto& p : parameters_) bytes += bytes_to_run(*p, bf16_model);
+  return bytes;
+}
+
+std::size_t ParameterTable::base_bytes(bool bf16_model) const {
+  std::size_t bytes = 0;
   for (const auto& p : parameters_)
-    bytes += static_cast<std::size_t>(p->shape.numel()) *
-             ((bf16_model ? 2u : 0u) + (!bf16_model || !p->bf16_only ? 4u : 0u));
+    if (p->role == base_role) bytes += bytes_to_run(*p, bf16_model);
   return bytes;
 }
 
@@ -182,7 +208,7 @@ void ParameterTable::refresh_working() {
   Tensor rest = working_.slice(values_begin_, working_.numel());
   ops::convert(values_, rest);
   for (const auto& p : parameters_)
-    if (!p->trainable) ops::convert(p->value, p->working);
+    if (!p->trainable && p->role != base_role) ops::convert(p->value, p->working);
 }
 
 int ParameterTable::groups() const {
@@ -297,8 +323,8 @@ void ParameterTable::finish_step() {
 }
 
 OptimizerState::OptimizerState(ParameterTable& table, bool sharded, int rank, int ranks,
-                               bool squares)
-    : table_(table), sharded_(sharded) {
+                               bool squares, std::vector<double> ema_decays)
+    : table_(table), sharded_(sharded), ema_decays_(std::move(ema_decays)) {
   offsets_.push_back(0);
   std::int64_t low = 0;  // elements of bf16_only buckets
   for (const ParameterTable::Bucket& b : table.buckets()) {
@@ -309,15 +335,17 @@ OptimizerState::OptimizerState(ParameterTable& table, bool sharded, int rank, in
   const Shape shape{offsets_.back()};
   exp_avg_ = Tensor::persistent(shape, DType::f32);
   if (squares) exp_avg_sq_ = Tensor::persistent(shape, DType::f32);
-  ema_ = Tensor::persistent(shape, DType::f32);
-  for (int b = 0; b < static_cast<int>(parts_.size()); ++b) {
-    Tensor to = ema(b);
-    ops::convert(master(b), to);
-  }
+  for (std::size_t i = 0; i < ema_decays_.size(); ++i)
+    ema_.push_back(Tensor::persistent(shape, DType::f32));
+  for (int i = 0; i < averages(); ++i)
+    for (int b = 0; b < static_cast<int>(parts_.size()); ++b) {
+      Tensor to = ema(b, i);
+      ops::convert(master(b), to);
+    }
   if (!sharded || !table.working().defined() || low == 0) return;
   // The EMA still equals the masters and is already cut into this rank's parts: copy it.
   Tensor moved = Tensor::persistent({low}, DType::f32);
-  ops::convert(ema_.slice(0, low), moved);
+  ops::convert(ema_.front().slice(0, low), moved);
   master_ = moved;
   table.drop_bf16_only_values();
 }
@@ -344,8 +372,8 @@ Tensor OptimizerState::working(int bucket) const {
 }
 
 std::size_t OptimizerState::bytes() const {
-  return exp_avg_.bytes() + (has_squares() ? exp_avg_sq_.bytes() : 0) + ema_.bytes() +
-         (master_.defined() ? master_.bytes() : 0);
+  return exp_avg_.bytes() + (has_squares() ? exp_avg_sq_.bytes() : 0) +
+         ema_.size() * ema_.front().bytes() + (master_.defined() ? master_.bytes() : 0);
 }
 
 }  // namespace weft

@@ -26,14 +26,18 @@ struct Parameter {
   Shape shape;
   Init init;
   bool trainable = true;
-  bool bf16_only = false;   // a bf16 model reads its bf16 copy alone (set by the model)
+  bool bf16_only = false;  // a bf16 model reads its bf16 copy alone (set by the model)
+  // In a training of adapters (models/lora.h) the model's own parameters are its base: never
+  // trained, read from files that checkpoints name instead of holding them. The adapters are all
+  // that it trains.
+  enum class Role { model, base, adapter } role = Role::model;
   std::int64_t offset = 0;  // elements, in the flat space of trainable or of fixed parameters
   int bucket = -1;
   // Parameters of a group are optimised together: one norm of the gradient, one learning rate, one
   // weight decay. Consecutive, from 0 on.
   int group = 0;
 
-  Tensor value;    // f32
+  Tensor value;    // f32; undefined in a bf16 model where it is base and bf16_only
   Tensor working;  // bf16 copy for matrix products; undefined in an f32 model
   Tensor grad;     // f32; undefined while not trainable
 
@@ -57,7 +61,8 @@ class ParameterTable {
   // order of registration, which is the order in which the backward finishes them, in buckets of at
   // least `bucket_elements` padded to `bucket_pad`: first those that are bf16_only, then the
   // others; among these by group, the last group first. Each has buckets of its own. `bf16_working`
-  // also keeps a bf16 copy.
+  // also keeps a bf16 copy. What is base lies outside all flat tensors, in the formats of
+  // allocate_for_inference().
   void allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients);
   // NCCL's reduce-scatter and all-gather take equal parts only. Units of 16 elements
   // (core/parts.h) divide a bucket so among 2^k ranks up to 512, and 3, 5 and 15 times as many.
@@ -66,8 +71,10 @@ class ParameterTable {
   // is bf16_only. There is no flat space then (values(), working(), fixed() are undefined):
   // Parameter::set, load_weights and restore_state fill the parameters.
   void allocate_for_inference(bool bf16_model);
-  // What that takes: the bytes of parameters, without those lost to alignment.
+  // What that takes: the bytes of parameters, without those lost to alignment. base_bytes(): of
+  // those that are base.
   std::size_t inference_bytes(bool bf16_model) const;
+  std::size_t base_bytes(bool bf16_model) const;
 
   // Reports to `place` the offset of each parameter for which `fixed` holds, in a flat space laid
   // out as fixed() is. Returns the elements of that space.
@@ -87,7 +94,7 @@ class ParameterTable {
   Tensor& values() { return values_; }  // flat, trainable, padded, from values_begin() on
   Tensor& working() { return working_; }
   Tensor& grads() { return grads_; }
-  Tensor& fixed() { return fixed_; }  // flat, not trainable
+  Tensor& fixed() { return fixed_; }  // flat, not trainable, without what is base
 
   struct Bucket {
     std::int64_t begin = 0, end = 0;  // elements of the flat space
@@ -137,6 +144,8 @@ class ParameterTable {
 
  private:
   void announce();
+  // One flat tensor for each format, cut into the chosen parameters.
+  void allocate_to_run(bool bf16_model, const std::function<bool(const Parameter&)>& chosen);
 
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<Bucket> buckets_;
@@ -188,10 +197,12 @@ class CountingScope {
 // every rank.
 class OptimizerState {
  public:
-  // Zero moments; the EMA starts as a copy of the weights. A sharded bf16 model's f32 values of
+  // Zero moments; each EMA starts as a copy of the weights. A sharded bf16 model's f32 values of
   // bf16_only buckets move here, and leave the table.
   // `squares`: AdamW's second moments are kept; SGD has its momentum in exp_avg alone.
-  OptimizerState(ParameterTable& table, bool sharded, int rank, int ranks, bool squares = true);
+  // `ema_decays`: one moving average of the weights for each, at least one.
+  OptimizerState(ParameterTable& table, bool sharded, int rank, int ranks, bool squares = true,
+                 std::vector<double> ema_decays = {0.99});
 
   // What this rank owns of a bucket: elements of the flat space.
   const Part& part(int bucket) const { return parts_[bucket]; }
@@ -202,12 +213,14 @@ class OptimizerState {
   Tensor exp_avg(int bucket) const { return own(exp_avg_, bucket); }
   bool has_squares() const { return exp_avg_sq_.defined(); }
   Tensor exp_avg_sq(int bucket) const { return own(exp_avg_sq_, bucket); }
-  Tensor ema(int bucket) const { return own(ema_, bucket); }
+  int averages() const { return static_cast<int>(ema_.size()); }
+  const std::vector<double>& ema_decays() const { return ema_decays_; }
+  Tensor ema(int bucket, int average = 0) const { return own(ema_[average], bucket); }
   // The same of the gradients and of the bf16 weights (undefined in an f32 model).
   Tensor gradient(int bucket) const;
   Tensor working(int bucket) const;
 
-  // Bytes on this rank, for the start table: masters that live here, moments, EMA.
+  // Bytes on this rank, for the start table: masters that live here, moments, EMAs.
   std::size_t bytes() const;
 
  private:
@@ -218,7 +231,9 @@ class OptimizerState {
   std::vector<Part> parts_;
   std::vector<std::int64_t> offsets_;  // of the parts in the arrays below; one more than parts
   Tensor master_;  // bf16_only buckets, which come first; undefined if the table has the values
-  Tensor exp_avg_, exp_avg_sq_, ema_;
+  Tensor exp_avg_, exp_avg_sq_;
+  std::vector<double> ema_decays_;
+  std::vector<Tensor> ema_;  // [decay]
 };
 
 }  // namespace weft

@@ -50,6 +50,40 @@ WEFT_OP(nll_backward, void(const Tensor& logits, const Tensor& labels, const Ten
 WEFT_OP(nll_summary,
         void(const Tensor& main, const Tensor& aux, float scale, Tensor& losses, Tensor& terms));
 
+// The same loss with weights of classes, of hard positions alone, and with Dice
+// (docs/models/segmentation.md, Training). kernels/class_loss.cu, ops/cpu/class_loss.cpp.
+struct ClassLoss {
+  float dice = 0;         // weight of the Dice loss
+  float ohem_thresh = 0;  // OHEM: positions whose class has a lower probability count; 0: all count
+  std::int64_t ohem_min_kept = 0;  // at least so many do, the hardest ones and those equal to them
+};
+// What stats f64 [class_sums + 3 C] hold.
+enum ClassStat : int {
+  class_nll,       // the sum of weight * -log softmax(logits)[class] over the positions that count
+  class_weight,    // the sum of their weights
+  class_right,     // at how many of the labelled positions the class has the greatest logit
+  class_labelled,  // how many these are
+  class_dice,      // 1 - the mean over the classes that occur of 2 overlap / (area + labels); or 0
+  class_count,     // how many occur
+  class_sums       // of each class: area = the sum of its probability over the labelled positions;
+                   // labels = how many are of it; overlap = the sum of its probability at these
+};
+// logits [...,C], labels u8 [...] as in nll_forward; class_weights f32 [C]. Writes stats, and for
+// the backward weights f32 [...]: of each position, 0 where it does not count.
+WEFT_OP(class_loss_forward,
+        void(const Tensor& logits, const Tensor& labels, const Tensor& class_weights,
+             const ClassLoss& loss, Tensor& weights, Tensor& stats));
+// dlogits = weight * the gradient of stats[class_nll] / stats[class_weight] + dice *
+// stats[class_dice]; the first is 0 where the weights sum to 0.
+WEFT_OP(class_loss_backward,
+        void(const Tensor& logits, const Tensor& labels, const ClassLoss& loss,
+             const Tensor& weights, const Tensor& stats, float weight, Tensor& dlogits));
+// As nll_summary: with loss = that sum, losses = loss of `main` + scale * loss of `aux`; terms f32:
+// n times the share of labelled positions that are right, the loss of main, that of aux where it is
+// defined, and with `dice` != 0 main's stats[class_dice].
+WEFT_OP(class_loss_summary, void(const Tensor& main, const Tensor& aux, float dice, float scale,
+                                 Tensor& losses, Tensor& terms));
+
 // Losses of logits x with a sign s = +1 or -1: hinge max(0, 1 + s x); logistic log(1 + exp(s x));
 // linear s x.
 enum class GanLoss { hinge, logistic, linear };

@@ -37,6 +37,10 @@ struct Sgd {
 WEFT_OP(sgd_step, void(const Sgd& a, const Tensor& squares, const Tensor& grad, Tensor& p,
                        Tensor& v, Tensor& ema, Tensor& copy));
 
+// ema = d ema + (1-d) p, all f32 of one length: a further average beside the one that the steps
+// above make in passing. `squares` as theirs: nothing is changed where it is not finite.
+WEFT_OP(ema_step, void(float decay, const Tensor& squares, const Tensor& p, Tensor& ema));
+
 // average f32 [n] = decay * average + (1 - decay) * scale * the sum over the rows of rows[., first
 // + i], f64 [rows, width]; a sum that is not finite changes nothing.
 WEFT_OP(running_average, void(const Tensor& rows, std::int64_t width, std::int64_t first,

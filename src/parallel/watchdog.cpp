@@ -340,7 +340,8 @@ double choose_timeout(double wanted) {
 
 // Busy storage is not a hang: a save may take this many times the limit.
 double patience_with(const char* phase) {
-  return phase != nullptr && std::string_view(phase) == "save" ? 10 : 1;
+  const std::string_view name = phase != nullptr ? phase : "";
+  return name == "save" || name == "validation" || name == "samples" ? 10 : 1;
 }
 
 // How long a collector waits for answers, a stuck rank waits for its collector, and every watchdog

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "plan/gpus.h"
 #include "plan/plan.h"
 
 namespace weft {
@@ -82,11 +83,13 @@ std::string advice(const Plan& p, const Deck& deck) {
   if (micro_batches < groups)
     return fmt::format("{} of {} {} have no micro-batch: set train.micro_batches to {} or more",
                        groups - micro_batches, groups, what, groups);
-  if (micro_batches % groups != 0 && micro_batches < 8 * groups)
+  const std::int64_t busiest = (micro_batches + groups - 1) / groups;
+  if (micro_batches % groups != 0 && (micro_batches < 8 * groups || p.imbalance > 0.03))
     return fmt::format(
-        "{} micro-batches do not share out evenly over {} {}: set "
-        "train.micro_batches to a multiple of {}",
-        micro_batches, groups, what, groups);
+        "{} micro-batches on {} {}: the busiest holds {}, with which {} would take as long: set "
+        "train.micro_batches = {} (or {})",
+        micro_batches, groups, what, busiest, busiest * groups, busiest * groups,
+        (busiest - 1) * groups);
   constexpr std::int64_t enough = 4;  // of a rank: costs of the buckets then even out
   if (groups > 1 && p.imbalance * p.step.compute > 0.03 * p.seconds &&
       micro_batches < enough * groups)
@@ -95,6 +98,30 @@ std::string advice(const Plan& p, const Deck& deck) {
         "train.micro_batches = {} (a larger global batch)",
         counted(micro_batches / groups, "micro-batch", "micro-batches"), what, enough * groups);
   return "";
+}
+
+// Which key gives a rank more memory, where blocks are recomputed for lack of it; "" for nothing.
+std::string memory_advice(const Plan& p, const Deck& deck) {
+  double again = 0, all = 0;
+  for (const BucketPlan& b : p.buckets) {
+    if (b.memory.recompute <= deck.model.recompute + 1e-6) continue;
+    again += b.share * b.cost.again;
+  }
+  for (const BucketPlan& b : p.buckets) all += b.share * b.cost.seconds();
+  if (again < 0.02 * all) return "";
+  const auto averages = static_cast<double>(deck.train.ema_decay.size());
+  std::string key = "smaller train.batch_sizes, more ranks, or parallel.sp";
+  if (deck.parallel.zero == 0 && p.ranks > 1)
+    key = fmt::format(
+        "parallel.zero = 1 frees up to {} a rank",
+        bytes_text(static_cast<double>(p.memory.moments + p.memory.ema) * (p.ranks - 1) / p.ranks));
+  else if (deck.model.dtype == "f32")
+    key = "model.dtype = \"bf16\" halves the activations";
+  else if (averages > 1)
+    key = fmt::format("one decay in train.ema_decay frees {} a rank",
+                      bytes_text(static_cast<double>(p.memory.ema) * (averages - 1) / averages));
+  return fmt::format("recomputation, for lack of memory, takes {:.0f} % of the compute: {}",
+                     100 * again / all, key);
 }
 
 void print_step(const Plan& p, const Deck& deck) {
@@ -115,7 +142,8 @@ void print_step(const Plan& p, const Deck& deck) {
              time_text(t.exposed_gather));
   fmt::print("  optimizer             {:>10}  {:.2f} %\n", time_text(t.optimizer),
              share(t.optimizer));
-  if (const std::string text = advice(p, deck); !text.empty()) fmt::print("advice: {}\n", text);
+  for (const std::string& text : {advice(p, deck), memory_advice(p, deck)})
+    if (!text.empty()) fmt::print("advice: {}\n", text);
   const double all = run_seconds(p, deck);
   fmt::print("all {}: {} on {}, {:.4g} {}-hours, without saves and restarts\n",
              counted(deck.train.steps, "step"), time_text(all), counted(p.ranks, "rank"),
@@ -143,7 +171,17 @@ void print_step(const Plan& p, const Deck& deck) {
       bytes_text(p.machine.storage_bandwidth), time_text(p.checkpoint_interval));
 }
 
-nlohmann::ordered_json to_json(const Plan& p, const Deck& deck) {
+// What the run costs on GPUs of that kind.
+void print_cost(const Plan& p, const Deck& deck, const Gpu& gpu) {
+  const double all = run_seconds(p, deck);
+  fmt::print("cost of train.steps = {} on {} x {}: {} a step, {:.4g} days, {:.4g} GPU-hours ({})\n",
+             deck.train.steps, p.ranks, gpu.title, time_text(p.seconds), all / 86400,
+             all * p.ranks / 3600,
+             gpu.measured ? "rates of one GPU are measured, links between GPUs are not"
+                          : "scaled, not measured");
+}
+
+nlohmann::ordered_json to_json(const Plan& p, const Deck& deck, const PlanRequest& request) {
   nlohmann::ordered_json j;
   j["build"] = version_line();
   j["fabric"] = p.machine.name;
@@ -188,8 +226,13 @@ nlohmann::ordered_json to_json(const Plan& p, const Deck& deck) {
                {"flops", p.flops_a_step}};
   j["run"] = {{"steps", deck.train.steps},
               {"seconds", run_seconds(p, deck)},
+              {"days", run_seconds(p, deck) / 86400},
               {"rank_hours", run_seconds(p, deck) * p.ranks / 3600}};
+  if (p.machine.device == DeviceKind::cuda) j["run"]["gpu_hours"] = j["run"]["rank_hours"];
+  if (!request.gpu.empty())
+    j["gpu"] = {{"name", request.gpu}, {"measured", find_gpu(request.gpu).measured}};
   if (const std::string text = advice(p, deck); !text.empty()) j["advice"] = text;
+  if (const std::string text = memory_advice(p, deck); !text.empty()) j["memory_advice"] = text;
   j["communication"] = {{"bytes_sent", p.bytes_sent},
                         {"seconds", p.step.reduce + p.step.gather},
                         {"flat", p.flat_seconds},
@@ -219,6 +262,14 @@ int plan(const Deck& deck, PlanCommand command, MPI_Comm world) {
   MPI_Comm_rank(world, &rank);
   MPI_Comm_size(world, &ranks);
   PlanRequest& request = command.request;
+  if (!request.gpu.empty()) {
+    const Gpu& gpu = find_gpu(request.gpu);
+    WEFT_CHECK(request.rates.empty(), Exit::usage, "leave one of them out",
+               "--gpu {} and --rates {} both say how fast the GPU is", request.gpu, request.rates);
+    WEFT_CHECK(request.fabric != "local", Exit::usage, "leave one of them out",
+               "--fabric local measures this host, --gpu {} describes another", request.gpu);
+    if (request.memory_gb == 0) request.memory_gb = gpu.memory_gb;
+  }
   const bool train = command.job == "train", described = request.gpus > 0 || request.memory_gb > 0;
   if (request.fabric.empty()) request.fabric = train && !described ? "local" : default_fabric;
   // Rank 0 alone plans a described machine; measuring takes all ranks.
@@ -234,11 +285,12 @@ int plan(const Deck& deck, PlanCommand command, MPI_Comm world) {
   print_memory(p);
   print_buckets(p);
   print_step(p, deck);
+  if (!request.gpu.empty()) print_cost(p, deck, find_gpu(request.gpu));
   if (std::ranges::any_of(p.buckets, [](const BucketPlan& b) { return b.equal_cost_batch > 0; }))
     fmt::print("\nfor micro-batches of equal cost:\n{}\n", batch_sizes_line(p));
   if (command.json.empty()) return 0;
   std::ofstream out(command.json, std::ios::trunc);
-  out << to_json(p, deck).dump(2) << "\n";
+  out << to_json(p, deck, request).dump(2) << "\n";
   out.close();
   WEFT_CHECK(bool(out), Exit::usage, "name a file in a folder that can be written",
              "cannot write {}", command.json);
@@ -256,6 +308,8 @@ Command plan_command() {
   c.option("--job", r->job, "train, encode, generate or animate").choices = {"train", "encode",
                                                                              "generate", "animate"};
   c.option("--gpus", planned.gpus, "ranks (default: those it runs on)");
+  c.option("--gpu", planned.gpu,
+           "h100, h200 or a100: memory, links and rates of that GPU, and what the run costs on it");
   c.option("--memory", planned.memory_gb, "GB of a rank's device");
   c.option("--fabric", planned.fabric,
            "cards x Gb/s a node: 8x400 (default), 1x200, ...; local measures this host (default of "

@@ -10,8 +10,10 @@
 #include "core/log.h"
 #include "models/registry.h"
 #include "parallel/rank_device.h"
+#include "plan/gpus.h"
 #include "tensor/tensor.h"
 #include "train/data_parallel.h"
+#include "train/validation.h"
 
 namespace weft {
 
@@ -33,7 +35,7 @@ const Model& model_of(const Deck& deck) {
 }  // namespace
 
 PlannedTraining::PlannedTraining(const Deck& deck, bool here)
-    : source(open_clip_source(deck.data, deck.media)),
+    : source(open_training_data(deck.data, deck.media, held_out_choice(deck)).training),
       batch_sizes(weft::batch_sizes(deck.train, source->buckets())),
       seed(static_cast<std::uint64_t>(deck.run.seed)),
       sharing(static_cast<int>(deck.parallel.sp) - 1, static_cast<int>(deck.parallel.sp)),
@@ -52,12 +54,19 @@ PlannedTraining::PlannedTraining(const Deck& deck, bool here)
                           task->bf16(), true);
 }
 
-Rates rates_of(const PlanRequest& request) {
-  return request.rates.empty() ? h200_targets() : read_rates(request.rates);
+Rates rates_of(const PlanRequest& request, bool f32) {
+  if (!request.rates.empty()) return read_rates(request.rates);
+  return request.gpu.empty() ? h200_targets() : rates_of(find_gpu(request.gpu), f32);
+}
+
+Machine machine_of(const PlanRequest& request) {
+  Machine machine = described_machine(request.fabric, request.memory_gb);
+  if (!request.gpu.empty()) set_gpu(machine, find_gpu(request.gpu));
+  return machine;
 }
 
 MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks,
-                        bool squares) {
+                        bool squares, std::size_t averages) {
   std::size_t all = 0, bf16_only = 0, own = 0, own_bf16_only = 0, fixed = 0;
   for (const ParameterTable::Bucket& b : table.buckets()) {
     const auto elements = static_cast<std::size_t>(b.end - b.begin);
@@ -69,17 +78,18 @@ MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, in
     if (b.bf16_only) bf16_only += elements, own_bf16_only += part;
   }
   for (const auto& p : table.all())
-    if (!p->trainable) fixed += static_cast<std::size_t>(p->shape.numel());
+    if (!p->trainable && p->role != Parameter::Role::base)
+      fixed += static_cast<std::size_t>(p->shape.numel());
   MemoryKinds m;
   // A sharded bf16 model keeps the f32 values of bf16_only weights in shards; everything else has
   // them whole.
   const bool moved = sharded && bf16;
   m.weights = bf16 ? 2 * all : 4 * all;
   if (bf16) m.masters = moved ? 4 * (all - bf16_only) + 4 * own_bf16_only : 4 * all;
-  m.fixed = (bf16 ? 6 : 4) * fixed;
+  m.fixed = (bf16 ? 6 : 4) * fixed + table.base_bytes(bf16);
   m.gradients = 4 * all;
   m.moments = (squares ? 8 : 4) * own;
-  m.ema = 4 * own;
+  m.ema = 4 * averages * own;
   return m;
 }
 
@@ -87,15 +97,34 @@ namespace {
 
 // 1. Memory.
 
+// What to do where weights, gradients and optimizer alone are more than a rank's memory.
+// `state_on`: their bytes on so many ranks, if sharded.
+template <class StateOn>
+std::string make_room(const Deck& deck, double memory, int ranks, StateOn&& state_on) {
+  std::string hint;
+  if (deck.train.ema_decay.size() > 1) hint = "keep fewer averages (train.ema_decay), or ";
+  if (deck.parallel.zero == 0)
+    return hint + fmt::format(
+                      "set parallel.zero = 1 (ZeRO-1), which shards the optimizer state: "
+                      "{:.1f} GiB a rank",
+                      gib(state_on(ranks)));
+  for (int more = 2 * ranks; more <= 4096; more *= 2)
+    if (state_on(more) < memory)
+      return hint + fmt::format(
+                        "use more ranks, over which parallel.zero = 1 shards the optimizer "
+                        "state: {} hold it, with {:.1f} GiB each",
+                        more, gib(state_on(more)));
+  return hint +
+         "use a smaller model: weights and gradients alone do not fit, on any number of ranks";
+}
+
 // The rest of a rank's memory, for the arena.
+template <class StateOn>
 std::size_t arena_bytes(const Deck& deck, const PlanRequest& request, const MemoryKinds& memory,
-                        int ranks) {
+                        int ranks, StateOn&& state_on) {
   const double taken = static_cast<double>(memory.state() + memory.staging);
   const double left = request.memory_gb * 1e9 - taken;
-  WEFT_CHECK(left > 0, Exit::usage,
-             deck.parallel.zero == 0
-                 ? "set parallel.zero = 1 (ZeRO-1), which shards the optimizer state"
-                 : "use more ranks, or a smaller model",
+  WEFT_CHECK(left > 0, Exit::usage, make_room(deck, request.memory_gb * 1e9, ranks, state_on),
              "weights, gradients and optimizer need {:.1f} GiB on each of {} ranks, which have "
              "{:.1f} GiB",
              gib(taken), ranks, gib(request.memory_gb * 1e9));
@@ -249,7 +278,7 @@ std::vector<MicroBatchCost> measured_costs(const PlannedTraining& training,
 
 // Of the update of all parameters, in units of optimizer_bytes_an_element.
 double optimizer_bandwidth(const TrainDeck& how, ParameterTable& params, MPI_Comm world) {
-  OptimizerState state(params, false, 0, 1);
+  OptimizerState state(params, false, 0, 1, true, how.ema_decay);
   Tensor squares = Tensor::persistent({1}, DType::f64);
   std::vector<double> seconds;
   for (int run = 0; run <= measured_runs; ++run) {
@@ -460,13 +489,15 @@ void plan_communication(const Deck& deck, bool bf16, Plan& plan) {
   }
 }
 
-void plan_checkpoints(double mtbf_hours, bool squares, Plan& plan) {
-  // f32 masters, two moments (of SGD one) and the EMA of all that is trained, padded as in the
-  // buckets, and what is fixed.
+void plan_checkpoints(double mtbf_hours, bool squares, std::size_t averages,
+                      const ParameterTable& table, Plan& plan) {
+  // f32 masters, two moments (of SGD one) and the EMAs of all that is trained, padded as in the
+  // buckets, and what is fixed, but not the base of adapters.
   double elements = 0;
   for (const BucketSchedule& b : plan.schedule) elements += static_cast<double>(b.elements);
-  plan.checkpoint_bytes =
-      (squares ? 16 : 12) * elements + 4.0 * static_cast<double>(plan.parameters - plan.trained);
+  plan.checkpoint_bytes = ((squares ? 12 : 8) + 4 * static_cast<double>(averages)) * elements +
+                          4.0 * static_cast<double>(plan.parameters - plan.trained) -
+                          static_cast<double>(table.base_bytes(false));
   plan.checkpoint_stall = plan.checkpoint_bytes / plan.ranks / plan.machine.host_copy_bandwidth;
   plan.checkpoint_write = plan.checkpoint_bytes / plan.machine.storage_bandwidth;
   // Young and Daly: sqrt(2 x stall x mean time between failures), which of all ranks is 1 / ranks
@@ -487,8 +518,8 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
              fmt::format("start it on them: mpirun -n {} weft plan ...", plan.ranks),
              "--fabric local measures the ranks it runs on: {} here, --gpus {}", world_ranks,
              plan.ranks);
-  if (!local) plan.machine = described_machine(request.fabric, request.memory_gb);
-  WEFT_CHECK(local || request.memory_gb > 0, Exit::usage, "say --memory 141 for an H200",
+  if (!local) plan.machine = machine_of(request);
+  WEFT_CHECK(local || request.memory_gb > 0, Exit::usage, "say --memory 141 for an H200, or --gpu",
              "a described machine needs --memory GB");
   WEFT_CHECK(plan.ranks >= 1 && plan.ranks % deck.parallel.sp == 0, Exit::usage,
              "choose parallel.sp so that it divides the ranks",
@@ -513,17 +544,24 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   plan.unit = task.facts(buckets.front()).unit;
   plan.parameters = task.params().total_elements();
   plan.trained = task.params().trainable_elements();
-  plan.memory =
-      state_bytes(task.params(), task.bf16(), deck.parallel.zero == 1, plan.ranks, squares);
+  const std::size_t averages = deck.train.ema_decay.size();
+  plan.memory = state_bytes(task.params(), task.bf16(), deck.parallel.zero == 1, plan.ranks,
+                            squares, averages);
   std::size_t others = 0;
   for (const Bucket& b : buckets) others = std::max(others, task.facts(b).other_weights);
   plan.memory.fixed += others;
   if (device == DeviceKind::cuda) plan.memory.staging = staging_bytes(training);
 
+  const auto state_on = [&](int ranks) {
+    MemoryKinds m = state_bytes(task.params(), task.bf16(), true, ranks, squares, averages);
+    m.fixed += others;
+    return static_cast<double>(m.state() + plan.memory.staging);
+  };
+
   // What is left of the memory, and each bucket's recomputation in it.
   plan.capacity = local && request.memory_gb <= 0
                       ? arena_capacity(deck.memory, place_here.host_ranks)
-                      : arena_bytes(deck, request, plan.memory, plan.ranks);
+                      : arena_bytes(deck, request, plan.memory, plan.ranks, state_on);
   const std::vector<StepMemory> memory =
       recomputation(deck, training, plan.ranks, plan.capacity, device);
   for (const StepMemory& m : memory)
@@ -538,7 +576,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   for (std::size_t i = 0; i < buckets.size(); ++i)
     clips.push_back(samples_in_batch(buckets[i], training.batch_sizes[i]));
   std::vector<MicroBatchCost> costs;
-  const Rates rates = rates_of(request);
+  const Rates rates = rates_of(request, !task.bf16());
   if (local) {
     task.params().initialise(1);
     costs = measured_costs(training, clips, memory, deck.train.steps, world);
@@ -552,7 +590,9 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     for (std::size_t i = 0; i < buckets.size(); ++i)
       costs.push_back(dry_run_cost(task, buckets[i], clips[i], memory[i].recompute, device, rates,
                                    plan.machine.link_bandwidth));
-    plan.optimizer_bandwidth = rates.bandwidth;
+    plan.optimizer_bandwidth =
+        rates.bandwidth * optimizer_bytes_an_element /
+        (optimizer_bytes_an_element + bytes_a_further_average * static_cast<double>(averages - 1));
     plan.rates_origin = rates.origin;
   }
   plan.schedule = dry_run_schedule(task, buckets, device, rates);
@@ -565,7 +605,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     b.tokens = clips[i] * task.facts(buckets[i]).units;
     b.memory = memory[i];
     b.cost = costs[i];
-    b.share = b.batch == 0 ? 0 : static_cast<double>(buckets[i].clips / b.batch);
+    b.share = micro_batches_of(buckets[i], b.batch);
     micro_batches += b.share;
   }
   for (BucketPlan& b : plan.buckets) b.share /= micro_batches;
@@ -575,7 +615,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
 
   plan_steps(deck, training, plan);
   plan_communication(deck, task.bf16(), plan);
-  plan_checkpoints(request.mtbf_hours, squares, plan);
+  plan_checkpoints(request.mtbf_hours, squares, averages, task.params(), plan);
   return plan;
 }
 

@@ -26,7 +26,8 @@ struct PlanRequest {
   // As described_machine() takes it, or "local". `weft plan` without --fabric: "local" for training
   // where no machine is described, else default_fabric.
   std::string fabric;
-  std::string rates;          // a file of measured rates; empty: targets
+  std::string gpu;            // as find_gpu() takes it (plan/gpus.h): memory, links, rates
+  std::string rates;          // a file of measured rates; empty: those of `gpu`, or targets
   double mtbf_hours = 50000;  // of one device: mean hours between failures
 };
 
@@ -90,9 +91,9 @@ struct MemoryKinds {
   std::size_t total() const { return state() + activations + staging + reserve; }
 };
 // The state's part of it, as the trainer lays it out (train/data_parallel.h), on the rank with most
-// of it.
+// of it. `averages`: decays of train.ema_decay.
 MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks,
-                        bool squares = true);
+                        bool squares = true, std::size_t averages = 1);
 
 struct BucketPlan {
   std::string name;
@@ -146,8 +147,11 @@ int plan_job(const Deck& deck, const PlanRequest& request, const std::string& jo
 // draws networks of the deck's shapes.
 void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
                   nlohmann::ordered_json& j);
-// The rates of the request, or the targets.
-Rates rates_of(const PlanRequest& request);
+// The rates of the request, or the targets. `f32`: of a model in f32; files and targets know one
+// format.
+Rates rates_of(const PlanRequest& request, bool f32 = false);
+// The machine that the request describes.
+Machine machine_of(const PlanRequest& request);
 
 Command plan_command();
 

@@ -59,7 +59,7 @@ void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
                gb(static_cast<double>(capacity)));
     most = std::max(most, needed);
   }
-  const Rates rates = rates_of(request);
+  const Rates rates = rates_of(request, true);
   const double rate = rates.convolutions > 0 ? rates.convolutions : rates.products;
   fmt::print("\n{} of {}, every rank\n", counted(std::ssize(clips), "clip"),
              counted(frames, "frame"));

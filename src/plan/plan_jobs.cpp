@@ -231,7 +231,7 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
   const int sp = static_cast<int>(deck.parallel.sp);
   WEFT_CHECK(ranks % sp == 0, Exit::usage, "choose parallel.sp so that it divides the ranks",
              "parallel.sp = {} does not divide {} ranks", sp, ranks);
-  const Machine machine = described_machine(request.fabric, request.memory_gb);
+  const Machine machine = machine_of(request);
   const Rates rates = rates_of(request);
   const ClipParts parts(deck);
   Denoiser& model = *parts.denoiser;
@@ -313,7 +313,7 @@ int plan_job(const Deck& deck, const PlanRequest& request, const std::string& jo
   const int ranks = request.gpus == 0 ? world_ranks : request.gpus;
   WEFT_CHECK(request.fabric != "local", Exit::usage, "describe a machine: --memory, --fabric",
              "--fabric local measures training steps, not {}", job);
-  WEFT_CHECK(request.memory_gb > 0, Exit::usage, "say --memory 141 for an H200",
+  WEFT_CHECK(request.memory_gb > 0, Exit::usage, "say --memory 141 for an H200, or --gpu",
              "a described machine needs --memory GB");
   nlohmann::ordered_json j;
   j["build"] = version_line();

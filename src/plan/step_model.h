@@ -90,6 +90,8 @@ double all_reduce_seconds(const MicroBatchCost& cost, const CommModel& comm);
 // Bytes that the update of one element moves: gradient read for its norm and for the update,
 // master, moments and EMA read and written, the bf16 weight written.
 constexpr double optimizer_bytes_an_element = 42;
+// Of each average beyond the first: master read, average read and written.
+constexpr double bytes_a_further_average = 12;
 
 // Expected maximum of n standard normals (docs/plan.md, Expected maximum): 1.42 for 8, 2.59 for
 // 128.

@@ -20,6 +20,8 @@
 #include "core/hash.h"
 #include "core/json.h"
 #include "core/progress.h"
+#include "media/video_reader.h"
+#include "media/writers.h"
 
 namespace weft::report_page {
 namespace {
@@ -66,6 +68,13 @@ void add_step(Steps& s, std::int64_t step, const json& j) {
     std::vector<double>& values = s.terms[name];
     values.resize(s.step.size() - 1, nan);
     values.push_back(value.is_number() ? value.get<double>() : nan);
+  }
+  for (const auto& [name, store] : object(j, "stores").items()) {
+    if (!store.is_object() || (!s.stores.contains(name) && s.stores.size() >= most_terms)) continue;
+    Steps::Store& values = s.stores[name];
+    for (auto* v : {&values.samples, &values.loss}) v->resize(s.step.size() - 1, nan);
+    values.samples.push_back(number(store, "samples"));
+    values.loss.push_back(number(store, "loss"));
   }
   s.slowest.push_back(number(j, "slowest_rank"));
   s.spread.push_back(number(j, "spread"));
@@ -157,6 +166,49 @@ void load_metrics(Run& run) {
   run.distinct_samples = ids.size();
 }
 
+// Optional. The last line of a step counts.
+void load_held_out(Run& run) {
+  std::ifstream in(run.dir / "validation.jsonl", std::ios::binary);
+  std::map<std::int64_t, json> last;
+  for (std::string line; std::getline(in, line);) {
+    const bool torn = in.eof();
+    json j = try_parse_json(line);
+    const auto step = j.is_object() ? j.find("step") : j.end();
+    if (j.is_object() && step != j.end() && step->is_number_integer() && seal_holds(line)) {
+      const std::int64_t n = step->get<std::int64_t>();
+      last[n] = std::move(j);
+    } else if (!is_cut_off(line, torn) && !line.empty()) {
+      ++run.broken_lines;
+    }
+  }
+  HeldOutSteps& h = run.held_out;
+  for (const auto& [step, j] : last) {
+    h.step.push_back(static_cast<double>(step));
+    h.loss.push_back(number(j, "loss"));
+    for (const auto& [key, series] :
+         {std::pair{"buckets", &h.buckets}, std::pair{"terms", &h.terms}})
+      for (const auto& [name, value] : object(j, key).items()) {
+        if (!series->contains(name) && series->size() >= most_terms) continue;
+        std::vector<double>& values = (*series)[name];
+        values.resize(h.step.size() - 1, nan);
+        values.push_back(value.is_number() ? value.get<double>() : nan);
+      }
+  }
+}
+
+// Optional: of runs with train.layer_norms_every.
+void load_layer_norms(Run& run) {
+  std::ifstream in(run.dir / "layer_norms.jsonl", std::ios::binary);
+  for (std::string line; std::getline(in, line);) {
+    const json j = try_parse_json(line);
+    if (!j.is_object() || !std::isfinite(number(j, "step")) || !seal_holds(line)) continue;
+    auto& norms = run.layer_norms[number(j, "step") + 1];
+    norms.clear();  // a restart repeats steps: the last of each counts
+    for (const auto& [layer, norm] : object(j, "norms").items())
+      if (norm.is_number()) norms.emplace_back(layer, norm.get<double>());
+  }
+}
+
 // Optional: an older run, or one that died before its first step, has none.
 void load_facts(Run& run) {
   const auto j = try_parse_json<nlohmann::ordered_json>(read_text(run.dir / "run.json"));
@@ -191,6 +243,7 @@ void load_samples(Run& run) {
   for (const auto& [step, folder] : folders) {
     Gallery g = load_gallery(folder);
     g.name = fmt::format("step {}", step);
+    g.step = step;
     if (!g.clips.empty()) run.through_time.push_back(std::move(g));
   }
 }
@@ -208,6 +261,8 @@ Run load_run(const fs::path& dir) {
   const fs::path plain = fs::absolute(dir).lexically_normal();
   run.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
   load_metrics(run);
+  load_held_out(run);
+  load_layer_norms(run);
   load_facts(run);
   run.deck = read_text(dir / "deck.toml");
   if (const std::optional<JobStatus> status = read_status(dir / "status.json"))
@@ -288,6 +343,29 @@ void put_bytes(std::string& out, std::uint64_t field, std::string_view value) {
   out += value;
 }
 
+// The middle frame of a clip, or a still picture.
+struct Picture {
+  std::int64_t height = 0, width = 0;
+  std::string png;
+};
+// Empty for a file that cannot be read. `scratch`: a file that may be written.
+Picture picture_of(const fs::path& clip, const fs::path& scratch) {
+  Picture p;
+  try {
+    const Footage all = read_frames({clip.string()});
+    p = {all.height, all.width, ""};
+    const auto bytes = static_cast<std::size_t>(3 * p.height * p.width);
+    write_png(scratch.string(), p.height, p.width,
+              std::span(all.rgb).subspan(static_cast<std::size_t>(all.frames / 2) * bytes, bytes));
+    p.png = read_text(scratch);
+  } catch (const Error&) {
+    p = {};
+  }
+  std::error_code none;
+  fs::remove(scratch, none);
+  return p;
+}
+
 // Event { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5 }
 std::string event(double time) {
   std::string out;
@@ -300,6 +378,22 @@ void put_scalar(std::string& summary, std::string_view tag, double value) {
   std::string one;
   put_bytes(one, 1, tag);
   put_float(one, 2, static_cast<float>(value));
+  put_bytes(summary, 1, one);
+}
+
+// Value { string tag = 1; Image image = 4 }, Image { int32 height = 1, width = 2, colorspace = 3;
+// bytes encoded_image_string = 4 }
+void put_picture(std::string& summary, std::string_view tag, const Picture& p) {
+  std::string image, one;
+  for (const auto& [field, value] : {std::pair{1, p.height}, std::pair{2, p.width}}) {
+    put_tag(image, static_cast<std::uint64_t>(field), Kind::varint);
+    put_varint(image, static_cast<std::uint64_t>(value));
+  }
+  put_tag(image, 3, Kind::varint);
+  put_varint(image, 3);  // RGB
+  put_bytes(image, 4, p.png);
+  put_bytes(one, 1, tag);
+  put_bytes(one, 4, image);
   put_bytes(summary, 1, one);
 }
 
@@ -329,6 +423,17 @@ std::vector<Series> series_of(const Steps& s) {
                                        "data_wait", "checkpoint",   "other"};
   for (int p = 0; p < parts; ++p) all.push_back({fmt::format("split/{}", tags[p]), &s.part[p]});
   for (const auto& [name, values] : s.terms) all.push_back({"terms/" + name, &values});
+  for (const auto& [name, values] : s.stores) {
+    all.push_back({"stores/" + name + "/loss", &values.loss});
+    all.push_back({"stores/" + name + "/samples", &values.samples});
+  }
+  return all;
+}
+
+std::vector<Series> series_of(const HeldOutSteps& h) {
+  std::vector<Series> all = {{"validation/loss", &h.loss}};
+  for (const auto& [name, values] : h.buckets) all.push_back({"validation/" + name, &values});
+  for (const auto& [name, values] : h.terms) all.push_back({"validation/terms/" + name, &values});
   return all;
 }
 
@@ -341,7 +446,7 @@ std::uint32_t crc32c(std::string_view bytes) {
   return ~c;
 }
 
-std::string event_file(const Run& run) {
+std::string event_file(const Run& run, const fs::path& scratch) {
   const Steps& s = run.steps;
   const std::vector<Series> all = series_of(s);
   // The metrics have no times of day: the file's last change is the last step's.
@@ -351,18 +456,44 @@ std::string event_file(const Run& run) {
   std::string out, version = event(time);
   put_bytes(version, 3, "brain.Event:2");
   put_record(out, version);
-  for (std::size_t i = 0; i < s.size(); ++i) {
-    if (std::isfinite(s.seconds[i])) time += s.seconds[i];
+  const auto put_step = [&](double number, std::size_t i, const std::vector<Series>& series) {
     std::string summary;
-    for (const auto& [tag, values] : all)
+    for (const auto& [tag, values] : series)
       // A loss that is not finite is kept: TensorBoard marks it.
-      if (i < values->size() && (std::isfinite((*values)[i]) || tag == "loss"))
+      if (i < values->size() && (std::isfinite((*values)[i]) || tag.ends_with("loss")))
         put_scalar(summary, tag, (*values)[i]);
+    if (const auto norms = run.layer_norms.find(s.step[i]); norms != run.layer_norms.end())
+      for (const auto& [layer, norm] : norms->second)
+        put_scalar(summary, "layer_norms/" + layer, norm);
     std::string step = event(time);
     put_tag(step, 2, Kind::varint);
-    put_varint(step, static_cast<std::uint64_t>(s.step[i]));
+    put_varint(step, static_cast<std::uint64_t>(number));
     put_bytes(step, 5, summary);
     put_record(out, step);
+  };
+  const std::vector<Series> held_out = series_of(run.held_out);
+  const auto put_clips = [&](const Gallery& g) {
+    std::string summary;
+    for (const GalleryClip& clip : g.clips)
+      if (const Picture p = picture_of(g.folder / clip.file, scratch); !p.png.empty())
+        put_picture(summary, "samples/" + clip.name, p);
+    if (summary.empty()) return;
+    std::string all_clips = event(time);
+    put_tag(all_clips, 2, Kind::varint);
+    put_varint(all_clips, static_cast<std::uint64_t>(g.step));
+    put_bytes(all_clips, 5, summary);
+    put_record(out, all_clips);
+  };
+  std::size_t next = 0, clips = 0;  // of the held-out ones, of the samples
+  for (std::size_t i = 0; i < s.size(); ++i) {
+    if (std::isfinite(s.seconds[i])) time += s.seconds[i];
+    put_step(s.step[i], i, all);
+    for (; next < run.held_out.step.size() && run.held_out.step[next] <= s.step[i]; ++next)
+      put_step(run.held_out.step[next], next, held_out);
+    for (; clips < run.through_time.size() &&
+           static_cast<double>(run.through_time[clips].step) <= s.step[i];
+         ++clips)
+      put_clips(run.through_time[clips]);
   }
   return out;
 }
@@ -380,7 +511,7 @@ std::vector<fs::path> write_event_files(const fs::path& dir, std::span<const Run
                "cannot make {}: {}", folder.string(), failed.message());
     // TensorBoard knows event files by "tfevents" in their names.
     files.push_back(folder / "events.out.tfevents.weft");
-    replace_file(files.back(), event_file(run), Exit::data, Durable::no);
+    replace_file(files.back(), event_file(run, folder / ".frame.png"), Exit::data, Durable::no);
   }
   return files;
 }

@@ -35,7 +35,11 @@ struct Steps {
   std::vector<double> loss, grad_norm, lr, seconds, resident, arena;
   // What the loss is made of, by name; as long as `step`, or shorter where the last have none.
   std::map<std::string, std::vector<double>> terms;
-  std::vector<double> part[parts];  // seconds
+  struct Store {
+    std::vector<double> samples, loss;
+  };
+  std::map<std::string, Store> stores;  // of several, by name; as long as `step`, or shorter
+  std::vector<double> part[parts];      // seconds
   std::vector<double> slowest,
       spread;  // the slowest rank's number; (greatest - mean) / mean of busy time
   std::vector<std::int64_t> samples;
@@ -62,11 +66,21 @@ struct Scaling {
   std::vector<Point> points;
 };
 
+// RUN/validation.jsonl: one value a measurement on held-out samples; NaN where a line lacks it.
+struct HeldOutSteps {
+  std::vector<double> step;  // steps done before it
+  std::vector<double> loss;
+  std::map<std::string, std::vector<double>> buckets, terms;  // by name
+};
+
 struct Run {
   std::filesystem::path dir;
   std::string name;  // for titles and legends
   Steps steps;
+  HeldOutSteps held_out;
   RankTimes ranks;
+  // The gradient's norm in each layer, by steps done: of some steps only.
+  std::map<double, std::vector<std::pair<std::string, double>>> layer_norms;
   double ranks_number = 0;       // how many ranks; 0: unknown
   double ended = 0;              // time of its last line: seconds since 1970
   std::vector<Scaling> scaling;  // of RUN/scaling.json
@@ -82,8 +96,8 @@ struct Run {
   std::size_t distinct_samples = 0;
 };
 
-// Reads RUN/metrics.jsonl, deck.toml, run.json, generated/ and samples/. Throws Exit::data when
-// there is no such directory or no complete line of metrics.
+// Reads RUN/metrics.jsonl, layer_norms.jsonl, deck.toml, run.json, generated/ and samples/. Throws
+// Exit::data when there is no such directory or no complete line of metrics.
 Run load_run(const std::filesystem::path& dir);
 
 // Reads a scaling result. Throws Exit::data when it is none.
@@ -94,9 +108,12 @@ Scaling load_scaling(const std::filesystem::path& file);
 
 // CRC-32C (Castagnoli) of the bytes.
 std::uint32_t crc32c(std::string_view bytes);
-// A file's content: loss, terms, gradient norm, rate, seconds and their parts, memory,
-// spread of the ranks; each at the number of steps done.
-std::string event_file(const Run& run);
+// A file's content: loss, terms, stores, gradient norm (of some steps also by layer), rate, seconds
+// and their parts, memory, spread of the ranks, and what was measured on held-out samples; each at
+// the number of steps done.
+// Samples are pictures, the middle frame of each clip; `scratch` is a file for them, written and
+// removed.
+std::string event_file(const Run& run, const std::filesystem::path& scratch = {});
 // Writes DIR/NAME/events.out.tfevents.weft for each run, in place of an earlier one. Runs of the
 // same name get numbers. Returns the paths; throws Exit::data when one cannot be written.
 std::vector<std::filesystem::path> write_event_files(const std::filesystem::path& dir,

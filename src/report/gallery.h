@@ -31,8 +31,9 @@ struct RankWork {
 
 struct Gallery {
   std::filesystem::path folder;
-  std::string name;     // of the folder, for titles
-  std::string command;  // that made it; empty: loose files
+  std::int64_t step = 0;  // of a training that it was sampled from
+  std::string name;       // of the folder, for titles
+  std::string command;    // that made it; empty: loose files
   std::vector<GalleryClip> clips;
   std::vector<std::string> failures;  // "NAME: why"
   std::vector<std::string> warnings;  // of the last start, as its status has them

@@ -37,6 +37,15 @@ std::string classes_table(const SegmentationScores& e) {
                  rows + "</table></div>");
 }
 
+// The colours of the classes that are in the pictures.
+std::string class_legend(const SegmentationScores& e) {
+  std::string legend;
+  for (std::size_t i = 0; i < e.classes.size(); ++i)
+    if (e.classes[i].joined() > 0)
+      legend += swatch(css_colour(e.palette[i + 1]), escape(e.classes[i].name), true);
+  return e.pictures.empty() || legend.empty() ? "" : "<div class=\"legend\">" + legend + "</div>\n";
+}
+
 std::string pictures(const EvaluationRecord& e, const std::string& what) {
   std::vector<std::pair<std::string, std::string>> files;
   for (const EvaluationPicture& p : e.pictures) files.emplace_back(p.name, p.file);
@@ -94,7 +103,7 @@ std::string segmentation_page(const SegmentationScores& e) {
     page += tile(fmt::format("{:.2f} %", 100 * e.mean_iou_of_known()),
                  fmt::format("mean IoU of the {} that are labelled", e.known()));
   page += tile(fmt::format("{:.2f} %", 100 * e.accuracy()), "pixel accuracy");
-  page += last_tiles(e) + facts(e) + classes_table(e);
+  page += last_tiles(e) + facts(e) + classes_table(e) + class_legend(e);
   return page +
          pictures(
              e,

@@ -80,6 +80,29 @@ std::vector<double> restarts_of(std::span<const Run> runs) {
 
 // ---- Loss ----
 
+// Of a colour that no other curve of the plot has: of several runs as many colours on.
+std::string held_out_color(std::span<const Run> runs, std::size_t i) {
+  return color_of(runs.size() + i);
+}
+
+bool has_held_out(std::span<const Run> runs) {
+  return std::any_of(runs.begin(), runs.end(),
+                     [](const Run& r) { return !finite(r.held_out.loss).empty(); });
+}
+
+// Both curves in one plot are told apart by name.
+std::string loss_legend(std::span<const Run> runs) {
+  if (!has_held_out(runs)) return run_legend(runs);
+  std::string s = "<div class=\"legend\">";
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const std::string name = runs.size() > 1 ? escape(runs[i].name) + ", " : "";
+    s += swatch(color_of(i), name + "training");
+    if (!finite(runs[i].held_out.loss).empty())
+      s += swatch(held_out_color(runs, i), name + "held out");
+  }
+  return s + "</div>\n";
+}
+
 std::string loss_plot(std::span<const Run> runs) {
   std::vector<Curve> curves;
   for (std::size_t i = 0; i < runs.size(); ++i) {
@@ -99,6 +122,12 @@ std::string loss_plot(std::span<const Run> runs) {
     const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
     curves.push_back({runs[i].name, b.x, smooth(b.mean, sigma), color_of(i), 2.4, 1, {}, {}});
   }
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (finite(runs[i].held_out.loss).empty()) continue;
+    const Binned b = bin(runs[i].held_out.step, runs[i].held_out.loss, most_points);
+    curves.push_back(
+        {runs[i].name + " held out", b.x, b.mean, held_out_color(runs, i), 2.4, 1, {}, {}});
+  }
   PlotFrame frame{"step", "loss", 1040, 330, false, true};
   frame.restarts = restarts_of(runs);
   const bool bands = std::any_of(runs.begin(), runs.end(),
@@ -107,7 +136,7 @@ std::string loss_plot(std::span<const Run> runs) {
       bands ? "Shaded: the range of all steps. Line: average over neighbouring steps."
             : "Thin: every step. Bold: average over neighbouring steps.";
   return section("Loss", what + (frame.restarts.empty() ? "" : " Dotted: where the run went on."),
-                 run_legend(runs) + line_plot(frame, curves));
+                 loss_legend(runs) + line_plot(frame, curves));
 }
 
 std::string loss_over_time(std::span<const Run> runs) {
@@ -132,6 +161,30 @@ std::string loss_over_time(std::span<const Run> runs) {
   const PlotFrame frame{name, "loss", 1040, 280, false, true, false};
   return section("Loss over time", "Averaged over neighbouring steps; time in steps alone.",
                  run_legend(runs) + line_plot(frame, curves));
+}
+
+// The loss of each of several stores.
+std::string loss_of_stores(std::span<const Run> runs) {
+  if (runs.size() != 1 || runs[0].steps.stores.empty()) return "";
+  const Steps& s = runs[0].steps;
+  double all = 0;
+  for (const auto& [name, store] : s.stores) all += total(store.samples);
+  std::vector<Curve> curves;
+  std::string legend = "<div class=\"legend\">";
+  for (const auto& [name, store] : s.stores) {
+    const std::string color = color_of(curves.size());
+    legend += swatch(color, fmt::format("{} <em>{} of the samples</em>", escape(name),
+                                        percent(total(store.samples), all)));
+    std::vector<double> loss = store.loss;
+    loss.resize(s.size(), NAN);
+    const Binned b = bin(s.step, loss, most_points);
+    const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
+    curves.push_back({name, b.x, smooth(b.mean, sigma), color, 1.8, 1, {}, {}});
+  }
+  PlotFrame frame{"step", "loss", 1040, 280, false, true};
+  frame.restarts = runs[0].restarts;
+  return section("Loss of each store", "Averaged over neighbouring steps.",
+                 legend + "</div>\n" + line_plot(frame, curves));
 }
 
 std::string loss_terms(std::span<const Run> runs) {
@@ -400,6 +453,8 @@ std::string tiles(const Run& r) {
   std::string t = "<div class=\"tiles\">\n";
   t += tile(short_number(s.step.back()), "steps done");
   t += tile(loss_text(last_loss(r)), "loss, from " + loss_text(first_loss(r)));
+  if (const std::vector<double> held = finite(r.held_out.loss); !held.empty())
+    t += tile(loss_text(held.back()), "held-out loss, best " + loss_text(std::ranges::min(held)));
   t += tile(seconds_text(median(s.seconds)), "median step");
   if (!s.samples.empty())
     t +=
@@ -434,6 +489,7 @@ std::string make_page(std::span<const Run> runs, std::span<const Scaling> scalin
   const bool several = runs.size() > 1;
   if (several) page += loss_over_time(runs);
   page += loss_terms(runs);
+  page += loss_of_stores(runs);
   page += several ? many_splits(runs) : one_split(first);
   if (several) page += speed_of_runs(runs);
   for (const Run& r : runs) page += rank_bars(r, several);

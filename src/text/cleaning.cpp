@@ -12,6 +12,13 @@
 #include "text/utf8.h"
 
 namespace weft {
+
+std::string lower_case(const std::string& text) {
+  std::string out;
+  icu::UnicodeString::fromUTF8(text).toLower(icu::Locale::getRoot()).toUTF8String(out);
+  return out;
+}
+
 namespace {
 
 struct Step {
@@ -45,12 +52,6 @@ std::string unquote(const std::string& text) {
     }
   }
   return to_utf8(to_code_points(bytes));
-}
-
-std::string lower(const std::string& text) {
-  std::string out;
-  icu::UnicodeString::fromUTF8(text).toLower(icu::Locale::getRoot()).toUTF8String(out);
-  return out;
 }
 
 // An address: either with its scheme, or by the end of its name.
@@ -120,7 +121,7 @@ const Steps& rubbish() {
 }
 
 std::string clean_caption(const std::string& caption) {
-  std::string text = run(before_html(), lower(strip(unquote(caption))));
+  std::string text = run(before_html(), lower_case(strip(unquote(caption))));
   text = run(marks(), html_text(text));
   // this-is-a-name, this_is_another
   static const Pattern joint("[-_]");

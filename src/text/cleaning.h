@@ -17,6 +17,9 @@ std::string clean_text(const std::string& text);
 // however broken.
 std::string html_text(const std::string& page);
 
+// Python's str.lower().
+std::string lower_case(const std::string& text);
+
 // Python's html.unescape.
 std::string html_unescape(const std::string& text);
 

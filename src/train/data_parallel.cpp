@@ -1,7 +1,9 @@
 #include "train/data_parallel.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <utility>
 
 #include "ops/optimizer.h"
@@ -19,16 +21,66 @@ TrainDeck optimizer_of(const TrainDeck& deck, const std::string& optimizer, doub
   return d;
 }
 
+namespace {
+
+// The share of the steps from `begin` to the run's last that is done.
+double progress(const TrainDeck& d, std::int64_t begin, std::int64_t steps_done) {
+  if (steps_done <= begin) return 0;
+  if (steps_done >= d.steps) return 1;
+  return static_cast<double>(steps_done - begin) / static_cast<double>(d.steps - begin);
+}
+
+// What a schedule leaves of the rate after the warm-up, from 1 down to 0.
+double decay_factor(const TrainDeck& d, std::int64_t steps_done) {
+  const auto cosine = [](double x) { return 0.5 * (1 + std::cos(std::numbers::pi * x)); };
+  if (d.lr_scheduler == "constant") return 1;
+  if (d.lr_scheduler == "linear") return 1 - progress(d, d.warmup_steps, steps_done);
+  if (d.lr_scheduler == "cosine") return cosine(progress(d, d.warmup_steps, steps_done));
+  if (d.lr_scheduler == "warmup_stable_decay") {
+    const std::int64_t falling =
+        d.lr_decay_steps > 0 ? d.lr_decay_steps : std::max<std::int64_t>(1, d.steps / 10);
+    const double x = progress(d, std::max(d.steps - falling, d.warmup_steps), steps_done);
+    return d.lr_decay_type == "sqrt"     ? 1 - std::sqrt(x)
+           : d.lr_decay_type == "cosine" ? cosine(x)
+                                         : 1 - x;
+  }
+  if (d.lr_power <= 0) return 1;
+  const double left =
+      std::max(0.0, 1 - static_cast<double>(steps_done) / static_cast<double>(d.steps));
+  return std::pow(left, d.lr_power);
+}
+
+}  // namespace
+
 double learning_rate(const TrainDeck& d, std::int64_t steps_done) {
   if (steps_done < d.warmup_steps)
     return d.lr * static_cast<double>(steps_done + 1) / static_cast<double>(d.warmup_steps + 1);
-  if (d.lr_power <= 0) return d.lr;
-  const double left =
-      std::max(0.0, 1 - static_cast<double>(steps_done) / static_cast<double>(d.steps));
-  return d.lr * std::pow(left, d.lr_power);
+  const double factor = decay_factor(d, steps_done);
+  return factor == 1 ? d.lr : d.lr * (d.min_lr_factor + (1 - d.min_lr_factor) * factor);
 }
 
 namespace {
+
+// The decay of the average that the optimizer's pass over the weights makes with them, the first;
+// 0, for none, until averaging begins.
+float fused_ema_decay(const TrainDeck& d, std::int64_t steps_done) {
+  return steps_done < d.ema_start ? 0.0f : static_cast<float>(d.ema_decay.front());
+}
+
+// The averages that the optimizer's pass leaves: all until averaging begins, then those behind the
+// first.
+void finish_averages(const TrainDeck& d, std::int64_t steps_done, const Tensor& squares,
+                     OptimizerState& state, int bucket) {
+  const bool begun = steps_done >= d.ema_start;
+  for (int i = begun ? 1 : 0; i < state.averages(); ++i) {
+    Tensor average = state.ema(bucket, i);
+    if (begun)
+      ops::ema_step(static_cast<float>(d.ema_decay[static_cast<std::size_t>(i)]), squares,
+                    state.master(bucket), average);
+    else
+      ops::convert(state.master(bucket), average);
+  }
+}
 
 void sgd_step(const TrainDeck& d, std::int64_t steps_done, const Tensor& squares,
               OptimizerState& state, int bucket) {
@@ -37,11 +89,12 @@ void sgd_step(const TrainDeck& d, std::int64_t steps_done, const Tensor& squares
   s.momentum = static_cast<float>(d.momentum);
   s.weight_decay = static_cast<float>(d.weight_decay);
   s.grad_clip = static_cast<float>(d.grad_clip);
-  s.ema_decay = static_cast<float>(d.ema_decay);
+  s.ema_decay = fused_ema_decay(d, steps_done);
   s.first = steps_done == 0;
   Tensor master = state.master(bucket), v = state.exp_avg(bucket), ema = state.ema(bucket);
   Tensor working = state.working(bucket);
   ops::sgd_step(s, squares, state.gradient(bucket), master, v, ema, working);
+  finish_averages(d, steps_done, squares, state, bucket);
 }
 
 }  // namespace
@@ -63,10 +116,11 @@ void optimizer_step(const TrainDeck& deck, std::int64_t steps_done, const Tensor
   a.correction1 = static_cast<float>(1.0 - std::pow(d.adam_beta1, t));
   a.correction2 = static_cast<float>(1.0 - std::pow(d.adam_beta2, t));
   a.grad_clip = static_cast<float>(d.grad_clip);
-  a.ema_decay = static_cast<float>(d.ema_decay);
+  a.ema_decay = fused_ema_decay(d, steps_done);
   Tensor master = state.master(bucket), m = state.exp_avg(bucket), v = state.exp_avg_sq(bucket);
   Tensor ema = state.ema(bucket), working = state.working(bucket);
   ops::adamw_step(a, squares, state.gradient(bucket), master, m, v, ema, working);
+  finish_averages(d, steps_done, squares, state, bucket);
 }
 
 DataParallel::DataParallel(const ParallelDeck& deck, Communicator& comm, ParameterTable& table,
@@ -82,8 +136,9 @@ DataParallel::DataParallel(const ParallelDeck& deck, Communicator& comm, Paramet
   table_.set_arrival([this](int bucket) { aside_([this, bucket] { arrive(bucket); }); });
 }
 
-void DataParallel::make_state(bool squares) {
-  state_ = std::make_unique<OptimizerState>(table_, sharded_, comm_.rank(), comm_.size(), squares);
+void DataParallel::make_state(bool squares, std::vector<double> ema_decays) {
+  state_ = std::make_unique<OptimizerState>(table_, sharded_, comm_.rank(), comm_.size(), squares,
+                                            std::move(ema_decays));
   sums_.assign(table_.buckets().size(), 0);
   weights_.assign(table_.buckets().size(), 0);
 }

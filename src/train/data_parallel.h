@@ -22,13 +22,14 @@ namespace weft {
 TrainDeck optimizer_of(const TrainDeck& deck, const std::string& optimizer, double lr_power,
                        double weight_decay, double grad_clip);
 
-// lr of a step that follows `steps_done` finished ones: linear warm-up, then (1 - steps_done /
-// steps) ^ lr_power (docs/models/stdit3.md, Optimizer; docs/models/segmentation.md, Training).
+// lr of a step that follows `steps_done` finished ones: linear warm-up, then what lr_scheduler says
+// (docs/train.md, Learning rate). A function of the deck and the step alone.
 double learning_rate(const TrainDeck& d, std::int64_t steps_done);
 
 // One step of AdamW or SGD for the owned part of one bucket with gradients clipped to d.grad_clip
 // (0: not clipped), given the sum of the squares of all gradients, f64 [1] on their device
-// (ops/optimizer.h). Changes nothing where that is not finite.
+// (ops/optimizer.h), and the moving averages, whose decays are those of `state`. Changes nothing
+// where that sum is not finite.
 void optimizer_step(const TrainDeck& deck, std::int64_t steps_done, const Tensor& squares,
                     OptimizerState& state, int bucket);
 
@@ -41,7 +42,8 @@ class DataParallel {
                std::function<void(std::function<void()>)> aside, int joint_groups = 1);
 
   // The optimizer's state, made from the table's weights. `squares`: with AdamW's second moments.
-  void make_state(bool squares);
+  // `ema_decays`: a moving average of the weights for each.
+  void make_state(bool squares, std::vector<double> ema_decays);
   OptimizerState& state() { return *state_; }
   // After master weights were read from a checkpoint: updates every copy on every rank.
   void spread_weights();

@@ -42,7 +42,7 @@ std::string keys_that_fit(std::span<const Bucket> buckets, std::span<const std::
         buckets.front().holds_text() ? "data.crop" : "data.short_sides and data.max_side");
   std::string none, list;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
-    if (buckets[i].clips == 0) continue;
+    if (samples_in_batch(buckets[i], 1) == 0) continue;
     if (largest[i] == 0) none += (none.empty() ? "" : ", ") + buckets[i].name;
     list += fmt::format("{}\"{}={}\"", list.empty() ? "" : ", ", buckets[i].name, largest[i]);
   }
@@ -82,7 +82,7 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
   std::string refusal;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     const Bucket& bucket = buckets[i];
-    if (bucket.clips == 0) {
+    if (samples_in_batch(bucket, 1) == 0) {
       plan.emplace_back();
       continue;
     }
@@ -135,7 +135,7 @@ void recompute_alike(TrainingTask& task, std::span<const Bucket> buckets,
   double most = 0;
   for (const StepMemory& m : plan) most = std::max(most, m.recompute);
   for (std::size_t i = 0; i < plan.size(); ++i)
-    if (buckets[i].clips > 0 && plan[i].recompute < most)
+    if (samples_in_batch(buckets[i], 1) > 0 && plan[i].recompute < most)
       plan[i] = {most, plan_step_memory(task, buckets[i],
                                         samples_in_batch(buckets[i], batch_sizes[i]), most, device)
                            .bytes};

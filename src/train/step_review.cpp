@@ -14,6 +14,7 @@
 #include "core/faults.h"
 #include "core/log.h"
 #include "ops/optimizer.h"
+#include "train/metrics/store_losses.h"
 
 namespace weft {
 namespace {
@@ -64,6 +65,7 @@ void StepReview::sum_up(IssuedStep& step) const {
   for (std::size_t i = 0; i < names.size(); ++i)
     m.terms.emplace_back(
         names[i], step.rows.sum(static_cast<StepReport::Slot>(StepReport::terms + i)) / samples);
+  sum_up_stores(step.rows, m);
   // The model's norm, or that of another group which is not finite.
   m.grad_norm = std::sqrt(*step.rows.squared_norm);
   for (int g = task_.model_groups(); g < task_.params().groups(); ++g)

@@ -33,7 +33,8 @@ struct IssuedStep {
   // step reports.
   std::vector<double> expected, expected_of_busy;
   std::vector<MicroBatchTime> micro_batches;
-  std::span<const double> cost_sums;  // of all ranks, in a step after which costs are agreed
+  std::span<const double> cost_sums;      // of all ranks, in a step after which costs are agreed
+  std::span<const double> layer_squares;  // [layer], in a step of train.layer_norms_every
   bool compare_weights = false;
   // Seconds that this rank was blocked: between the end of its backward and the last sum; before
   // that; after that.

@@ -75,10 +75,14 @@ WorkPlan::Step WorkPlan::step(std::int64_t number) const {
   const std::vector<int> owner = owners(plan, number);
   Step step;
   step.expected.assign(groups_.count * groups_.ranks, 0.0);
+  for (const std::string& name : source_.store_names()) step.stores.push_back({name});
   for (std::size_t i = 0; i < plan.size(); ++i) {
     const MicroBatch& m = plan[i];
     if (owner[i] == groups_.own) step.mine.emplace_back(static_cast<int>(i), m);
     step.samples.insert(step.samples.end(), m.samples.begin(), m.samples.end());
+    if (!step.stores.empty())
+      for (const std::int64_t clip : m.clips)
+        ++step.stores[source_.buckets()[m.bucket].part_of(clip).store].samples;
     const double expected = costs_.expected(m.bucket) * share_of(m, number);
     for (int r = 0; r < groups_.ranks; ++r) step.expected[owner[i] * groups_.ranks + r] += expected;
   }

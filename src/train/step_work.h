@@ -21,6 +21,7 @@
 #include "tensor/tensor.h"
 #include "train/cost_table.h"
 #include "train/memory_plan.h"
+#include "train/metrics/metrics.h"
 #include "train/metrics/step_report.h"
 #include "train/task.h"
 
@@ -50,8 +51,9 @@ class WorkPlan {
 
   struct Step {
     Work mine;
-    std::vector<SampleId> samples;  // of all ranks, in the order of the plan
-    std::vector<double> expected;   // [rank] seconds, or the planner's unit before any are measured
+    std::vector<SampleId> samples;     // of all ranks, in the order of the plan
+    std::vector<StoreMetrics> stores;  // names and counts; empty where there are not several
+    std::vector<double> expected;  // [rank] seconds, or the planner's unit before any are measured
   };
   Step step(std::int64_t step) const;
   // The share of its bucket's cost that a micro-batch takes: less than 1 if clips are shortened.

@@ -2,8 +2,14 @@
 
 #include "core/error.h"
 #include "core/trace.h"
+#include "train/validation.h"
 
 namespace weft {
+
+std::unique_ptr<ValidationSet> TrainingTask::validation_set(const HeldOut&) {
+  throw Error(Exit::usage, "this model has no validation", "leave [validation] out", __FILE__,
+              __LINE__);
+}
 
 void run_parts(const TrainingWork& work, ParameterTable& params, bool counting,
                const std::function<void(const TrainingLoss&)>& on_loss) {

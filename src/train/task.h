@@ -19,6 +19,8 @@
 namespace weft {
 
 class StepReport;
+class ValidationSet;
+struct HeldOut;
 
 struct TrainingLoss {
   Tensor clips;  // f32 [clips], the loss of each
@@ -98,6 +100,10 @@ class TrainingTask {
   // `clips` holds nothing but its number of clips and `bytes` is undefined.
   virtual TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
                                double recompute, float weight) = 0;
+
+  // How `data`, which training does not see and which outlives the set, is measured by the weights
+  // in params() (train/validation.h); after open(). Exit::usage from a task that cannot measure it.
+  virtual std::unique_ptr<ValidationSet> validation_set(const HeldOut& data);
 
   // Called after each step of `clips` clips, once all ranks' terms are in `report`'s rows. On a GPU
   // it may only issue work, since the rows are not on the host yet.

@@ -20,6 +20,7 @@
 #include "parallel/mpi.h"
 #include "tensor/device.h"
 #include "train/metrics/run_facts.h"
+#include "train/validation.h"
 
 namespace weft {
 namespace {
@@ -46,14 +47,16 @@ std::size_t least(std::size_t value, MPI_Comm world) {
 
 // Bytes of weights, gradients and optimizer on a rank that holds a `ranks`th of what is sharded:
 // without padding, so never more than there will be.
-std::size_t least_state_bytes(const ParameterTable& table, bool bf16, bool squares, int ranks) {
-  std::size_t bytes = 0;
+std::size_t least_state_bytes(const ParameterTable& table, bool bf16, bool squares, int ranks,
+                              std::size_t averages) {
+  std::size_t bytes = table.base_bytes(bf16);
   for (const auto& p : table.all()) {
+    if (p->role == Parameter::Role::base) continue;
     const auto n = static_cast<std::size_t>(p->shape.numel());
     const std::size_t share = n / static_cast<std::size_t>(ranks);
     const std::size_t masters = bf16 && p->bf16_only ? share : n;
     bytes += 4 * masters + (bf16 ? 2 * n : 0);
-    if (p->trainable) bytes += 4 * n + (squares ? 12 : 8) * share;
+    if (p->trainable) bytes += 4 * n + ((squares ? 8 : 4) + 4 * averages) * share;
   }
   return bytes;
 }
@@ -106,9 +109,21 @@ void Trainer::choose_groups() {
 }
 
 void Trainer::open_data() {
-  source_ = open_clip_source(deck_.data, deck_.media);
+  TrainingData data = open_training_data(deck_.data, deck_.media, held_out_choice(deck_));
+  source_ = std::move(data.training);
+  held_out_ = std::move(data.held_out);
   data_id_ = source_->content_id();
-  task_->open(source_->buckets());
+  if (first_rank() &&
+      std::ranges::any_of(deck_.data.prompt_prefixes, [](const auto& p) { return !p.empty(); }))
+    log::warn(
+        "data.prompt_prefixes has no effect: no caption is read without features, and those that "
+        "weft encode stores have its prefixes");
+  // Clips of validation.path may need what the training's do not, such as a VAE.
+  std::vector<Bucket> buckets = source_->buckets();
+  if (held_out_.clips)
+    buckets.insert(buckets.end(), held_out_.clips->buckets().begin(),
+                   held_out_.clips->buckets().end());
+  task_->open(buckets);
   batch_sizes_ = batch_sizes(deck_.train, source_->buckets());
 }
 
@@ -146,8 +161,9 @@ void Trainer::check_state_fits() {
   if (on_cuda()) return;
   const bool squares = std::any_of(optimizers_.begin(), optimizers_.end(),
                                    [](const auto& o) { return o.optimizer != "sgd"; });
-  const std::size_t state = least_state_bytes(params(), task_->bf16(), squares,
-                                              deck_.parallel.zero == 1 ? comm_->size() : 1);
+  const std::size_t state =
+      least_state_bytes(params(), task_->bf16(), squares,
+                        deck_.parallel.zero == 1 ? comm_->size() : 1, deck_.train.ema_decay.size());
   // Before any rank allocates: least() waits for all.
   const std::size_t room =
       least(host_memory().available / static_cast<std::size_t>(device_.host_ranks), world_);
@@ -173,7 +189,8 @@ void Trainer::load_state() {
   if (started_from_.empty())
     started_from_ = fmt::format("drawn from run.seed = {}", deck_.run.seed);
   data_parallel_->make_state(std::any_of(optimizers_.begin(), optimizers_.end(),
-                                         [](const auto& o) { return o.optimizer != "sgd"; }));
+                                         [](const auto& o) { return o.optimizer != "sgd"; }),
+                             deck_.train.ema_decay);
   checkpoints_->check_room(
       flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
   // Without a usable run.json, the newest checkpoint names the run.
@@ -190,6 +207,8 @@ void Trainer::load_state() {
   if (costs != checkpoint->info().notes.end()) saved_costs_ = costs->second;
   const auto of_task = checkpoint->info().notes.find("task");
   if (of_task != checkpoint->info().notes.end()) task_->set_state(of_task->second);
+  const auto validation = checkpoint->info().notes.find("validation");
+  if (validation != checkpoint->info().notes.end()) validation_note_ = validation->second;
   warn_of_changes(*checkpoint, deck_);
   if (first_rank()) warn_of_other_data(*checkpoint);
   started_from_ = checkpoint->dir().string();
@@ -215,6 +234,7 @@ void Trainer::plan_step() {
   // The least of all ranks: recomputation, and so placements, must be the same everywhere.
   const std::size_t capacity = least(arena_capacity(deck_.memory, device_.host_ranks), world_);
   memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity);
+  for (const auto& plan : also_) also_bytes_ = std::max(also_bytes_, plan(capacity));
   // Placements follow the costs, and the costs follow recomputation, which may differ between ranks
   // that share clips unevenly: all take the largest.
   for (StepMemory& m : memory_) {
@@ -227,7 +247,11 @@ void Trainer::plan_step() {
   const std::size_t with_scratch = planned_bytes() + planned_bytes() / 8 + (std::size_t{64} << 20);
   arena_ = Arena::reserve(
       on_cuda() && deck_.memory.arena_gib <= 0 ? std::min(capacity, with_scratch) : capacity);
-  report_ = std::make_unique<StepReport>(*comm_, params().groups());
+  report_ = std::make_unique<StepReport>(*comm_, params().groups(),
+                                         static_cast<int>(source_->store_names().size()));
+  store_losses_ = std::make_unique<StoreLosses>(*source_, batch_sizes_);
+  if (deck_.train.layer_norms_every > 0)
+    layer_norms_ = std::make_unique<LayerNorms>(params(), data_parallel_->state(), *comm_);
   runner_ = std::make_unique<MicroBatchRunner>(*task_, *source_, *graphs_, memory_, batch_sizes_);
 }
 
@@ -240,7 +264,7 @@ std::string Trainer::data_text() const {
 }
 
 std::size_t Trainer::planned_bytes() const {
-  std::size_t most = 0;
+  std::size_t most = also_bytes_;
   for (const StepMemory& m : memory_) most = std::max(most, m.bytes);
   return most;
 }
@@ -269,6 +293,7 @@ void Trainer::step() {
   m.step = done_;
   m.lr = learning_rate(optimizers_.front(), done_);
   m.samples = std::move(work.samples);
+  m.stores = std::move(work.stores);
   step.expected = std::move(work.expected);
   // On a GPU a step reports the busy times of an earlier one, the last whose times the host knows.
   step.expected_of_busy = on_cuda() ? ended_.expected : step.expected;
@@ -310,8 +335,14 @@ void Trainer::step() {
   // 4. Clip and update; the gathers of the new weights are issued.
   comm_->progress(done_, "optimizer");
   const double before_update = now_seconds();
-  step.blocked_for_norm = data_parallel_->norm(report_->rows(), report_->norm()) +
-                          data_parallel_->update(optimizers_, done_, report_->norm());
+  step.blocked_for_norm = data_parallel_->norm(report_->rows(), report_->norm());
+  const bool by_layer = layer_norms_ && (done_ + 1) % deck_.train.layer_norms_every == 0;
+  const auto by_layer_sent = by_layer ? layer_norms_->send() : 0;
+  step.blocked_for_norm += data_parallel_->update(optimizers_, done_, report_->norm());
+  if (by_layer) {
+    step.blocked_for_norm += comm_->wait(by_layer_sent);
+    step.layer_squares = layer_norms_->fetch();
+  }
   task_->end_step(*report_, done_, static_cast<std::int64_t>(m.samples.size()));
   step.rows = report_->fetch();
   if (exchanges_costs) step.cost_sums = work_->fetch();
@@ -343,6 +374,7 @@ void Trainer::compute(const WorkPlan::Work& work, IssuedStep& step) {
     comm_->progress(done_, "compute");
     const double share = work_->share_of(clips.what, done_), start = now_seconds();
     const DeviceEvent begin = mark();
+    store_losses_->begin(clips.what);
     runner_->run(clips, i == 0, i + 1 == work.size(), weight,
                  [this](const TrainingLoss& loss) { count_loss(loss); });
     const DeviceEvent end = mark();
@@ -357,6 +389,7 @@ void Trainer::count_loss(const TrainingLoss& loss) {
   if (sequence_ && sequence_->rank() != 0) return;  // its first rank counts for the group
   Tensor total = report_->slot(StepReport::loss);
   ops::add_sum(loss.clips, total);
+  store_losses_->add(loss.clips, *report_);
   for (std::int64_t i = 0; loss.terms.defined() && i < loss.terms.numel(); ++i) {
     Tensor term = report_->slot(static_cast<StepReport::Slot>(StepReport::terms + i));
     ops::add_sum(loss.terms.slice(i, i + 1), term);
@@ -371,7 +404,8 @@ double Trainer::take_blocked() {
 }
 
 unsigned Trainer::look_at_requests() {
-  return requests_.look(review_.longest_step(), saves_.stall + checkpoints_->longest_save()) |
+  return requests_.look(review_.longest_step() + longest_aside_,
+                        saves_.stall + checkpoints_->longest_save()) |
          (checkpoints_->writing_for() ? request::saving : 0);
 }
 
@@ -383,6 +417,8 @@ void Trainer::complete(IssuedStep step) {
   for (const auto& t : step.micro_batches) work_->measured(t.bucket, t.seconds / t.share);
   if (!step.cost_sums.empty()) work_->agree(step.cost_sums);
   review_.sum_up(step);
+  for (std::size_t l = 0; l < step.layer_squares.size() && l < layer_norms_->layers().size(); ++l)
+    m.layer_norms.emplace_back(layer_norms_->layers()[l], std::sqrt(step.layer_squares[l]));
   hear_requests(step);
   if (!std::isfinite(m.grad_norm) || !std::isfinite(m.loss)) explain_non_finite(step);
   review_.judge(step);
@@ -450,7 +486,22 @@ unsigned Trainer::take_requests() {
   return asked;
 }
 
-void Trainer::save() {
+void Trainer::forward_only(const char* phase, const std::function<void()>& work) {
+  if (under_way_) complete(*std::exchange(under_way_, std::nullopt));
+  ended_.update.reset();  // the next step's time starts after this
+  const double start = now_seconds();
+  comm_->progress(done_, phase);
+  data_parallel_->settle();
+  {
+    const ArenaScope scope(*arena_);
+    work();
+  }
+  take_blocked();  // no step's
+  longest_aside_ = std::max(longest_aside_, now_seconds() - start);
+  comm_->progress(done_, nullptr);
+}
+
+void Trainer::save(bool best) {
   // Checks the step under way first: complete() throws for a step that is not finite, so no such
   // state is saved.
   if (under_way_) complete(*std::exchange(under_way_, std::nullopt));
@@ -462,10 +513,11 @@ void Trainer::save() {
   info.notes["data"] = data_text();
   if (!data_id_.empty()) info.notes["data_id"] = data_id_;
   if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;
+  if (!validation_note_.empty()) info.notes["validation"] = validation_note_;
   saves_.newest = done_;
   saves_.writing = true;  // until all ranks have reported that they are done
   saves_.stall = checkpoints_->save(
-      info, flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
+      info, flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()), best);
   comm_->progress(done_, nullptr);
   if (finished_.empty()) return;
   finished_.back().split.checkpoint += saves_.stall;

@@ -5,21 +5,26 @@
 
 #include <mpi.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "data/held_out.h"
 #include "data/prefetch.h"
 #include "nn/exchange.h"
 #include "parallel/communicator.h"
 #include "parallel/rank_device.h"
 #include "tensor/tensor.h"
 #include "train/data_parallel.h"
+#include "train/layer_norms.h"
 #include "train/memory_plan.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/step_report.h"
+#include "train/metrics/store_losses.h"
 #include "train/step_review.h"
 #include "train/step_work.h"
 #include "train/stop.h"
@@ -45,9 +50,26 @@ class Trainer {
   // way.
   std::vector<StepMetrics> finished(bool all = false);
 
+  // Before start(): the arena must also hold what forward_only() will run. `plan` gives that in
+  // bytes, or throws Exit::usage where an arena of `capacity` bytes is too small.
+  void plan_also(std::function<std::size_t(std::size_t capacity)> plan) {
+    also_.push_back(std::move(plan));
+  }
+  // Collective. Ends the step under way, then runs `work`, which runs the model forward alone, with
+  // all weights there and in the trainer's arena: training goes on with the same bits. `phase` is
+  // for the watchdog.
+  void forward_only(const char* phase, const std::function<void()>& work);
+  // What the deck holds out of the data for validation.
+  const HeldOut& held_out() const { return held_out_; }
+  Communicator& communicator() { return *comm_; }
+  const WorkPlan::Groups& groups() const { return groups_; }
+  // A text that goes with every checkpoint: ValidationHistory.
+  const std::string& validation_note() const { return validation_note_; }
+  void set_validation_note(std::string text) { validation_note_ = std::move(text); }
+
   // Collective. Starts a save of the state; its stall is counted in the last step. Waits for a save
-  // in flight.
-  void save();
+  // in flight. `best`: as CheckpointWriter::save.
+  void save(bool best = false);
   // As save(), for train.checkpoint_every: with train.skip_saves it only logs a WARN line while
   // some rank is still writing the save before. All ranks decide alike, from the report of the
   // newest step that has ended.
@@ -120,19 +142,25 @@ class Trainer {
   WorkPlan::Groups groups_;
   int threads_;
   std::unique_ptr<ClipSource> source_;
+  HeldOut held_out_;
   std::string data_id_;  // its content_id()
   std::unique_ptr<TrainingTask> task_;
   StepReview review_;
   std::vector<TrainDeck> optimizers_;      // [group of parameters]
   std::vector<std::int64_t> batch_sizes_;  // [bucket]
   std::vector<StepMemory> memory_;         // [bucket]
-  std::string run_id_;                     // on rank 0
+  std::vector<std::function<std::size_t(std::size_t)>> also_;
+  std::size_t also_bytes_ = 0;  // of the largest of these
+  std::string validation_note_;
+  std::string run_id_;  // on rank 0
   std::string started_from_, saved_costs_;
 
   // The parts of a step, made by start().
   std::unique_ptr<StepGraphs> graphs_;
   std::unique_ptr<DataParallel> data_parallel_;
   std::unique_ptr<StepReport> report_;
+  std::unique_ptr<StoreLosses> store_losses_;
+  std::unique_ptr<LayerNorms> layer_norms_;  // null without train.layer_norms_every
   std::unique_ptr<MicroBatchRunner> runner_;
   std::unique_ptr<WorkPlan> work_;
   std::unique_ptr<Prefetcher> prefetcher_;
@@ -147,8 +175,9 @@ class Trainer {
     double stall = 0;  // seconds of the newest one
   } saves_;
 
-  std::int64_t done_ = 0;  // steps
-  double blocked_ = 0;     // seconds in exchanges that are already counted
+  std::int64_t done_ = 0;     // steps
+  double blocked_ = 0;        // seconds in exchanges that are already counted
+  double longest_aside_ = 0;  // seconds of the longest forward_only()
   // On a GPU the host is a step behind.
   std::optional<IssuedStep> under_way_;
   struct Ended {

@@ -113,6 +113,20 @@ TEST_F(CheckpointTest, KeepsTheNewestAndDeletesTheRest) {
   EXPECT_EQ(newest(), 5);
 }
 
+TEST_F(CheckpointTest, TheBestStaysUntilThereIsABetterOne) {
+  save_steps({1, 2, 3, 4, 5}, 2, 2);
+  on_root([&] {
+    EXPECT_EQ(names(), (Names{"best", "latest", "step_2", "step_4", "step_5"}));
+    EXPECT_EQ(fs::read_symlink(run / "best"), "step_2");
+  });
+  save_steps({6, 7, 8}, 2, 6);
+  on_root([&] {
+    EXPECT_EQ(names(), (Names{"best", "latest", "step_6", "step_7", "step_8"}));
+    EXPECT_EQ(fs::read_symlink(run / "best"), "step_6");
+  });
+  EXPECT_EQ(newest(), 8);
+}
+
 TEST_F(CheckpointTest, UnverifiedOnesDoNotCountAsKept) {
   save_steps({1, 2});
   on_root([&] { fs::remove(run / "step_2" / "verified"); });

@@ -88,13 +88,14 @@ class CheckpointTest : public testing::Test {
   }
 
   // Saves the given steps and waits; every save must succeed.
-  void save_steps(const std::vector<std::int64_t>& steps, int keep = 2) {
+  // `best`: the step that is saved as the best.
+  void save_steps(const std::vector<std::int64_t>& steps, int keep = 2, std::int64_t best = -1) {
     CheckpointWriter writer(run, MPI_COMM_WORLD, keep);
     State s;
     for (const std::int64_t step : steps) {
       fill(s, step);
       const auto arrays = s.arrays();
-      writer.save(info(step), arrays);
+      writer.save(info(step), arrays, step == best);
       fill(s, -1);  // the save must not see what happens after the cut
     }
     EXPECT_TRUE(writer.wait());

@@ -92,6 +92,59 @@ TEST_F(StateTest, WhatWasNotTrainedIsFoundByAnyTable) {
   }
 }
 
+// Averages i = 0, 1, 2 are the weights times 2, 3, 4.
+TEST_F(StateTest, AveragesOfSeveralDecays) {
+  deck_.train.ema_decay = {0.99, 0.9999, 0.5};
+  VideoVae trained(deck_.get<VaeDeck>());
+  ParameterTable& table = trained.params();
+  table.allocate(1 << 16, false, true);
+  table.initialise(5);
+  const OptimizerState state(table, true, rank, ranks, true, deck_.train.ema_decay);
+  for (int b = 0; b < std::ssize(table.buckets()); ++b)
+    for (int i = 0; i < 3; ++i) {
+      Tensor average = state.ema(b, i);
+      for (float& v : average.span<float>()) v *= static_cast<float>(2 + i);
+    }
+  CheckpointWriter writer(run, MPI_COMM_WORLD, 2);
+  writer.save(describe_state(deck_, table, 3), flat_arrays(table, state, rank, ranks));
+  ASSERT_TRUE(writer.wait());
+  const Checkpoint checkpoint = *Checkpoint::newest(run, MPI_COMM_WORLD);
+  EXPECT_TRUE(checkpoint.arrays().contains("ema_0.9999"));
+
+  // Weights alone: by decay, or the first.
+  VideoVae only_run(deck_.get<VaeDeck>());
+  only_run.params().allocate_for_inference(false);
+  restore_ema(checkpoint, only_run.params());
+  expect_weights(only_run.params(), table, 2);
+  for (int i = 0; i < 3; ++i) {
+    restore_ema(checkpoint, only_run.params(), deck_.train.ema_decay[static_cast<std::size_t>(i)]);
+    expect_weights(only_run.params(), table, static_cast<float>(2 + i));
+  }
+  try {
+    restore_ema(checkpoint, only_run.params(), 0.9);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::usage);
+    EXPECT_THAT(e.what(), testing::HasSubstr("decay 0.9"));
+    EXPECT_THAT(e.hint(), testing::HasSubstr("0.99, 0.9999, 0.5"));
+  }
+
+  // A run that goes on with other decays, in another order; one of them is new.
+  VideoVae next(deck_.get<VaeDeck>());
+  next.params().allocate(1 << 16, false, true);
+  OptimizerState resumed(next.params(), true, rank, ranks, true, {0.5, 0.7, 0.9999});
+  restore_state(checkpoint, next.params(), resumed);
+  const float factors[] = {4, 2, 3};
+  for (int b = 0; b < std::ssize(table.buckets()); ++b)
+    for (int i = 0; i < 3; ++i) {
+      const Tensor got = resumed.ema(b, i), master = resumed.master(b);
+      std::int64_t wrong = 0;
+      for (std::int64_t k = 0; k < got.numel(); ++k)
+        wrong += got.data<float>()[k] != factors[i] * master.data<float>()[k];
+      EXPECT_EQ(wrong, 0) << "bucket " << b << ", average " << i;
+    }
+}
+
 TEST_F(StateTest, AnotherModelIsRefusedByName) {
   VideoVae trained(deck_.get<VaeDeck>(), true);
   const Checkpoint checkpoint = run_of(true, trained);

@@ -82,6 +82,45 @@ TEST(Deck, OverridesWinInOrderAndNeedNoQuotes) {
   EXPECT_EQ(d.data.text_features, "");
 }
 
+// data.path is a text, or a list of them.
+TEST(Deck, SeveralStores) {
+  const auto stores = [](const std::string& toml, const std::vector<std::string>& overrides = {}) {
+    return parse_deck(toml, "test.toml", overrides).data;
+  };
+  const DataDeck two = stores("[data]\npath = [\"a.h5\", \"b.h5\"]\nweights = [3, 0.5]\n");
+  EXPECT_EQ(two.paths, (std::vector<std::string>{"a.h5", "b.h5"}));
+  EXPECT_EQ(two.path, "[\"a.h5\", \"b.h5\"]");
+  EXPECT_EQ(two.weights, (std::vector<double>{3, 0.5}));
+  const DataDeck one = stores("[data]\npath = [\"a.h5\"]\n");
+  EXPECT_EQ(one.path, "a.h5");
+  EXPECT_TRUE(one.paths.empty());
+  EXPECT_EQ(stores("", {"data.path=[\"a.h5\", 'b.h5']"}).paths, two.paths);
+  EXPECT_EQ(stores("[data]\npath = [\"a.h5\", \"b.h5\"]\n", {"data.path=c.h5"}).all_paths(),
+            (std::vector<std::string>{"c.h5"}));
+
+  Deck deck;
+  deck.data = two;
+  EXPECT_EQ(parse_deck(to_toml(deck), "copy", {}).data.paths, two.paths);
+  EXPECT_THAT(changed_keys(deck, Deck{}, true), testing::ElementsAre("data.path", "data.weights"));
+  EXPECT_EQ(key_of_value(deck, "cannot open b.h5: no such file"), "data.path");
+
+  EXPECT_THAT(refusal("[data]\npath = []\n"), HasSubstr("data.path is an empty list"));
+  EXPECT_THAT(refusal("[data]\npath = [\"a.h5\", \"\"]\n"), HasSubstr("an empty text"));
+  EXPECT_THAT(refusal("[data]\npath = 3\n"), HasSubstr("a text in quotes, or a list of them"));
+  EXPECT_THAT(refusal("[data]\npath = [\"a.h5\", 3]\n"), HasSubstr("got the whole number 3"));
+  EXPECT_THAT(refusal("", {"data.path=[a.h5, b.h5]"}), HasSubstr("quotes around each"));
+  const std::string list = "[data]\npath = [\"a.h5\", \"b.h5\"]\n";
+  EXPECT_THAT(refusal(list + "weights = [1]\n"),
+              HasSubstr("data.weights has 1 entry, and data.path names 2 stores"));
+  EXPECT_THAT(refusal(list + "weights = [0, 0]\n"), HasSubstr("data.weights are all 0"));
+  EXPECT_THAT(refusal(list + "weights = [1, -1]\n"), HasSubstr("out of range"));
+  EXPECT_THAT(refusal(list + "weights = [1, nan]\n"), HasSubstr("out of range"));
+  EXPECT_THAT(refusal(list + "prompt_prefixes = [\"a\", \"b\", \"c\"]\n"),
+              HasSubstr("data.prompt_prefixes has 3 entries"));
+  EXPECT_THAT(refusal(list + "text_features = \"f\"\nprompt_prefixes = [\"a\", \"\"]\n"),
+              HasSubstr("features already"));
+}
+
 TEST(Deck, SyntaxErrorsNameLineAndColumn) {
   EXPECT_THAT(refusal("[run]\nseed = = 3\n"), HasSubstr("test.toml:2:8: not TOML"));
   EXPECT_THAT(refusal("[run]\nseed = 1\nseed = 2\n"), HasSubstr("test.toml:3:"));
@@ -140,6 +179,35 @@ TEST(Deck, KeysThatMustFitTogether) {
   EXPECT_THAT(refusal("[ingest]\nwidth = 64\n"), HasSubstr("ingest.height = 0"));
   EXPECT_THAT(refusal("[ingest]\nframes = []\n"), HasSubstr("ingest.frames is empty"));
   EXPECT_THAT(refusal("[run]\ndir = \"\"\n"), HasSubstr("run.dir is empty"));
+}
+
+TEST(Deck, SchedulesRefuseKeysThatDoNothingWithThem) {
+  EXPECT_THAT(refusal("[train]\nlr_scheduler = \"cosin\"\n"), HasSubstr("did you mean \"cosine\""));
+  EXPECT_THAT(refusal("[train]\nlr_scheduler = \"cosine\"\nlr_power = 0.9\n"),
+              HasSubstr("train.lr_power = 0.9 has no effect with train.lr_scheduler = \"cosine\""));
+  EXPECT_THAT(refusal("[train]\nlr_decay_steps = 10\n"), HasSubstr("warmup_stable_decay"));
+  EXPECT_THAT(refusal("[train]\nlr_decay_type = \"sqrt\"\n"), HasSubstr("has no effect"));
+  EXPECT_THAT(refusal("[train]\nlr_scheduler = \"constant\"\nmin_lr_factor = 0.1\n"),
+              HasSubstr("min_lr_factor = 0.1 has no effect"));
+  const std::string stable =
+      "[train]\nlr_scheduler = \"warmup_stable_decay\"\nsteps = 100\nwarmup_steps = 60\n";
+  EXPECT_THAT(refusal(stable + "lr_decay_steps = 41\n"), HasSubstr("the run's 100 steps"));
+  EXPECT_EQ(parse_deck(stable + "lr_decay_steps = 40\n", "x", {}).train.lr_decay_steps, 40);
+}
+
+TEST(Deck, OneDecayOfTheAverageOrSeveral) {
+  using testing::ElementsAre;
+  // As decks and checkpoints had it before there were lists, and are written still.
+  const Deck one = parse_deck("[train]\nema_decay = 0.95\n", "x", {});
+  EXPECT_THAT(one.train.ema_decay, ElementsAre(0.95));
+  EXPECT_THAT(to_toml(one), HasSubstr("\nema_decay = 0.95\n"));
+  const Deck two = parse_deck("[train]\nema_decay = [0.99, 1]\n", "x", {});
+  EXPECT_THAT(two.train.ema_decay, ElementsAre(0.99, 1.0));
+  EXPECT_THAT(to_toml(two), HasSubstr("\nema_decay = [0.99, 1.0]\n"));
+  EXPECT_THAT(changed_keys(one, two), ElementsAre("train.ema_decay"));
+  EXPECT_THAT(refusal("[train]\nema_decay = []\n"), HasSubstr("empty list"));
+  EXPECT_THAT(refusal("[train]\nema_decay = [0.5, 0.9, 0.5]\n"), HasSubstr("names 0.5 twice"));
+  EXPECT_THAT(refusal("[train]\nema_decay = [0.5, 1.5]\n"), HasSubstr("out of range"));
 }
 
 TEST(Deck, UnreadableFiles) {
@@ -214,7 +282,7 @@ TEST(Deck, ReferenceIsADeckThatNamesEveryKeyOnce) {
   std::sort(keys.begin(), keys.end());
   EXPECT_EQ(std::adjacent_find(keys.begin(), keys.end()), keys.end());
   // Guards against a member of a deck struct that was given no row.
-  EXPECT_EQ(keys.size(), 325u);
+  EXPECT_EQ(keys.size(), 360u);
 }
 
 TEST(Deck, ReferenceOfATableOrAKey) {

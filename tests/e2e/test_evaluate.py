@@ -339,7 +339,7 @@ class Segment(Segmentation):
         (self.dir / "d.png").write_bytes(b"PAR1" + bytes(90))
         (self.dir / "e.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
         job = self.segment("['a.tif','b.jfif','c.ppm','d.png','e.heic']", expect=3)
-        self.assertEqual(sorted(p.name for p in (self.dir / "segmented").glob("*.*g*")), ["a.png", "b.png", "c.png"])
+        self.assertEqual(sorted(p.name for p in (self.dir / "segmented").glob("*.*g*")), ["a.png", "b.png", "c.png", "legend.svg"])
         self.assertIn("d.png is a Parquet table", job.err)
         self.assertIn("e.heic is a HEIC picture", job.err)
 

@@ -199,16 +199,17 @@ class Images(WeftTest):
         (self.dir / "labels" / name).write_bytes(png(3, 4, 1, bytes(values), palette=palette))
 
     def classes(self, *more, output="images.h5"):
-        """What an ingest of these says about classes: the counts of images, and its warnings about them."""
+        """What an ingest of these says about classes: pixels and images of each, and its warnings about them."""
         job = self.ingest_images("ingest.labels=labels", *more, source="images", output=output, ranks=1)
-        counts = re.search(r"images by class: (.*)", job.err).group(1)
+        counts = {name: (int(pixels), int(images)) for name, pixels, images in
+                  re.findall(r"  (unlabelled|\d+)\S* +(\d+) +[\d.]+ % +(\d+)$", job.err, re.M)}
         return counts, [line for line in job.err.splitlines() if "WARN" in line]
 
     def test_labels_that_begin_at_0(self):
         for name in ("a.png", "b.png"):
             self.label(name, [0] * 8 + [1] * 4)
         counts, warnings = self.classes("ingest.num_classes=2")
-        self.assertEqual(counts, "0 in 2; unlabelled pixels in 2")
+        self.assertEqual(counts, {"unlabelled": (16, 2), "0": (8, 2), "1": (0, 0)})
         self.assertIn("1 of 2 classes never occurs in the labels: 1; 0 is taken as unlabelled", warnings[0])
         self.assertIn("ingest.first_label = 0", warnings[0])
         # A training of them says so, too.
@@ -217,7 +218,7 @@ class Images(WeftTest):
                         "data.short_sides=[32]", ranks=1, expect=None)
         self.assertIn("images.h5: 1 of 2 classes never occurs in the labels: 1", job.err)
         counts, warnings = self.classes("ingest.num_classes=2", "ingest.first_label=0")
-        self.assertEqual((counts, warnings[1:]), ("0 in 2, 1 in 2; unlabelled pixels in 0", []))
+        self.assertEqual((counts, warnings[1:]), ({"unlabelled": (0, 0), "0": (16, 2), "1": (8, 2)}, []))
         self.assertRegex(self.inspect("images.h5"), r" 66\.66667 % .* 2 images: class 0\n")
         # Without a number of classes one class alone is odd.
         (self.dir / "images.h5").unlink()
@@ -229,10 +230,20 @@ class Images(WeftTest):
                                  ranks=1, expect=None)
         self.refused(job, DATA, "labels/a.png has the value 255", "ingest.ignore_label = 255")
         counts, warnings = self.classes("ingest.num_classes=2", "ingest.first_label=0", "ingest.ignore_label=255")
-        self.assertEqual((counts, warnings), ("0 in 1, 1 in 1; unlabelled pixels in 1", []))
+        self.assertEqual((counts, warnings), ({"unlabelled": (4, 1), "0": (4, 1), "1": (4, 1)}, []))
+        # Of several values, and as decks have had it: without brackets.
+        self.label("a.png", [0] * 3 + [1] * 3 + [7] * 2 + [255] * 4)
+        several = ("ingest.num_classes=2", "ingest.first_label=0", "ingest.ignore_label=[7, 255]")
+        self.assertEqual(self.classes(*several)[0], {"unlabelled": (6, 1), "0": (3, 1), "1": (3, 1)})
+        self.label("a.png", [0] * 4 + [1] * 4 + [255] * 4)
+        with open(self.dir / "deck.toml", "a") as deck:
+            deck.write("[ingest]\nignore_label = 255\n")
+        self.assertEqual(self.classes("ingest.num_classes=2", "ingest.first_label=0")[0]["unlabelled"], (4, 1))
         # Nobody said how many classes there are: 255 is taken, and told.
         (self.dir / "images.h5").unlink()
-        self.assertIn("ingest.ignore_label = 255", self.classes()[1][-1])
+        counts, warnings = self.classes("ingest.ignore_label=-1")
+        self.assertEqual(counts["254"], (4, 1))
+        self.assertIn("ingest.ignore_label = 255", warnings[-1])
 
     def test_the_palette_of_the_labels_is_kept(self):
         self.label("a.png", [0] * 6 + [1] * 6, palette=bytes([9, 8, 7, 200, 30, 40]))

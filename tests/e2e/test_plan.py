@@ -66,6 +66,40 @@ class Plan(WeftTest):
         # Without a step of the optimizer to share out, nothing is above one rank's efficiency.
         self.assertEqual("(above 100 %" in text, max(e["share"] for e in plan["efficiency"]) > 1.0005)
 
+    def test_what_a_run_costs_on_a_gpu(self):
+        deck = ("deck.toml", "model.dtype=bf16", "train.steps=30000", "train.micro_batches=61", "train.ema_decay=[0.99, 0.9]")
+        text, h100 = self.plan(*deck, "--gpu", "h100", "--gpus", "8")
+        seconds = 30000 * h100["step"]["seconds"]
+        self.assertAlmostEqual(h100["run"]["days"], seconds / 86400, delta=1e-9 * seconds)
+        self.assertAlmostEqual(h100["run"]["gpu_hours"], 8 * seconds / 3600, delta=1e-9 * seconds)
+        self.assertIn("cost of train.steps = 30000 on 8 x H100 SXM: ", text)
+        self.assertIn(f"{seconds / 86400:.4g} days, {8 * seconds / 3600:.4g} GPU-hours (rates of one GPU are measured", text)
+        self.assertEqual(h100["gpu"], {"name": "h100", "measured": True})
+        self.assertEqual(h100["advice"], "61 micro-batches on 8 ranks: the busiest holds 8, with which 64 would take as long: "
+                         "set train.micro_batches = 64 (or 56)")
+        # Two averages: what moments of two arrays take.
+        self.assertEqual(h100["memory"]["ema"], h100["memory"]["moments"])
+        for name in ("h200", "a100"):
+            text, plan = self.plan(*deck, "--gpu", name, "--gpus", "8")
+            self.assertEqual(text.count("scaled, not measured"), 2, text)
+            self.assertEqual(plan["gpu"]["measured"], False)
+        self.assertGreater(plan["step"]["seconds"], h100["step"]["seconds"])
+        # In f32 an H100 is far slower, which the rates know.
+        _, f32 = self.plan("deck.toml", "--gpu", "h100", "train.micro_batches=64", "data.path=synthetic:clips=24,frames=3,height=256,width=256")
+        _, bf16 = self.plan("deck.toml", "--gpu", "h100", "train.micro_batches=64", "model.dtype=bf16",
+                            "data.path=synthetic:clips=24,frames=3,height=256,width=256")
+        self.assertGreater(f32["step"]["compute"], 1.5 * bf16["step"]["compute"])
+
+        stage2 = REPOSITORY / "inputs" / "stage2.toml"
+        self.refuse("--gpu h10: unknown GPU", "did you mean h100?", arguments=("--gpu", "h10"))
+        self.refuse("--rates", "leave one of them out", arguments=("--gpu", "h100", "--rates", "r.json"))
+        self.refuse("--fabric local", "leave one of them out", arguments=("--gpu", "h100", "--fabric", "local"))
+        # Where memory is short: what frees some, with figures.
+        self.refuse("optimizer need", "set parallel.zero = 1 (ZeRO-1)", "GiB a rank", deck=stage2,
+                    arguments=("parallel.zero=0", "--gpu", "h100", "--gpus", "8", "--memory", "20"))
+        self.refuse("optimizer need", "keep fewer averages (train.ema_decay), or use more ranks", "16 hold it", deck=stage2,
+                    arguments=("train.ema_decay=[0.99, 0.999]", "--gpu", "h100", "--gpus", "8", "--memory", "9"))
+
     def test_without_data(self):
         self.refused(self.weft("plan", "deck.toml", "data.path=none.h5", "--gpus", "8", "--memory", "80", ranks=0,
                                expect=None), 3, "none.h5", "synthetic:")
@@ -93,7 +127,9 @@ class Plan(WeftTest):
         # What the refusal says to set is enough, for all buckets at once.
         said = re.search(r"train\.batch_sizes = (\[.*?\])", self.jobs[-1].err)[1]
         self.weft("plan", REPOSITORY / "inputs" / "stage2.toml", "train.batch_sizes=" + said, *machine, ranks=0)
-        self.refuse("weights, gradients and optimizer need", "use more ranks",
+        self.refuse("weights, gradients and optimizer need", "use more ranks", "16 hold it",
+                    arguments=("--gpus", "8", "--memory", "9", "--fabric", "8x400"))
+        self.refuse("weights, gradients and optimizer need", "use a smaller model", "any number of ranks",
                     arguments=("--gpus", "8", "--memory", "6", "--fabric", "8x400"))
         self.refuse("optimizer need", "parallel.zero = 1",
                     arguments=("parallel.zero=0", "--gpus", "8", "--memory", "20", "--fabric",

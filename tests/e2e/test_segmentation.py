@@ -1,10 +1,14 @@
 """weft train of segmentation models: it learns, two ranks share the statistics of batch norm, restarts are exact, sizes are
 balanced, and what cannot be is refused."""
 
+import json
+import random
 import struct
 import unittest
 
 from harness import WeftTest, read_safetensors
+from test_evaluate import read_png
+from test_images import png
 
 DECK = """
 [run]
@@ -33,7 +37,7 @@ skip_saves = false
 """
 
 
-class Segmentation(WeftTest):
+class Trained(WeftTest):
     def setUp(self):
         super().setUp()
         (self.dir / "d.toml").write_text(DECK)
@@ -41,6 +45,8 @@ class Segmentation(WeftTest):
     def train(self, run, *options, ranks=1, expect=0):
         return self.weft("train", "d.toml", f"run.dir={run}", *options, ranks=ranks, expect=expect)
 
+
+class Segmentation(Trained):
     def test_it_learns(self):
         options = ("train.lr_encoder=0.05", "train.lr_decoder=0.05")
         self.train("one", "train.steps=40", *options)
@@ -116,6 +122,123 @@ class Segmentation(WeftTest):
             self.refused(job, job.process.returncode, what)
         self.refused(self.train("odd", "train.micro_batches=3", ranks=2, expect=None), 2, "train.micro_batches")
         self.refused(self.train("odd", "train.bn_ranks=4", ranks=2, expect=None), 2, "train.bn_ranks")
+
+
+class OwnLabels(Trained):
+    """Labels that begin at 0, with 255 to ignore and colours of their own, through ingest, train, evaluate and segment."""
+
+    COLOURS = [(128, 64, 128), (244, 35, 232), (70, 70, 70)]
+    NAMES = ["road", "sign", "wall"]
+    LOSS = ("train.class_weight_by=median_frequency", "train.dice_weight=0.5", "train.ohem_thresh=0.9", "train.ohem_min_kept=5")
+    DATA = ("data.path=own.h5", "train.steps=3", "train.batch_size=1", "train.micro_batches=6", "train.fix_bn=true")
+
+    def setUp(self):
+        super().setUp()
+        for folder in ("pictures", "labels"):
+            (self.dir / folder).mkdir()
+        rng = random.Random(3)
+        palette = bytes(v for colour in self.COLOURS for v in colour) + bytes(3 * 252) + bytes([255, 255, 255])
+        self.counts = {255: 0, 0: 0, 1: 0, 2: 0}
+        for i in range(8):
+            height, width = rng.randint(40, 60), rng.randint(40, 60)
+            def label(y, x):
+                if y < 3:
+                    return 255
+                return 1 if i % 2 == 0 and y < 20 and x < 20 else 2 if x > 30 else 0
+            labels = [label(y, x) for y in range(height) for x in range(width)]
+            for v in labels:
+                self.counts[v] += 1
+            pixels = [v for k in labels for v in (rng.randrange(60) + 90 * (k % 3), 200 if k == 1 else 20, 30)]
+            (self.dir / f"pictures/{i}.png").write_bytes(png(height, width, 3, pixels))
+            (self.dir / f"labels/{i}.png").write_bytes(png(height, width, 1, labels, palette=palette))
+        (self.dir / "names.txt").write_text("".join(f"{name}\n" for name in self.NAMES))
+
+    def ingest(self, *more, expect=0):
+        return self.weft("ingest", "d.toml", "ingest.images=pictures", "ingest.labels=labels", "ingest.output=own.h5",
+                         "ingest.first_label=0", *more, ranks=2, expect=expect)
+
+    def test_from_files_to_pictures(self):
+        job = self.ingest("ingest.ignore_label=255", "ingest.class_names=names.txt")
+        for name, value in (("unlabelled", 255), ("0 road", 0), ("1 sign", 1), ("2 wall", 2)):
+            self.assertRegex(job.err, rf"(?m)  {name} +{self.counts[value]} +[\d.]+ % +{4 if value == 1 else 8}$")
+        # The weights are the formula's, the loss does not depend on the ranks.
+        job = self.train("one", *self.DATA, *self.LOSS)
+        shares = [0, 0, 0]
+        for value in range(3):
+            images = [i for i in range(8) if value != 1 or i % 2 == 0]
+            inside = sum(sum(v != 255 for v in read_png(self.dir / f"labels/{i}.png")[2][y]) for i in images
+                         for y in range(read_png(self.dir / f"labels/{i}.png")[1]))
+            shares[value] = self.counts[value] / inside
+        weights = [sorted(shares)[1] / share for share in shares]
+        self.assertIn("class weights by median_frequency: " + ", ".join(
+            f"{name} {weight:.3g}" for name, weight in zip(self.NAMES, weights)), job.err)
+        terms = self.metrics("one")[-1]["terms"]
+        self.assertEqual(set(terms), {"accuracy", "main_loss", "aux_loss", "dice_loss"})
+        self.assertTrue(0 < terms["dice_loss"] < 1)
+        for ranks in (2, 3):
+            self.train(f"on{ranks}", *self.DATA, *self.LOSS, ranks=ranks)
+            self.assert_close(self.losses(f"on{ranks}"), self.losses("one"), 1e-5)
+        # A restart is exact.
+        constant = "train.lr_power=0"
+        self.train("whole", *self.DATA, *self.LOSS, constant, "train.steps=4", ranks=2)
+        self.train("parts", *self.DATA, *self.LOSS, constant, "train.steps=2", ranks=2)
+        self.train("parts", *self.DATA, *self.LOSS, constant, "train.steps=4", ranks=2)
+        self.assert_same_run("whole", "parts")
+
+        # The colours of the label files, in every picture, page and legend; pixels of value 255 count nowhere.
+        self.weft("evaluate", "d.toml", "run.dir=one", "data.path=own.h5", "evaluate.output=e", "evaluate.predictions=true", ranks=1)
+        e = json.loads((self.dir / "e/evaluation.json").read_text())
+        self.assertEqual([c["labelled"] for c in e["classes"]], [self.counts[v] for v in range(3)])
+        self.assertEqual([c["name"] for c in e["classes"]], self.NAMES)
+        self.check_colours("e", self.COLOURS)
+        self.weft("segment", "d.toml", "run.dir=one", "data.path=own.h5", "segment.inputs=['pictures']", "segment.output=s",
+                  "segment.overlay=mask", ranks=1)
+        self.assertEqual(read_png(self.dir / "s/3.png")[3][:4], [(0, 0, 0), *self.COLOURS])
+        self.assertIn('fill="#804080"', (self.dir / "s/legend.svg").read_text())
+
+        # Those of the deck come before them, and what was drawn in others is drawn again.
+        own = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
+        (self.dir / "colours.txt").write_text("255 0 0\n#00ff00\n#0000FF\n")
+        self.weft("evaluate", "d.toml", "run.dir=one", "data.path=own.h5", "evaluate.output=e", "evaluate.predictions=true",
+                  "model.palette=colours.txt", ranks=1)
+        self.check_colours("e", own)
+        self.weft("segment", "d.toml", "run.dir=one", "data.path=own.h5", "segment.inputs=['pictures']", "segment.output=s",
+                  "segment.overlay=mask", 'model.palette=["#ff0000", "#00ff00", "#0000ff"]', ranks=1)
+        self.assertEqual(read_png(self.dir / "s/3.png")[3][:4], [(0, 0, 0), *own])
+
+    def check_colours(self, output, colours):
+        self.assertEqual(read_png(next((self.dir / output / "predictions").iterdir()))[3][:4], [(0, 0, 0), *colours])
+        width, _, rows, _ = read_png(sorted((self.dir / output / "pictures").iterdir())[0])
+        truth = {row[x] for row in rows for x in range(width // 4, width // 2)}
+        self.assertEqual(truth, {(0, 0, 0), *colours})
+        legend = (self.dir / output / "legend.svg").read_text()
+        page = (self.dir / output / "evaluation.html").read_text()
+        for i, (name, colour) in enumerate(zip(self.NAMES, colours)):
+            hexadecimal = "#%02x%02x%02x" % colour
+            self.assertIn(f'fill="{hexadecimal}"', legend)
+            self.assertIn(f">{i} {name}</text>", legend)
+            self.assertGreaterEqual(page.count(hexadecimal), 2)  # in the legend of the pictures, and in the table
+
+    def test_what_cannot_be_is_refused(self):
+        # A label outside the classes: the file, the value, the key.
+        self.refused(self.ingest("ingest.num_classes=3", expect=None), 3, "labels/0.png has the value 255",
+                     "ingest.ignore_label = 255")
+        self.ingest("ingest.ignore_label=255", "ingest.num_classes=3")
+        for options, what in ((("train.class_weight=[1, 2]",), "train.class_weight has 2 weights, and model.num_classes = 3"),
+                              (("train.class_weight=[0, 0, 0]",), "train.class_weight is 0 for every class"),
+                              (("train.class_weight=[1, 1, -1]",), "out of range"),
+                              (("train.class_weight=[1, 1, 1]", "train.class_weight_by=median_frequency"), "both weigh"),
+                              (("train.class_weight_by=frequency",), "median_frequency"),
+                              (("train.class_weight_by=median_frequency", "data.path=shapes:classes=3"), "no counts of pixels"),
+                              (("train.ohem_thresh=1.5",), "out of range")):
+            with self.subTest(options=options):
+                self.refused(self.train("refused", *self.DATA, *options, expect=None), 2, what)
+        self.train("run", *self.DATA, "train.steps=1")
+        for palette, what in (("red.txt", "red.txt"), ('["#ff0000"]', "1 colours"), ('["#ff0000", "#00ff00", "blue"]', '"blue" is no colour')):
+            with self.subTest(palette=palette):
+                job = self.weft("segment", "d.toml", "run.dir=run", "segment.inputs=['pictures']", f"model.palette={palette}", ranks=1,
+                                expect=None)
+                self.refused(job, 3 if palette == "red.txt" else 2, what)
 
 
 if __name__ == "__main__":

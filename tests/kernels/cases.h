@@ -69,6 +69,7 @@ void for_each_case(CaseSize size, const Cases::Take& take);
 
 void attention_cases(CaseSize size, Cases& cases);
 void batch_norm_cases(CaseSize size, Cases& cases);
+void class_loss_cases(CaseSize size, Cases& cases);
 void conv_cases(CaseSize size, Cases& cases);
 void deform_cases(CaseSize size, Cases& cases);
 void diffusion_cases(CaseSize size, Cases& cases);

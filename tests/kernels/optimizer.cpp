@@ -103,6 +103,33 @@ void add_sgd(Cases& cases, std::int64_t count, const Variant& v, bool first) {
   cases.push_back(std::move(c));
 }
 
+void add_ema(Cases& cases, std::int64_t count, double norm, bool shifted) {
+  const std::int64_t skip = shifted ? 1 : 0;
+  KernelCase c;
+  c.op = "ema_step";
+  c.shape = fmt::format("N{}{}{}", count, shifted ? " shifted" : "",
+                        std::isfinite(norm) ? "" : " NaN norm");
+  c.dtype = DType::f32;
+  c.bytes = 12.0 * static_cast<double>(count);
+  c.tolerance = 1e-6;
+  Tensor squares = Tensor::host({1}, DType::f64);
+  squares.data<double>()[0] = norm;
+  c.inputs = {squares, random_tensor({count + skip}, DType::f32, 1),
+              random_tensor({count + skip}, DType::f32, 2)};
+  c.run = [=](std::vector<Tensor>& in) {
+    Tensor average = in[2].slice(skip, count + skip);
+    ops::ema_step(0.9f, in[0], in[1].slice(skip, count + skip), average);
+    return std::vector<Tensor>{in[2]};
+  };
+  c.reference = [=](const std::vector<Values>& in) {
+    Values average = in[2];
+    for (auto i = static_cast<std::size_t>(skip); i < average.size() && std::isfinite(norm); ++i)
+      average[i] = 0.9 * average[i] + 0.1 * in[1][i];
+    return std::vector<Values>{average};
+  };
+  cases.push_back(std::move(c));
+}
+
 // `x`: the clip whose discriminator the averages belong to.
 void add_running_average(Cases& cases, const Shape& x) {
   Tensor rows = Tensor::host({15}, DType::f64);
@@ -126,6 +153,7 @@ void optimizer_cases(CaseSize size, Cases& cases) {
     add_step(cases, count, {" bf16 copy", true, true, 4.0, false});
     add_sgd(cases, count, {"", false, false, 4.0, false}, false);
     add_sgd(cases, count, {" EMA and bf16 copy", true, true, 4.0, false}, false);
+    add_ema(cases, count, 4.0, false);
     return;
   }
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -140,6 +168,11 @@ void optimizer_cases(CaseSize size, Cases& cases) {
       add_step(cases, count, v);
       for (const bool first : {false, true}) add_sgd(cases, count, v, first);
     }
+  for (const std::int64_t count : {1, 1003, 50'000}) {
+    add_ema(cases, count, 4.0, false);
+    add_ema(cases, count, 4.0, true);
+    add_ema(cases, count, nan, false);
+  }
   add_running_average(cases, {1, 3, 20, 13, 3});
 }
 

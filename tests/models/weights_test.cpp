@@ -8,6 +8,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "models/stdit3/options.h"
 #include "models/t5/t5.h"
 #include "models/video_vae/video_vae.h"
@@ -67,6 +68,74 @@ TEST_F(WeightsTest, RoundTrip) {
   const SafetensorsFile file = SafetensorsFile::open(path_);
   EXPECT_EQ(file.entries().size(), saved.net.params().all().size());
   EXPECT_EQ(file.metadata().at("format"), "pt");
+}
+
+// model.weights_partial = "matching": temporal blocks that a file lacks, a caption table of another
+// width, and a tensor of some other model.
+TEST_F(WeightsTest, MatchingTakesWhatFitsAndLeavesTheRest) {
+  Model saved(tiny_model(), 4);
+  std::vector<SafetensorWrite> list;
+  const std::vector<float> other(7 * 12);
+  for (const auto& p : saved.net.params().all()) {
+    if (p->name.starts_with("temporal_blocks.")) continue;
+    if (p->name == "y_embedder.y_proj.fc1.weight")
+      list.push_back({p->name, DType::f32, {12, 7}, std::as_bytes(std::span(other))});
+    else
+      list.push_back({p->name,
+                      DType::f32,
+                      {p->shape.dims().begin(), p->shape.dims().end()},
+                      std::as_bytes(p->value.span<float>())});
+  }
+  list.push_back({"pos_embed", DType::f32, {7, 12}, std::as_bytes(std::span(other))});
+  write_safetensors(path_, list);
+  Model loaded(tiny_model(), 5), untouched(tiny_model(), 5);
+  EXPECT_THROW(load_weights(path_, loaded.net.params()), Error) << "strict by default";
+  ModelDeck deck;
+  EXPECT_THROW(load_weights(path_, loaded.net.params(), to_start_from(deck)), Error);
+  deck.weights_partial = "matching";
+  const std::string said = load_weights(path_, loaded.net.params(), to_start_from(deck));
+  EXPECT_THAT(said, HasSubstr("xxh3 " + hash_of(WeightFiles::open(path_))));
+  EXPECT_THAT(said, HasSubstr(std::to_string(list.size()) + " tensors"));
+  for (const auto& p : saved.net.params().all()) {
+    const bool fits =
+        !p->name.starts_with("temporal_blocks.") && p->name != "y_embedder.y_proj.fc1.weight";
+    const Model& from = fits ? saved : untouched;
+    EXPECT_TRUE(
+        same_bits(loaded.net.params().find(p->name)->value, from.net.params().find(p->name)->value))
+        << p->name;
+  }
+  // Nothing at all fits: another model.
+  write_safetensors(path_,
+                    std::vector<SafetensorWrite>{
+                        {"pos_embed", DType::f32, {7, 12}, std::as_bytes(std::span(other))}});
+  try {
+    load_weights(path_, loaded.net.params(), to_start_from(deck));
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::data);
+    EXPECT_THAT(e.what(), HasSubstr("not one tensor fits"));
+    EXPECT_THAT(e.hint(), HasSubstr("pos_embed"));
+  }
+}
+
+TEST_F(WeightsTest, TheHashIsThatOfTheFileOrOfItsShards) {
+  Model saved(tiny_model(), 4), changed(tiny_model(), 5);
+  const auto hash = [&](const std::filesystem::path& path) {
+    return hash_of(WeightFiles::open(path));
+  };
+  save_weights(path_, saved.net.params());
+  const std::string first = hash(path_);
+  EXPECT_EQ(first, to_hex(hash_of_file(path_).hash));
+  EXPECT_EQ(hash(dir_), first) << "the folder of one file";
+  save_weights(path_, changed.net.params());
+  EXPECT_NE(hash(path_), first);
+  std::filesystem::remove(path_);
+  save_weights(path_, saved.net.params(), {.shard_bytes = 20000});
+  const std::string shards = hash(dir_);
+  EXPECT_EQ(shards.size(), 32u);
+  EXPECT_EQ(hash(path_.string() + ".index.json"), shards);
+  save_weights(path_, changed.net.params(), {.shard_bytes = 20000});
+  EXPECT_NE(hash(dir_), shards);
 }
 
 TEST_F(WeightsTest, OtherValuesReplaceTheTrainableOnes) {

@@ -23,8 +23,9 @@ inline void randomise(ParameterTable& table, std::uint64_t seed) {
     const double deviation = p->shape.rank() > 1 ? std::max(0.2, 1 / std::sqrt(fan_in)) : 0.2;
     const double centre = p->name.ends_with("norm.weight") ? 1.0 : 0.0;
     const Vec v = random_values(p->shape.numel(), ++stream, deviation);
-    for (std::size_t i = 0; i < v.size(); ++i)
-      p->value.data<float>()[i] = static_cast<float>(centre + v[i]);
+    std::vector<float> values(v.size());
+    for (std::size_t i = 0; i < v.size(); ++i) values[i] = static_cast<float>(centre + v[i]);
+    p->set(0, values);
   }
   table.refresh_working();
 }

@@ -133,6 +133,53 @@ TEST_F(ImageOpsTest, NegativeLogLikelihood) {
       2e-3);
 }
 
+// Weights of classes and Dice; and hard positions alone, whose number stays while the logits move.
+TEST_F(ImageOpsTest, ClassLoss) {
+  const Shape s{1, 1, 3, 4, 5};
+  Vec classes;
+  for (int i = 0; i < 12; ++i) classes.push_back(i % 6);  // 0: ignored
+  const Tensor labels = to_tensor(classes, {1, 1, 3, 4}, DType::u8),
+               weights = to_tensor({0.5, 2, 0, 1, 3}, {5});
+  const float weight = 0.4f;
+  for (const bool hard : {false, true}) {
+    Vec values = random_values(s.numel(), 1);
+    // Every other labelled position is easy by far.
+    for (std::size_t i = 0; hard && i < 12; i += 2)
+      if (classes[i] > 0) values[5 * i + static_cast<std::size_t>(classes[i]) - 1] += 9;
+    const Tensor x = to_tensor(values, s);
+    const ops::ClassLoss loss{0.7f, hard ? 0.95f : 0.0f, 0};
+    Tape tape;
+    const Var in = make_var(x);
+    const Tensor stats = nn::class_loss({tape, table_}, in, labels, weights, loss, weight);
+    EXPECT_EQ(stats.data<double>()[ops::class_labelled], 10);
+    // Positions 1, 7; 2, 8; 3, 9; 4, 10; 5, 11 are of the five classes.
+    EXPECT_EQ(stats.data<double>()[ops::class_weight], hard ? 2 * 0.5 + 0 + 2 * 3 : 2 * 6.5);
+    tape.backward();
+    expect_slope(
+        hard ? "hard" : "all", x, to_values(in->grad),
+        [&] {
+          Tape again(Tape::Mode::infer);
+          const Tensor t =
+              nn::class_loss({again, table_}, make_var(x), labels, weights, loss, weight);
+          const double* v = t.data<double>();
+          return weight * (v[ops::class_nll] / v[ops::class_weight] + 0.7 * v[ops::class_dice]);
+        },
+        2e-3);
+  }
+}
+
+TEST_F(ImageOpsTest, ClassLossWithoutALabelIsZero) {
+  const Tensor labels = to_tensor(Vec(4, 0), {1, 1, 2, 2}, DType::u8);
+  Tape tape;
+  const Var in = make_var(to_tensor(random_values(12, 1), {1, 1, 2, 2, 3}));
+  const Tensor stats =
+      nn::class_loss({tape, table_}, in, labels, to_tensor({1, 1, 1}, {3}), {1, 0.7f, 10}, 1.0f);
+  tape.backward();
+  EXPECT_EQ(stats.data<double>()[ops::class_nll], 0);
+  EXPECT_EQ(stats.data<double>()[ops::class_dice], 0);
+  EXPECT_EQ(to_values(in->grad), Vec(12, 0.0));
+}
+
 TEST_F(ImageOpsTest, NoLabelNoGradient) {
   const Tensor x = to_tensor(random_values(12, 1), {1, 1, 2, 2, 3});
   const Tensor labels = to_tensor(Vec(4, 0), {1, 1, 2, 2}, DType::u8);

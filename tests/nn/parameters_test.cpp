@@ -340,6 +340,30 @@ TEST(ParameterInference, KeepsOneFormatOfWhatIsBf16Only) {
   EXPECT_EQ(low.inference_bytes(false), 44u * 4);
 }
 
+TEST(ParameterBase, LiesOutsideTheFlatTensors) {
+  ParameterTable table;
+  Parameter& low = table.add("low", {5, 7}, {Init::Kind::normal, 1.0f}, false);
+  Parameter& wide = table.add("wide", {9}, {Init::Kind::normal, 1.0f}, false);
+  Parameter& fixed = table.add("fixed", {9}, {Init::Kind::normal, 1.0f}, false);
+  Parameter& adapter = table.add("adapter", {3}, {Init::Kind::normal, 1.0f});
+  low.role = wide.role = Parameter::Role::base;
+  low.bf16_only = true;
+  adapter.role = Parameter::Role::adapter;
+  table.allocate(pad, true, true);
+  table.initialise(1);
+  EXPECT_EQ(table.fixed().numel(), 16) << "one parameter of 9 elements, aligned";
+  EXPECT_FALSE(low.value.defined());
+  EXPECT_EQ(table.base_bytes(true), 35u * 2 + 9 * 6);
+  EXPECT_EQ(table.base_bytes(false), 44u * 4);
+  // The refresh takes masters to copies; of the base there may be no masters.
+  const Vec before = to_values(low.working);
+  fixed.value.data<float>()[0] = 3;
+  table.refresh_working();
+  EXPECT_EQ(to_values(low.working), before);
+  EXPECT_EQ(to_values(fixed.working)[0], 3);
+  EXPECT_TRUE(adapter.grad.defined());
+}
+
 TEST(ParameterInference, SetOverwritesAPieceOfBothFormats) {
   ParameterTable table;
   Parameter& p = table.add("a", {2, 3}, {Init::Kind::constant, 1.0f});

@@ -60,6 +60,7 @@ const std::vector<Probe>& probes() {
       {{"sadtalker"}, {"sadtalker_paste"}, false, alone(probe_paste)},
       {{"sadtalker"}, {"gfpgan", "parsenet"}, true, alone(probe_gfpgan)},
       {{"sadtalker"}, {"gfpgan_paste"}, false, alone(probe_gfpgan_paste)},
+      {{}, {"clip"}, false, alone(probe_clip)},
       {{}, {"boxes"}, false, alone(probe_boxes)},
       {{}, {"frames"}, false, alone(probe_frames)},
       {{}, {"video_frames"}, false, alone(probe_video_frames)},

@@ -28,6 +28,9 @@ std::vector<DeckTable> segmentation_probe_tables();
 int probe_images(const Deck& deck, const ProbeRequest& request);
 int probe_scores(const Deck& deck, const ProbeRequest& request);
 
+// CLIP: what it is shown of pictures, tokens of captions, features of both.
+int probe_clip(const Deck& deck, const ProbeRequest& request);
+
 int probe_detector(const Deck& deck, const ProbeRequest& request);
 int probe_boxes(const Deck& deck, const ProbeRequest& request);
 int probe_video_frames(const Deck& deck, const ProbeRequest& request);

@@ -200,7 +200,7 @@ void train_steps(Deck deck, const ProbeRequest& request, MPI_Comm world) {
   load_segmentation(request.weights, deck.get<SegmentationDeck>(), params);
   const std::vector<TrainDeck> optimizers = task.optimizers();
   DataParallel parallel(deck.parallel, *comm, params, [](auto act) { act(); });
-  parallel.make_state(false);
+  parallel.make_state(false, deck.train.ema_decay);
   const auto arena = Arena::reserve(arena_capacity(deck.memory, ranks));
   const ArenaScope scope(*arena);
   const ProbeInputs inputs(request.inputs);

@@ -70,6 +70,38 @@ TEST_F(Report, ReadsMetricsWithRestartsGapsAndATornLine) {
   EXPECT_EQ(run.distinct_samples, 2u);
 }
 
+// The curve of what training does not see: the last whole line of each step.
+TEST_F(Report, HeldOutLossStandsBesideTheTrainings) {
+  write("metrics.jsonl",
+        "{\"step\":0,\"loss\":2.0,\"seconds\":1}\n"
+        "{\"step\":1,\"loss\":1.0,\"seconds\":1}\n");
+  EXPECT_THAT(make_page(std::vector<report_page::Run>{load_run(run_)}), Not(HasSubstr("held")));
+  const std::string before = event_file(load_run(run_));
+  EXPECT_EQ(before.find("validation/"), std::string::npos);
+  write("validation.jsonl", R"({"step":1,"loss":9.0,"buckets":{"a":9.0}})"
+                            "\n"
+                            R"({"step":1,"loss":2.5,"buckets":{"a":2.0,"b":3.0}})"
+                            "\n"
+                            "garbage\n"
+                            R"({"step":2,"loss":null,"buckets":{"a":2.25},"terms":{"kl":0.5}})"
+                            "\n"
+                            R"({"step":3,"los)");
+  const report_page::Run run = load_run(run_);
+  const HeldOutSteps& h = run.held_out;
+  EXPECT_THAT(h.step, ElementsAre(1, 2));
+  EXPECT_EQ(h.loss[0], 2.5);
+  EXPECT_TRUE(std::isnan(h.loss[1]));
+  EXPECT_THAT(h.buckets.at("a"), ElementsAre(2.0, 2.25));
+  EXPECT_EQ(h.terms.at("kl").back(), 0.5);
+  EXPECT_EQ(run.broken_lines, 1u);
+  const std::string page = make_page(std::vector<report_page::Run>{run});
+  EXPECT_THAT(page, HasSubstr("held out"));
+  EXPECT_THAT(page, HasSubstr("held-out loss, best 2.5000"));
+  const std::string events = event_file(run);
+  for (const char* tag : {"validation/loss", "validation/a", "validation/b", "validation/terms/kl"})
+    EXPECT_NE(events.find(tag), std::string::npos) << tag;
+}
+
 TEST_F(Report, RefusesWhatIsNoRun) {
   EXPECT_THAT(refusal(), HasSubstr("cannot open"));
   write("metrics.jsonl", "");
@@ -126,6 +158,29 @@ TEST_F(Report, RestartsTermsAndWarnings) {
   EXPECT_THAT(page, HasSubstr("Constant: constant = 0"));
   EXPECT_THAT(page, HasSubstr("<h2>kl &lt;</h2>")) << "a plot of its own";
   EXPECT_THAT(page, HasSubstr("<td>the disk is &lt;full&gt;</td>"));
+}
+
+TEST_F(Report, LossOfEachStore) {
+  StepMetrics m;
+  {
+    MetricsWriter metrics(run_, 0);
+    for (m.step = 0; m.step < 4; ++m.step) {
+      m.stores = {{"a <.h5", 3, 2.0}, {"b.h5", m.step % 2, 5.0}};
+      metrics.write(m);
+    }
+  }
+  const report_page::Run run = load_run(run_);
+  ASSERT_EQ(run.steps.stores.size(), 2u);
+  EXPECT_THAT(run.steps.stores.at("b.h5").samples, ElementsAre(0, 1, 0, 1));
+  EXPECT_TRUE(std::isnan(run.steps.stores.at("b.h5").loss[0])) << "no sample, no loss";
+  EXPECT_EQ(run.steps.stores.at("b.h5").loss[1], 5);
+  const std::string page = make_page(std::vector<report_page::Run>{run});
+  EXPECT_THAT(page, HasSubstr("<h2>Loss of each store</h2>"));
+  EXPECT_THAT(page, HasSubstr("a &lt;.h5 <em>86 % of the samples</em>"));
+  EXPECT_THAT(page, Not(HasSubstr("nan")));
+  const std::string events = report_page::event_file(run);
+  EXPECT_THAT(events, HasSubstr("stores/a <.h5/samples"));
+  EXPECT_THAT(events, HasSubstr("stores/b.h5/loss"));
 }
 
 TEST_F(Report, LargeVideosAreNamedInsteadOfEmbedded) {

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 try:
@@ -151,6 +152,75 @@ class ConvertWeights(unittest.TestCase):
         torch.save({"optimizer": {"a": 1}, "b": 2}, self.dir / "none.pt")
         self.assert_refused(self.dir / "none.pt", "--key")
         self.assert_refused(self.dir / "absent.pt", "no such file")
+
+    def clip(self):
+        """OpenAI's names around a block of each encoder: a module to be saved, and the tensors under Hugging Face's names."""
+        wanted = {}
+
+        def module(weights):
+            made = torch.nn.Module()
+            for name, value in weights.items():
+                owner = made
+                *path, last = name.split(".")
+                for part in path:
+                    if not hasattr(owner, part):
+                        owner.add_module(part, torch.nn.Module())
+                    owner = getattr(owner, part)
+                owner.register_parameter(last, torch.nn.Parameter(value))
+            return made
+
+        def both(theirs, ours, *shape):
+            value = torch.randn(*shape)
+            wanted[ours] = value
+            return {theirs: value}
+
+        weights = both("visual.class_embedding", "vision_model.embeddings.class_embedding", 4)
+        weights |= both("visual.positional_embedding", "vision_model.embeddings.position_embedding.weight", 5, 4)
+        weights |= both("visual.conv1.weight", "vision_model.embeddings.patch_embedding.weight", 4, 3, 2, 2)
+        weights |= both("token_embedding.weight", "text_model.embeddings.token_embedding.weight", 9, 4)
+        weights |= both("positional_embedding", "text_model.embeddings.position_embedding.weight", 7, 4)
+        weights |= both("logit_scale", "logit_scale", 1)
+        for theirs, ours in (("visual.ln_pre", "vision_model.pre_layrnorm"), ("visual.ln_post", "vision_model.post_layernorm"),
+                             ("ln_final", "text_model.final_layer_norm")):
+            weights |= both(theirs + ".bias", ours + ".bias", 4)
+        for theirs, ours in (("visual.transformer", "vision_model"), ("transformer", "text_model")):
+            block, layer = theirs + ".resblocks.0.", ours + ".encoder.layers.0."
+            weights |= both(block + "attn.out_proj.weight", layer + "self_attn.out_proj.weight", 4, 4)
+            weights |= both(block + "ln_1.weight", layer + "layer_norm1.weight", 4)
+            weights |= both(block + "ln_2.weight", layer + "layer_norm2.weight", 4)
+            weights |= both(block + "mlp.c_fc.weight", layer + "mlp.fc1.weight", 16, 4)
+            weights |= both(block + "mlp.c_proj.bias", layer + "mlp.fc2.bias", 4)
+            for kind, shape in (("weight", (4, 4)), ("bias", (4,))):
+                parts = [torch.randn(*shape) for _ in range(3)]
+                weights[f"{block}attn.in_proj_{kind}"] = torch.cat(parts)
+                wanted |= {f"{layer}self_attn.{q}_proj.{kind}": p for q, p in zip("qkv", parts)}
+        for theirs, ours in (("visual.proj", "visual_projection.weight"), ("text_projection", "text_projection.weight")):
+            weights[theirs] = torch.randn(4, 3)
+            wanted[ours] = weights[theirs].t()
+        made = module(weights)
+        made.register_buffer("context_length", torch.tensor(7))
+        return made, wanted
+
+    def test_clip_of_openai(self):
+        model, wanted = self.clip()
+        torch.save(model.state_dict(), self.dir / "state.pt")
+        self.assert_same(self.converted(self.dir / "state.pt", self.dir / "a.safetensors"), wanted)
+        # As it is released: a TorchScript archive, whose program is not run.
+        torch.jit.save(torch.jit.script(model), self.dir / "script.pt")
+        self.assert_same(self.converted(self.dir / "script.pt", self.dir / "b.safetensors"), wanted)
+
+    def test_script_that_names_other_things(self):
+        class Evil:
+            def __reduce__(self):
+                return (os.system, (f"touch {self.path}",))
+
+        evil = Evil()
+        evil.path = self.dir / "ran"
+        with zipfile.ZipFile(self.dir / "evil.pt", "w") as archive:
+            archive.writestr("evil/constants.pkl", pickle.dumps(()))
+            archive.writestr("evil/data.pkl", pickle.dumps(evil))
+        self.assert_refused(self.dir / "evil.pt", "system is not part of a model")
+        self.assertFalse((self.dir / "ran").exists())
 
 
 if __name__ == "__main__":

@@ -161,7 +161,8 @@ class Checkpoint:
         self._cache = {}
 
     def array(self, name):
-        """One array whole, float32: master (the weights), exp_avg, exp_avg_sq, ema, fixed."""
+        """One array whole, float32: master (the weights), exp_avg, exp_avg_sq, ema, fixed; of several averages also
+        ema_DECAY."""
         if name in self._cache:
             return self._cache[name]
         shards = [np.memmap(self.folder / s["file"], "<f4", "r") for s in self.manifest["shards"]]

@@ -209,8 +209,8 @@ class ImageSource : public ClipSource {
                "data.padding = {} with data.label_rate = {}", data.padding, data.label_rate);
     WEFT_CHECK(!data.short_sides.empty(), Exit::usage, "set data.short_sides = [300, 450, 600]",
                "data.short_sides is empty");
-    if (const std::string missing = missing_classes(images_->label_images(), images_->num_classes(),
-                                                    images_->class_names());
+    if (const std::string missing = missing_classes(images_->label_counts().images,
+                                                    images_->num_classes(), images_->class_names());
         !missing.empty() && log::rank() == 0)
       log::warn("{}: {}; label 0 is unlabelled (ingest.first_label = 0 where it is a class)",
                 data.path, missing);

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "core/error.h"
@@ -36,6 +35,7 @@ std::uint64_t hash_of_tables(const StoredImages& images, std::int64_t version) {
   add(images.height), add(images.width), add(images.xxh3), add(images.labels_xxh3);
   add_texts(images.sources), add_texts(images.class_names);
   if (version > 1) add(images.palette), add(images.label_images);
+  if (version > 2) add(images.label_pixels), add(images.label_image_pixels);
   return hash.digest();
 }
 
@@ -47,8 +47,8 @@ void read_image_facts(StoreReader& r, StoreFacts& facts) {
   const h5::Handle top = r.top();
   const std::int64_t version = r.attribute(top, "", "schema_version");
   r.check(
-      version == 1 || version == image_store_version, "",
-      fmt::format("has schema version {}, this weft reads 1 and {}", version, image_store_version));
+      version >= 1 && version <= image_store_version, "",
+      fmt::format("has schema version {}, this weft reads 1 to {}", version, image_store_version));
   s.num_classes = r.attribute(top, "", "num_classes");
   r.check(s.num_classes >= 0 && s.num_classes <= 255, "",
           fmt::format("has {} classes", s.num_classes));
@@ -79,6 +79,10 @@ void read_image_facts(StoreReader& r, StoreFacts& facts) {
     s.palette = r.table<std::uint8_t>(group, "", "palette");
     s.label_images = r.table<std::uint64_t>(group, "", "label_images");
   }
+  if (version > 2) {
+    s.label_pixels = r.table<std::uint64_t>(group, "", "label_pixels");
+    s.label_image_pixels = r.table<std::uint64_t>(group, "", "label_image_pixels");
+  }
   s.tables_xxh3 = static_cast<std::uint64_t>(r.attribute(top, "", "tables_xxh3"));
   r.check_hash("", hash_of_tables(s, version), s.tables_xxh3);
 
@@ -87,8 +91,9 @@ void read_image_facts(StoreReader& r, StoreFacts& facts) {
   r.check(s.width.size() == n && s.xxh3.size() == n && s.labels_xxh3.size() == n &&
               s.sources.size() == n,
           "", "has tables of different lengths");
-  r.check(s.label_images.empty() || s.label_images.size() == 256, "",
-          "has no count for each label");
+  for (const auto* counts : {&s.label_images, &s.label_pixels, &s.label_image_pixels})
+    r.check(counts->empty() || counts->size() == 256, "", "has no count for each label");
+  r.check(s.label_pixels.size() == s.label_image_pixels.size(), "", "has no count for each label");
   r.check(s.class_names.empty() || std::ssize(s.class_names) == s.num_classes, "",
           fmt::format("has {} names for {} classes", s.class_names.size(), s.num_classes));
   std::uint64_t left = s.labels_bytes;
@@ -124,7 +129,9 @@ class ImageStore : public LabelledImages {
   std::int64_t num_classes() const override { return s_.num_classes; }
   const std::vector<std::string>& class_names() const override { return s_.class_names; }
   std::vector<std::uint8_t> palette() const override { return s_.palette; }
-  std::vector<std::uint64_t> label_images() const override { return s_.label_images; }
+  LabelCounts label_counts() const override {
+    return {s_.label_images, s_.label_pixels, s_.label_image_pixels};
+  }
   // The tables hold the images' hashes.
   std::string content_id() const override { return fmt::format("{:016x}", s_.tables_xxh3); }
 
@@ -169,8 +176,7 @@ std::string spread(std::vector<std::uint32_t> values) {
 }
 
 std::string ImageStore::describe() const {
-  std::array<std::uint64_t, 256> pixels{};  // by value of the label
-  std::array<std::int64_t, 256> images{};   // in which it occurs
+  LabelCounts counts;
   std::int64_t portraits = 0;
   LabelledImage image;
   std::vector<std::uint32_t> shorter, longer;
@@ -180,13 +186,9 @@ std::string ImageStore::describe() const {
     const auto [low, high] = std::minmax(image.size.height, image.size.width);
     shorter.push_back(static_cast<std::uint32_t>(low));
     longer.push_back(static_cast<std::uint32_t>(high));
-    std::array<std::uint64_t, 256> here{};
-    for (const std::uint8_t label : image.labels) ++here[label];
-    for (std::size_t v = 0; v < here.size(); ++v) {
-      pixels[v] += here[v];
-      images[v] += here[v] > 0 ? 1 : 0;
-    }
+    counts.add(image.labels);
   }
+  const auto& [images, pixels, of_images] = counts;
   const double all = static_cast<double>(first_pixel_.back());
   std::string out = fmt::format("store of labelled images {}\n", printable(file_.path()));
   out += fmt::format("  {}, {} of them portrait, {:.1f} MB of pixels and {:.1f} of labels\n",
@@ -231,6 +233,7 @@ struct ImageStoreWriter::State {
   std::vector<Entry> entries;
   h5::Handle group, pixels, labels;
   StoredImages images;
+  LabelCounts counts;
   std::uint64_t written = 0;  // pixels
 
   // Of `bytes` bytes; all will be written.
@@ -263,7 +266,6 @@ ImageStoreWriter::ImageStoreWriter(const std::string& path, std::vector<Entry> e
   s.images.num_classes = num_classes;
   s.images.class_names = std::move(class_names);
   s.images.palette = std::move(palette);
-  s.images.label_images.resize(256);
   s.group = s.file.new_group(s.file.file(), "images");
   const h5::Handle top = s.file.top();
   s.file.attribute(top, "format", image_store_format);
@@ -294,17 +296,16 @@ void ImageStoreWriter::append(std::span<const std::uint8_t> rgb,
   s.images.xxh3.push_back(s.write(s.pixels, 3 * s.written, rgb));
   s.images.labels_xxh3.push_back(s.write(s.labels, s.written, labels));
   s.written += labels.size();
-  std::array<bool, 256> here{};
-  for (const std::uint8_t label : labels) here[label] = true;
-  for (std::size_t v = 0; v < here.size(); ++v) s.images.label_images[v] += here[v] ? 1 : 0;
+  s.counts.add(labels);
 }
 
-const std::vector<std::uint64_t>& ImageStoreWriter::label_images() const {
-  return state_->images.label_images;
-}
+const LabelCounts& ImageStoreWriter::label_counts() const { return state_->counts; }
 
 void ImageStoreWriter::commit() {
   State& s = *state_;
+  s.images.label_images = s.counts.images;
+  s.images.label_pixels = s.counts.pixels;
+  s.images.label_image_pixels = s.counts.pixels_of_images;
   const StoredImages& images = s.images;
   WEFT_ASSERT(images.xxh3.size() == s.entries.size());
   const h5::QuietErrors quiet;
@@ -316,6 +317,8 @@ void ImageStoreWriter::commit() {
   s.file.texts(s.group, "class_names", packed(images.class_names), StoreWriter::Fill::none);
   s.table("palette", images.palette);
   s.table("label_images", images.label_images);
+  s.table("label_pixels", images.label_pixels);
+  s.table("label_image_pixels", images.label_image_pixels);
   s.file.attribute(s.file.top(), "tables_xxh3",
                    static_cast<std::int64_t>(hash_of_tables(images, image_store_version)));
   s.file.check(s.pixels.close_now() && s.labels.close_now() && s.group.close_now(), "close");

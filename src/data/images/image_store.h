@@ -1,7 +1,7 @@
 // The store of labelled images: one HDF5 file, made by `weft ingest`, readable with h5ls, h5dump
 // and h5py. Image i has height[i] x width[i] pixels; its bytes follow those of image i - 1.
 //
-//   /                        attributes format = "weft images", schema_version = 2; num_classes, 0
+//   /                        attributes format = "weft images", schema_version = 3; num_classes, 0
 //                            where it is not known; tables_xxh3: XXH3-64 (seed 0) of all that
 //                            stands below but pixels and labels
 //   /images/pixels           u8: RGB, [height, width, 3] of each image, decoded
@@ -16,7 +16,10 @@
 //   /images/palette          u8 [3 * labels]: the colour of each label, as the label files have it;
 //                            [0] where they have none
 //   /images/label_images     u64 [256]: in how many images each label occurs
-// Both are missing in stores of version 1.
+//   /images/label_pixels     u64 [256]: how many pixels have each label
+//   /images/label_image_pixels
+//                            u64 [256]: how many labelled pixels the images have in which it occurs
+// Stores of version 1 have none of the last four, those of version 2 not the last two.
 //
 // All of them are contiguous, so that images are read with pread, past HDF5 and its lock.
 #pragma once
@@ -33,7 +36,7 @@
 namespace weft {
 
 inline constexpr const char* image_store_format = "weft images";  // the attribute
-inline constexpr std::int64_t image_store_version = 2;
+inline constexpr std::int64_t image_store_version = 3;
 
 // Opens and checks everything but the images' bytes; takes memory for the tables, some dozens of
 // bytes and a path for each image. Throws Exit::data with one message that names file and fault.
@@ -60,8 +63,8 @@ class ImageStoreWriter {
 
   // The next image: its pixels and labels.
   void append(std::span<const std::uint8_t> rgb, std::span<const std::uint8_t> labels);
-  // Of the images so far, as LabelledImages::label_images().
-  const std::vector<std::uint64_t>& label_images() const;
+  // Of the images so far.
+  const LabelCounts& label_counts() const;
   // After the last: writes the tables, closes, fsyncs, renames.
   void commit();
 

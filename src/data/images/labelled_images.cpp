@@ -40,6 +40,17 @@ ImageSize evaluation_size(ImageSize image, std::int64_t short_side, std::int64_t
   return {rounded_up(scaled.height, padding), rounded_up(scaled.width, padding)};
 }
 
+void LabelCounts::add(std::span<const std::uint8_t> labels) {
+  for (auto* counts : {&images, &pixels, &pixels_of_images}) counts->resize(256);
+  std::array<std::uint64_t, 256> here{};
+  for (const std::uint8_t label : labels) ++here[label];
+  for (std::size_t v = 0; v < here.size(); ++v) {
+    images[v] += here[v] > 0 ? 1 : 0;
+    pixels[v] += here[v];
+    pixels_of_images[v] += here[v] > 0 ? labels.size() - here[0] : 0;
+  }
+}
+
 std::unique_ptr<LabelledImages> open_labelled_images(const std::string& path, bool verify) {
   return is_shapes(path) ? make_shapes(path) : open_image_store(path, verify);
 }

@@ -45,6 +45,15 @@ struct LabelledImage {
   std::vector<std::uint8_t> labels;  // [height, width]: 0 is unlabelled, v is class v - 1
 };
 
+// Of each label of a store, [256] each; empty: not known.
+struct LabelCounts {
+  std::vector<std::uint64_t> images;            // in how many images it occurs
+  std::vector<std::uint64_t> pixels;            // how many pixels have it
+  std::vector<std::uint64_t> pixels_of_images;  // how many labelled pixels these images have
+  // The labels of the next image.
+  void add(std::span<const std::uint8_t> labels);
+};
+
 // Safe from several threads at once.
 class LabelledImages {
  public:
@@ -62,11 +71,10 @@ class LabelledImages {
   virtual const std::vector<std::string>& class_names() const = 0;  // [num_classes], or empty
   // RGB of each label, as the label files have them; may be empty.
   virtual std::vector<std::uint8_t> palette() const { return {}; }
-  // In how many images each label occurs, [256]; empty: not known.
-  virtual std::vector<std::uint64_t> label_images() const { return {}; }
+  virtual LabelCounts label_counts() const { return {}; }
 };
 
-// Names the classes that occur in no image, by LabelledImages::label_images(); "" where all do.
+// Names the classes that occur in no image, by LabelCounts::images; "" where all do.
 // `num_classes` 0: those up to the greatest label.
 std::string missing_classes(std::span<const std::uint64_t> label_images, std::int64_t num_classes,
                             std::span<const std::string> class_names);

@@ -416,8 +416,10 @@ void ingest_rows(Rows& r, IngestDeck& d) {
   r.number("first_label", d.first_label, 0, 255,
            "Value of the first class in the label maps; lower ones are unlabelled. 1 as in ADE20K, "
            "where 0 is unlabelled; 0 as in Cityscapes (trainId) and Pascal VOC.");
-  r.number("ignore_label", d.ignore_label, -1, 255,
-           "Value of pixels that stay unlabelled (ignore_index), often 255; -1: none.");
+  r.number(
+       "ignore_label", d.ignore_label, -1, 255,
+       "Values of pixels that stay unlabelled (ignore_index), often 255; one needs no brackets.")
+      .or_one = true;
   r.text("class_names", d.class_names,
          "File with the names of the classes, one a line, or a .csv with a column Name.");
   r.flag("strict", d.strict, "End with exit code 3 if any input had to be skipped.");

@@ -30,7 +30,8 @@ struct IngestDeck {
   // it.
   std::string images, labels, root, class_names;
   std::int64_t num_classes = 0;
-  std::int64_t first_label = 1, ignore_label = -1;
+  std::int64_t first_label = 1;
+  std::vector<std::int64_t> ignore_label;
 };
 DeckTable ingest_table();
 

@@ -1,5 +1,6 @@
 #include "data/ingest/ingest_images.h"
 
+#include <fmt/ranges.h>
 #include <omp.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <sstream>
 
 #include "core/error.h"
@@ -165,12 +167,18 @@ std::string turned_hint(ImageSize a, ImageSize b, const MediaDeck& limits) {
 class LabelValues {
  public:
   LabelValues(const IngestDeck& deck, std::int64_t num_classes)
-      : first_(deck.first_label), ignored_(deck.ignore_label), classes_(num_classes) {}
+      : first_(deck.first_label), classes_(num_classes) {
+    for (const std::int64_t value : deck.ignore_label)
+      if (value >= 0) ignored_.insert(value);
+  }
 
-  std::string identity() const { return fmt::format("{} {} {}", classes_, first_, ignored_); }
+  std::string identity() const {
+    return fmt::format("{} {} {}", classes_, first_,
+                       ignored_.empty() ? "-1" : fmt::format("{}", fmt::join(ignored_, " ")));
+  }
   // Of a value of a file; may be above the number of classes.
   std::int64_t stored(std::int64_t value) const {
-    return value == ignored_ || value < first_ ? 0 : value - first_ + 1;
+    return ignored_.contains(value) || value < first_ ? 0 : value - first_ + 1;
   }
   // Exit::data for a class that there is not.
   void convert(const std::string& path, std::vector<std::uint8_t>& values) const {
@@ -199,7 +207,8 @@ class LabelValues {
   }
 
  private:
-  std::int64_t first_, ignored_, classes_;
+  std::int64_t first_, classes_;
+  std::set<std::int64_t> ignored_;
 };
 
 Decoded decode(const ImagePair& pair, const LabelValues& values, const MediaDeck& limits) {
@@ -377,7 +386,7 @@ void report_missing_pairs(const std::vector<ImagePair>& pairs) {
 struct Joined {
   std::int64_t images = 0, broken = 0;
   std::uint64_t pixels = 0;
-  std::vector<std::uint64_t> label_images;
+  LabelCounts labels;
 };
 
 // The palette of the first labels: all of a data set have the same.
@@ -438,27 +447,31 @@ Joined join(const IngestDeck& deck, std::size_t pieces, std::size_t pairs,
                fmt::format("remove {} and run the same command again", path.string()),
                "{} was damaged after it was written", path.string());
   }
-  joined.label_images = writer.label_images();
+  joined.labels = writer.label_counts();
   writer.commit();
   return joined;
 }
 
-// In how many images each class occurs, and a warning of classes that occur in none.
+// A table of the classes' pixels, and a warning of classes that occur in no image.
 void print_classes(const IngestDeck& deck, std::int64_t classes,
-                   const std::vector<std::string>& names,
-                   const std::vector<std::uint64_t>& label_images) {
-  constexpr std::size_t most = 20;
-  std::string list;
+                   const std::vector<std::string>& names, const LabelCounts& labels) {
+  constexpr std::size_t most = 40;
+  const std::vector<std::uint64_t>& label_images = labels.images;
+  double all = 0;
+  for (const std::uint64_t pixels : labels.pixels) all += static_cast<double>(pixels);
+  const auto row = [&](const std::string& name, std::size_t v) {
+    log::info("  {:<32} {:>14} {:>9.4f} % {:>9}", name, labels.pixels[v],
+              100 * static_cast<double>(labels.pixels[v]) / all, label_images[v]);
+  };
+  log::info("  {:<32} {:>14} {:>11} {:>9}", "class", "pixels", "share", "images");
+  row("unlabelled", 0);
   std::size_t listed = 0;
   for (std::size_t v = 1; v < label_images.size(); ++v) {
-    if (label_images[v] == 0) continue;
+    if (label_images[v] == 0 && std::cmp_greater(v, classes)) continue;
     if (++listed > most) continue;
-    list += fmt::format("{}{}{} in {}", list.empty() ? "" : ", ", v - 1,
-                        v <= names.size() ? " " + names[v - 1] : "", label_images[v]);
+    row(printable(fmt::format("{}{}", v - 1, v <= names.size() ? " " + names[v - 1] : ""), 32), v);
   }
-  if (listed > most) list += ", ... (weft inspect lists all)";
-  log::info("images by class: {}; unlabelled pixels in {}", list.empty() ? "none" : list,
-            label_images[0]);
+  if (listed > most) log::info("  ... and {} more (weft inspect lists all)", listed - most);
   const std::string missing = missing_classes(label_images, classes, names);
   if (!missing.empty())
     log::warn(
@@ -554,7 +567,7 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
     log::info("{}, {:.1f} MB of pixels and {:.1f} of labels in {}", counted(joined.images, "image"),
               3e-6 * static_cast<double>(joined.pixels), 1e-6 * static_cast<double>(joined.pixels),
               d.output);
-    print_classes(d, classes, names, joined.label_images);
+    print_classes(d, classes, names, joined.labels);
     log::info("{} of {} left out; {:.1f} s, {:.0f} images/s", joined.broken,
               counted(std::ssize(pairs), "image"), seconds,
               static_cast<double>(joined.images) / std::max(seconds, 1e-3));

@@ -493,6 +493,9 @@ void check_deck(const Deck& deck) {
   WEFT_CHECK(!deck.get<EncodeDeck>().output.empty(), Exit::usage,
              "set encode.output = \"latents.h5\"", "encode.output is empty");
   const std::string& output = deck.get<EncodeDeck>().output;
+  WEFT_CHECK(deck.data.paths.empty(), Exit::usage,
+             "encode each store by a job of its own; a training takes the list of what they wrote",
+             "weft encode takes one store, and data.path names {}", deck.data.paths.size());
   std::error_code not_there;
   WEFT_CHECK(output != deck.data.path && !fs::equivalent(output, deck.data.path, not_there),
              Exit::usage,
@@ -572,7 +575,9 @@ int encode(const Deck& deck, MPI_Comm world) {
         encoded_bucket(b, deck.get<EncodeDeck>(), *codec, with_text ? encoder->channels() : 0));
   const fs::path folder = deck.get<EncodeDeck>().output + ".parts";
   const std::string job = describe_job(deck, *codec, weights.identity());
-  const std::string made_by = job + (with_text ? encoder->describe() : "no features") + "\n";
+  std::string made_by = job + (with_text ? encoder->describe() : "no features") + "\n";
+  for (const std::string& prefix : deck.data.prompt_prefixes)
+    if (!prefix.empty()) made_by += "captions begin with " + printable(prefix) + "\n";
   if (is_made(deck.get<EncodeDeck>().output, made_by, folder, job, world)) return 0;
   warn_of_replacing(deck.get<EncodeDeck>().output);
   ListSettings settings = settings_of(deck, folder);

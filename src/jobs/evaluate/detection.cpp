@@ -98,7 +98,6 @@ class DetectionWork : public PictureWork {
 
  private:
   void check_memory(const ViewSize& size);
-  std::vector<FoundText> find(const SearchedImage& p) const;
   void draw(std::int64_t item, const TextImage& image, std::span<const FoundText> boxes,
             const TextMatch& match, Json& line) const;
 
@@ -144,24 +143,6 @@ void DetectionWork::predict(PictureUnit& picture) {
   p.view.clear();
 }
 
-// In pixels of the picture.
-std::vector<FoundText> DetectionWork::find(const SearchedImage& p) const {
-  std::vector<FoundText> found;
-  if (p.probability.empty()) return found;
-  const auto& [scaled, padded] = p.size;
-  const double x = static_cast<double>(p.image.size.width) / static_cast<double>(scaled.width);
-  const double y = static_cast<double>(p.image.size.height) / static_cast<double>(scaled.height);
-  for (const TextBox& box :
-       find_text_boxes(p.probability, padded.height, padded.width, postprocess_)) {
-    FoundText& f = found.emplace_back();
-    f.score = static_cast<double>(box.score);
-    for (std::size_t k = 0; k < 8; k += 2)
-      f.polygon.push_back(
-          {static_cast<double>(box.corners[k]) * x, static_cast<double>(box.corners[k + 1]) * y});
-  }
-  return found;
-}
-
 constexpr Rgb right{0, 210, 0}, wrong{240, 30, 30}, not_counted{160, 160, 160};
 
 Rgb colour_of(int partner) {
@@ -192,7 +173,8 @@ void DetectionWork::draw(std::int64_t item, const TextImage& image,
 void DetectionWork::finish(PictureUnit& picture, ItemResults& results) {
   auto& p = static_cast<SearchedImage&>(picture);
   const double begin = now_seconds();
-  const std::vector<FoundText> boxes = find(p);
+  const std::vector<FoundText> boxes =
+      found_text(p.probability, p.size, p.image.size, postprocess_);
   Json line = engine_.line_of(p.item);
   line["seconds"] = p.seconds + now_seconds() - begin;
   const TextMatcher matcher(p.image.regions, boxes);
@@ -247,7 +229,10 @@ int evaluate_detection(const Deck& deck, const ListStart& start, const Detection
   WEFT_CHECK(is_text_list(data), Exit::usage,
              "name a list of pictures with polygons in evaluate.data or data.path, or text:",
              "{} holds no pictures with text regions", data);
-  const auto images = open_text_images(data, deck.media);
+  const HeldOutChoice choice = evaluated_samples(deck);
+  const std::unique_ptr<TextImages> images =
+      choice.share > 0 ? open_training_data(deck.data, deck.media, choice).held_out.texts
+                       : open_text_images(data, deck.media);
   const DetectorSource weights(deck, "model.weights", deck.model.weights, e.ema, world);
   int rank = 0;
   MPI_Comm_rank(world, &rank);

@@ -14,6 +14,7 @@
 #include "core/log.h"
 #include "data/images/labelled_images.h"
 #include "data/text_images/drawn/drawn_text.h"
+#include "jobs/evaluate/clips.h"
 #include "tensor/device.h"
 
 namespace weft {
@@ -41,15 +42,29 @@ EvaluationPace earlier_pace(const fs::path& json) {
 
 }  // namespace
 
-const std::string& evaluated_data(const Deck& deck) {
+HeldOutChoice evaluated_samples(const Deck& deck) {
   const std::string& own = deck.get<EvaluateDeck>().data;
-  return own.empty() ? deck.data.path : own;
+  HeldOutChoice choice = held_out_choice(deck);
+  if (!own.empty()) choice.path = own, choice.share = 0;
+  return choice;
+}
+
+const std::string& evaluated_data(const Deck& deck) {
+  const std::string &own = deck.get<EvaluateDeck>().data,
+                    &validation = deck.get<ValidationDeck>().path;
+  WEFT_CHECK(!own.empty() || !validation.empty() || deck.data.paths.empty(), Exit::usage,
+             "name one store in evaluate.data",
+             "weft evaluate takes one store, and data.path names {}", deck.data.paths.size());
+  return !own.empty() ? own : !validation.empty() ? validation : deck.data.path;
 }
 
 std::string data_identity(const Deck& deck) {
   const std::string& data = evaluated_data(deck);
   const bool drawn = is_shapes(data) || is_drawn_text(data);
-  return drawn ? data : folder_identity(data);
+  const HeldOutChoice choice = evaluated_samples(deck);
+  const std::string share =
+      choice.share > 0 ? fmt::format(" share {} seed {}", choice.share, choice.seed) : "";
+  return (drawn ? data : folder_identity(data)) + share;
 }
 
 ListSettings evaluation_settings(const Deck& deck) {
@@ -134,6 +149,9 @@ int evaluate(const Deck& deck, const EvaluationPages& pages, MPI_Comm world) {
   WEFT_CHECK(!deck.get<EvaluateDeck>().output.empty(), Exit::usage,
              "set evaluate.output = \"evaluation\"", "evaluate.output is empty");
   const ListStart start = start_list_job(deck, world);
+  if (!deck.get<EvaluateClipsDeck>().clips.empty()) return evaluate_clips(deck, start, world);
+  if (deck.model.name == "stdit3" || deck.model.name == "vae")
+    return evaluate_held_out(deck, start, world);
   if (deck.model.name == "dbnet") return evaluate_detection(deck, start, pages.detection, world);
   return evaluate_segmentation(deck, start, pages.segmentation, world);
 }
@@ -143,7 +161,8 @@ namespace {
 void evaluate_rows(Rows& r, EvaluateDeck& d) {
   r.text("data", d.data,
          "Images whose truth is known, as in data.path: a store of labelled images or shapes:..., "
-         "or for a text detector a list with polygons or text:...; empty takes data.path.");
+         "or for a text detector a list with polygons or text:...; clips for the models of clips. "
+         "Empty takes what [validation] holds out, or else data.path.");
   r.text("output", d.output, "Folder of the results.");
   r.number("pictures", d.pictures, 0, 10000,
            "Number of images, the first ones, that the page shows with truth and prediction.");
@@ -163,7 +182,8 @@ DeckTable evaluate_table() { return deck_table("evaluate", evaluate_rows); }
 
 Command evaluate_command(EvaluationPages pages) {
   Command c{"evaluate",
-            "measure how well a model does: IoU of classes and accuracy, or Hmean of text",
+            "measure a model: IoU of classes, Hmean of text, the loss of held-out clips; or the "
+            "quality of clips",
             [pages = std::move(pages)](const Deck& deck, MPI_Comm world) {
               return evaluate(deck, pages, world);
             }};

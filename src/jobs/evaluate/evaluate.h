@@ -1,5 +1,5 @@
 // `weft evaluate DECK`: how well a model does on images whose truth is known: the classes of their
-// pixels (segmentation), or the text in them (dbnet).
+// pixels (segmentation), or the text in them (dbnet); or on the held-out clips of a training.
 #pragma once
 
 #include <mpi.h>
@@ -9,18 +9,11 @@
 #include "config/command.h"
 #include "jobs/engine/list_job.h"
 #include "jobs/evaluate/scores.h"
+#include "train/validation.h"
 
 namespace weft {
 
-// The table [evaluate] of the deck.
-struct EvaluateDeck {
-  std::string data;
-  std::string output = "evaluation";
-  std::int64_t pictures = 12;
-  bool predictions = false;
-  bool ema = false;
-  std::int64_t short_side = 736, long_side = 1333;
-};
+// The table [evaluate] of the deck (EvaluateDeck, train/validation.h).
 DeckTable evaluate_table();
 
 // Make the page of an evaluation, as HTML; null: there is none.
@@ -44,9 +37,14 @@ int evaluate_segmentation(const Deck& deck, const ListStart& start, const Segmen
 int evaluate_detection(const Deck& deck, const ListStart& start, const DetectionPage& page,
                        MPI_Comm world);
 
-// ---- What both share ----
+// Of clips, by the held-out loss of a training; without a page.
+int evaluate_held_out(const Deck& deck, const ListStart& start, MPI_Comm world);
 
-// evaluate.data, or else data.path.
+// ---- What they share ----
+
+// evaluate.data, or else what [validation] holds out; nothing of both: all of data.path.
+HeldOutChoice evaluated_samples(const Deck& deck);
+// Where these are.
 const std::string& evaluated_data(const Deck& deck);
 // That data in the key of a result: a file or folder by its identity, others as they are named.
 std::string data_identity(const Deck& deck);

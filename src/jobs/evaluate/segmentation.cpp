@@ -3,6 +3,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "core/hash.h"
 #include "core/host.h"
 #include "core/log.h"
@@ -21,8 +22,9 @@ using Json = nlohmann::ordered_json;
 
 // All that decides the results, a line each.
 std::string describe_segmentation(const Deck& deck, const std::string& weights) {
-  return fmt::format("data {}\nweights {}\n{}predictions {}\n", data_identity(deck), weights,
-                     describe_prediction(deck), deck.get<EvaluateDeck>().predictions);
+  return fmt::format("data {}\nweights {}\n{}predictions {}\n{}", data_identity(deck), weights,
+                     describe_prediction(deck), deck.get<EvaluateDeck>().predictions,
+                     describe_palette(deck));
 }
 
 // Item i is image i; its line holds its counts (put_counts) and seconds, and where they are wanted
@@ -48,9 +50,9 @@ struct EvaluatedImage : PictureUnit {
 
 class SegmentationWork : public PictureWork {
  public:
-  SegmentationWork(const EvaluateDeck& deck, const LabelledImages& images, Predictor& predictor,
-                   const ListEngine& engine)
-      : deck_(deck), images_(images), predictor_(predictor), engine_(engine) {}
+  SegmentationWork(const EvaluateDeck& deck, const LabelledImages& images,
+                   const std::vector<Rgb>& palette, Predictor& predictor, const ListEngine& engine)
+      : deck_(deck), images_(images), palette_(palette), predictor_(predictor), engine_(engine) {}
   std::unique_ptr<PictureUnit> next(std::int64_t, std::int64_t number) override {
     return number == 0 ? std::make_unique<EvaluatedImage>() : nullptr;
   }
@@ -64,6 +66,7 @@ class SegmentationWork : public PictureWork {
 
   const EvaluateDeck& deck_;
   const LabelledImages& images_;
+  const std::vector<Rgb>& palette_;
   Predictor& predictor_;
   const ListEngine& engine_;
 };
@@ -111,10 +114,9 @@ void SegmentationWork::write(std::int64_t i, const LabelledImage& image,
                              const std::vector<std::uint8_t>& classes, Json& line) const {
   const std::filesystem::path& directory = engine_.settings().directory;
   const ImageSize size = image.size;
-  const std::vector<Rgb> palette = label_palette(predictor_.num_classes(), images_.palette());
   const std::vector<std::uint8_t> labels = as_labels(classes);
   if (i < deck_.pictures) {
-    const auto truth = coloured(image.labels, palette), found = coloured(labels, palette);
+    const auto truth = coloured(image.labels, palette_), found = coloured(labels, palette_);
     const auto wrong = differences(image.rgb, image.labels, labels);
     const std::string file = "pictures/" + file_of(images_, i);
     write_whole(directory, file, [&](const std::string& path) {
@@ -126,7 +128,7 @@ void SegmentationWork::write(std::int64_t i, const LabelledImage& image,
   if (deck_.predictions) {
     const std::string file = "predictions/" + file_of(images_, i);
     write_whole(directory, file, [&](const std::string& path) {
-      write_palette_png(path, size.height, size.width, labels, palette);
+      write_palette_png(path, size.height, size.width, labels, palette_);
     });
     add_file(line, directory, file, "prediction");
   }
@@ -134,14 +136,15 @@ void SegmentationWork::write(std::int64_t i, const LabelledImage& image,
 
 // Evaluates the images that are missing. Returns this rank's share of the report.
 Json segment_missing(const Deck& deck, const ListStart& start, const SegmentationSource& weights,
-                     const LabelledImages& images, Predictor& predictor, ListEngine& engine) {
+                     const LabelledImages& images, const std::vector<Rgb>& palette,
+                     Predictor& predictor, ListEngine& engine) {
   weights.load(predictor.params());
   log::info("weights   {}", weights.describe());
   const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
   const ArenaScope scope(*arena);
   const ImageSize largest = images.size(engine.costliest());
   const std::size_t planned = predictor.plan(largest, true).bytes;
-  SegmentationWork work(deck.get<EvaluateDeck>(), images, predictor, engine);
+  SegmentationWork work(deck.get<EvaluateDeck>(), images, palette, predictor, engine);
   PictureJob job(work, engine, start.threads, engine.ahead_of_others());
   engine.run(job, engine.one_by_one());
   log::info("memory    {} at the peak, {} planned for the costliest image",
@@ -176,16 +179,22 @@ int evaluate_segmentation(const Deck& deck, const ListStart& start, const Segmen
              "ingest.images), or shapes:",
              "{} makes clips, not labelled images", data);
   Predictor predictor(deck);
-  const auto images = open_labelled_images(data, deck.data.verify);
+  const HeldOutChoice choice = evaluated_samples(deck);
+  const std::unique_ptr<LabelledImages> images =
+      choice.share > 0 ? open_training_data(deck.data, deck.media, choice).held_out.images
+                       : open_labelled_images(data, deck.data.verify);
+  WEFT_CHECK(images != nullptr, Exit::usage, "name a store of labelled images in data.path",
+             "{} holds no labelled images", data);
   WEFT_CHECK(images->num_classes() <= predictor.num_classes(), Exit::usage,
              fmt::format("set model.num_classes = {} if that is what the weights have",
                          images->num_classes()),
              "{} has {} classes, and model.num_classes = {}", data, images->num_classes(),
              predictor.num_classes());
   const SegmentationSource weights(deck, e.ema, world);
-  SegmentationScores result(class_names(deck, images->class_names()));
+  const std::vector<std::string> names = class_names(deck, images->class_names());
+  SegmentationScores result(names);
   result.folder = e.output;
-  result.palette = label_palette(predictor.num_classes(), images->palette());
+  result.palette = label_palette(deck, images->palette());
   check_results(deck, {});
   ListEngine engine(
       evaluation_settings(deck),
@@ -197,7 +206,7 @@ int evaluate_segmentation(const Deck& deck, const ListStart& start, const Segmen
   // 2. Images through the model; a rank that is free takes the next one.
   ListEnd last;
   if (!engine.missing().empty())
-    last.share = segment_missing(deck, start, weights, *images, predictor, engine);
+    last.share = segment_missing(deck, start, weights, *images, result.palette, predictor, engine);
 
   // 3. Rank 0 adds up all lines.
   last.print = [&](const ListReport& report) { report_prefetch(report, last.header); };
@@ -212,6 +221,8 @@ int evaluate_segmentation(const Deck& deck, const ListStart& start, const Segmen
     add_machine(result, deck);
     set_pace(result, report);
     remove_others(engine);
+    replace_file(result.folder / legend_file, legend_svg(names, result.palette), Exit::data,
+                 Durable::no);
     write_results(result, result.json(), result.table(), page ? page(result) : "");
   };
   return engine.end(last);

@@ -47,6 +47,7 @@ struct ClipModels {
       : parts(deck),
         denoiser_weights("generate.weights", deck.get<GenerateDeck>().weights, deck.run.dir,
                          deck.get<GenerateDeck>().ema, world) {
+    denoiser_weights.add_adapters("generate.adapters", deck.get<GenerateDeck>().adapters, world);
     if (parts.codec->params().all().empty()) return;
     const VideoCodec::WeightsKey weights = parts.codec->weights();
     codec_weights.emplace(weights.key, weights.value, "", deck.get<GenerateDeck>().ema, world);

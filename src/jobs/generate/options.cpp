@@ -11,6 +11,10 @@ void generate_rows(Rows& r, GenerateDeck& d) {
   r.text("weights", d.weights,
          "STDiT3: safetensors file, index or folder, a run directory, or random:SEED; empty takes "
          "the newest checkpoint of run.dir.");
+  r.text(
+      "adapters", d.adapters,
+      "Adapters (LoRA) to add to these weights, PATH or PATH=FACTOR each: folders of weft export "
+      "or PEFT, or run directories.");
   r.flag("ema", d.ema, "Of a checkpoint, use the moving average of the weights.");
   r.text("prompts", d.prompts, "The prompts; they may end in options as JSON.");
   r.text("prompt_file", d.prompt_file, "Text file with a prompt a line, instead of prompts.");

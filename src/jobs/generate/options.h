@@ -7,6 +7,7 @@ namespace weft {
 
 struct GenerateDeck {
   std::string weights;
+  std::vector<std::string> adapters;
   bool ema = true;
   std::vector<std::string> prompts;
   std::string prompt_file;

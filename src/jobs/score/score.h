@@ -114,8 +114,6 @@ void write_output(const Deck& deck, const ScoreRows& rows, const ListEngine& eng
 
 // ---- The files through the network (score_job.cpp) ----
 
-// Unique for each path, valid UTF-8 without control characters.
-std::string item_name(const std::string& path);
 // What score.frames or score.frame asks for.
 std::vector<std::int64_t> frames_of(const ScoreDeck& deck);
 

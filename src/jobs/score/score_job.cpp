@@ -15,6 +15,7 @@
 #include "core/log.h"
 #include "data/lists/folders.h"
 #include "data/text_images/polygon.h"
+#include "jobs/engine/file_table.h"
 #include "jobs/score/score.h"
 #include "media/image_file.h"
 #include "media/video_reader.h"
@@ -28,7 +29,7 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-constexpr std::size_t longest_path = 4096, longest_reason = 400;
+constexpr std::size_t longest_reason = 400;
 
 // By its name (data/lists/folders.h). Anything else is taken for a picture.
 bool is_video(const std::string& path) { return kind_of_name(path) == MediumKind::video; }
@@ -87,11 +88,6 @@ struct ScoreJob::Unit : PrefetchUnit {
 };
 
 }  // namespace
-
-std::string item_name(const std::string& path) {
-  const std::string name = path.empty() ? "(no path)" : printable(path, longest_path);
-  return name == path ? name : name + " #" + to_hex(hash128(path));
-}
 
 std::vector<std::int64_t> frames_of(const ScoreDeck& deck) {
   return deck.frames.empty() ? std::vector{deck.frame} : deck.frames;

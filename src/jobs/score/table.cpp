@@ -4,11 +4,11 @@
 #include <unordered_set>
 
 #include "core/error.h"
-#include "core/file.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "data/lists/lists.h"
 #include "data/lists/table.h"
+#include "jobs/engine/file_table.h"
 #include "jobs/score/score.h"
 
 namespace weft {
@@ -19,22 +19,7 @@ using Json = nlohmann::ordered_json;
 
 // ---- What is read ----
 
-bool is_table(const ScoreDeck& deck) {
-  return form_of_name(deck.input) != TableForm::none && !is_glob(deck.input);
-}
-
-// A table of what score.input names, which is none, in the form of the output.
-std::string table_of(const std::vector<MediaItem>& items, TableForm form) {
-  std::string text = form == TableForm::csv ? "path\n" : "";
-  for (const MediaItem& item : items) {
-    const std::string path = item.media.name();
-    WEFT_CHECK(find_non_utf8(path) == path.npos, Exit::data, "rename it",
-               "the name of {} is not UTF-8, as tables are", path);
-    text += form == TableForm::csv ? csv_cell(path) : Json{{"path", path}}.dump();
-    text += '\n';
-  }
-  return text;
-}
+bool is_table(const ScoreDeck& deck) { return names_a_table(deck.input); }
 
 void check_files(const ScoreDeck& deck, const ScoreRows& rows) {
   std::vector<std::string> missing;
@@ -63,9 +48,9 @@ ScoreRows read(const Deck& all) {
                "score.input = {} names no video and no picture", deck.input);
     for (const MediaItem& item : items)
       if (!item.media.member.empty()) members.emplace(item.media.name(), item.media);
-    rows.made =
-        table_of(items, form_of_name(deck.output) == TableForm::json_lines ? TableForm::json_lines
-                                                                           : TableForm::csv);
+    rows.made = table_of_files(items, form_of_name(deck.output) == TableForm::json_lines
+                                          ? TableForm::json_lines
+                                          : TableForm::csv);
   }
   TableReader table = open_table(deck, rows);
   std::vector<std::string> paths;
@@ -136,58 +121,6 @@ ScoreRows read_rows(const Deck& deck, MPI_Comm world) {
 
 // ---- What is written ----
 
-namespace {
-
-// A file that takes its name once it is whole, and then survives a power cut.
-class WholeFile {
- public:
-  WholeFile(const fs::path& folder, fs::path path)
-      : partial_(folder / ("." + path.filename().string() + ".partial")),
-        path_(std::move(path)),
-        file_(make(partial_)) {}
-  void add(std::string_view text) {
-    buffer_ += text;
-    if (buffer_.size() >= (std::size_t{1} << 20)) write();
-  }
-  void finish() {
-    write();
-    file_.sync();
-    file_.close();
-    rename_file(partial_, path_, Exit::data);
-    sync_directory(path_.has_parent_path() ? path_.parent_path() : ".", Exit::data);
-  }
-
- private:
-  static File make(const fs::path& path) {
-    std::error_code none;
-    fs::remove(path, none);  // what a killed job has left
-    return File::create(path, Exit::data);
-  }
-  void write() {
-    file_.write(std::as_bytes(std::span(buffer_)), written_);
-    written_ += buffer_.size();
-    buffer_.clear();
-  }
-
-  fs::path partial_, path_;
-  File file_;
-  std::string buffer_;
-  std::uint64_t written_ = 0;
-};
-
-// Whether the output lies in another folder than that in which the rows' paths begin: then they are
-// written as absolute ones, which lead to the same files.
-bool is_elsewhere(const ScoreDeck& deck) {
-  const bool table = form_of_name(deck.input) != TableForm::none;
-  const auto folder = [](const fs::path& path) {
-    return path.has_parent_path() ? path.parent_path() : fs::path(".");
-  };
-  std::error_code none;
-  return !fs::equivalent(table ? folder(deck.input) : ".", folder(deck.output), none);
-}
-
-}  // namespace
-
 fs::path parts_folder(const ScoreDeck& deck) { return deck.output + ".parts"; }
 
 fs::path page_file(const ScoreDeck& deck) { return deck.output + ".html"; }
@@ -222,16 +155,13 @@ void write_output(const Deck& deck, const ScoreRows& rows, const ListEngine& eng
 
   std::vector<std::string> columns = {"ocr"};
   for (const std::string& c : s.columns) columns.push_back("ocr_" + c);
-  const bool moved = is_elsewhere(s);
+  const bool moved = paths_have_moved(s.input, s.output);
   if (moved) columns.push_back("path");
   // All null for a file that has no result: it was given up, or failed without a line.
   const auto values_of = [&](const std::string& row_path) {
     std::vector<Json> values(columns.size());
     const std::string path = path_of_row(s, row_path);
-    if (moved)
-      values.back() = path.empty() || is_source_graph(path)
-                          ? path
-                          : fs::absolute(path).lexically_normal().string();
+    if (moved) values.back() = moved_path(path);
     const ListItem& item = engine.items()[places.at(path)];
     const auto found = lines.find(item.name);
     if (found == lines.end() || found->second.key != item.key) return values;

@@ -136,7 +136,7 @@ std::vector<ListItem> segment_items(const std::vector<SegmentInput>& inputs,
 // No result may replace an input.
 void check_results(const Deck& deck, const std::vector<SegmentInput>& inputs) {
   const fs::path output = deck.get<SegmentDeck>().output;
-  std::set<fs::path> results;
+  std::set<fs::path> results = {absolute_path(output / legend_file)};
   std::vector<std::string> paths;
   for (const SegmentInput& i : inputs) {
     results.insert(absolute_path(output / result_file(i)));
@@ -515,7 +515,7 @@ int segment(const Deck& deck, MPI_Comm world) {
   const std::vector<std::string> names = class_names(deck, of_data.names);
   const std::span bytes(reinterpret_cast<const std::uint8_t*>(of_data.palette.data()),
                         of_data.palette.size());
-  const std::vector<Rgb> palette = label_palette(predictor.num_classes(), bytes);
+  const std::vector<Rgb> palette = label_palette(deck, bytes);
   std::string job = fmt::format("weights {}\n{}overlay {}\norientation {}\nclasses {}\n",
                                 weights.identity(), describe_prediction(deck), s.overlay,
                                 deck.media.orientation, fmt::join(names, "\n"));
@@ -546,6 +546,8 @@ int segment(const Deck& deck, MPI_Comm world) {
 
   // 3. The report.
   last.print = [&](const ListReport& report) {
+    replace_file(engine.settings().directory / legend_file, legend_svg(names, palette), Exit::data,
+                 Durable::no);
     print_shares(engine);
     report_prefetch(report, last.header);
   };

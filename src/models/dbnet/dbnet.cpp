@@ -169,8 +169,8 @@ constexpr std::array backbone_heads = {"fc.", "attnpool."};
 
 bool is_offset(const std::string& name) { return name.find(".conv_offset.") != std::string::npos; }
 
-std::string load_backbone(const std::string& path, ParameterTable& table) {
-  WeightNames names = dbnet_weight_names();
+std::string load_backbone(const ModelDeck& model, const std::string& path, ParameterTable& table) {
+  WeightNames names = to_start_from(model, dbnet_weight_names());
   names.prefix = "backbone.";
   names.spare = [usual = names.spare](const std::string& name) {
     return usual(name) || std::ranges::any_of(backbone_heads, [&](const char* head) {
@@ -183,12 +183,13 @@ std::string load_backbone(const std::string& path, ParameterTable& table) {
 
 }  // namespace
 
-std::string load_dbnet(const std::string& whole, const DbnetDeck& deck, ParameterTable& table) {
+std::string load_dbnet(const ModelDeck& model, const DbnetDeck& deck, ParameterTable& table) {
+  const std::string& whole = model.weights;
   WEFT_CHECK(whole.empty() || deck.weights_backbone.empty(), Exit::usage,
              "leave one of them empty: model.weights holds a backbone too",
              "model.weights = \"{}\" is given together with model.weights_backbone = \"{}\"", whole,
              deck.weights_backbone);
-  if (!deck.weights_backbone.empty()) return load_backbone(deck.weights_backbone, table);
+  if (!deck.weights_backbone.empty()) return load_backbone(model, deck.weights_backbone, table);
   if (whole.empty()) return "";
   const bool deformable =
       std::ranges::any_of(table.all(), [](const auto& p) { return is_offset(p->name); });
@@ -197,7 +198,7 @@ std::string load_dbnet(const std::string& whole, const DbnetDeck& deck, Paramete
              "{} has deformable convolutions (conv_offset), and model.deformable = \"{}\" trains "
              "without them",
              whole, deck.deformable);
-  return load_weights(whole, table, dbnet_weight_names());
+  return load_weights(whole, table, to_start_from(model, dbnet_weight_names()));
 }
 
 }  // namespace weft

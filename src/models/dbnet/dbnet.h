@@ -85,7 +85,7 @@ ops::PixelScale dbnet_pixel_scale();
 // values. A file of the backbone has its names without "backbone." and may hold a classifier; it
 // may lack the offsets of deformable convolutions, which then start at 0. Exit::usage if both are
 // given, or if `whole` has deformable convolutions and the table none; Exit::data names what is
-// missing, left over or of another shape.
-std::string load_dbnet(const std::string& whole, const DbnetDeck& deck, ParameterTable& table);
+// missing, left over or of another shape (as model.weights_partial allows).
+std::string load_dbnet(const ModelDeck& model, const DbnetDeck& deck, ParameterTable& table);
 
 }  // namespace weft

@@ -56,6 +56,8 @@ class Detector {
  public:
   // Collective: allocates and reads the weights. Exit::data if they are of another network.
   Detector(const Deck& deck, const DetectorSource& source);
+  // The same by a model that is elsewhere, and outlives it.
+  Detector(const Deck& deck, Dbnet& model) : deck_(deck), model_(model) {}
 
   // Probability of text in each pixel of pictures u8 [count, height, width, 3], RGB, one after the
   // other; sides are multiples of 32. maps[i] is f32 [height, width], or empty where no pixel is
@@ -78,7 +80,8 @@ class Detector {
   std::vector<std::vector<float>> maps_of(const Tensor& probability) const;
 
   const Deck& deck_;
-  Dbnet model_;
+  std::unique_ptr<Dbnet> own_;
+  Dbnet& model_;
 };
 
 }  // namespace weft

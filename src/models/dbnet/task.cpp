@@ -58,7 +58,7 @@ void DbnetTask::check(std::span<const Bucket> buckets) {
 }
 
 std::string DbnetTask::load_start() {
-  return load_dbnet(deck_.model.weights, deck_.get<DbnetDeck>(), params());
+  return load_dbnet(deck_.model, deck_.get<DbnetDeck>(), params());
 }
 
 TrainingWork DbnetTask::prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,

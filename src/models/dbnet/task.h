@@ -25,6 +25,10 @@ class DbnetTask : public ImageTask {
   TrainingLoss loss(Tape& tape, const Tensor& images, const Tensor& flags, const Tensor& thresholds,
                     double recompute, float weight);
 
+  // Hmean, precision and recall of pictures as `weft evaluate` has them at
+  // postprocess.min_text_score; the loss is 1 - Hmean.
+  std::unique_ptr<ValidationSet> validation_set(const HeldOut& data) override;
+
  private:
   void check(std::span<const Bucket> buckets) override;
   // A backbone alone, or all of it; the rest is drawn.

@@ -1,11 +1,17 @@
 #include "models/segmentation/classes.h"
 
 #include <fmt/format.h>
+#include <algorithm>
 #include <array>
+#include <charconv>
+#include <optional>
 #include <set>
+#include <sstream>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "data/ingest/ingest_images.h"
+#include "data/lists/table.h"
 #include "models/segmentation/options.h"
 #include "text/utf8.h"
 
@@ -84,8 +90,129 @@ std::vector<Rgb> label_palette(std::int64_t classes, std::span<const std::uint8_
   return palette;
 }
 
+namespace {
+
+constexpr const char* colours_hint =
+    "give a colour for each class, as [\"#804080\", \"#f423e8\"], or a file with one a line";
+
+// "#rrggbb", or "R G B" of a file.
+std::optional<Rgb> read_colour(const std::string& text) {
+  if (text.starts_with('#')) {
+    std::uint32_t hex = 0;
+    const auto [end, error] = std::from_chars(text.data() + 1, text.data() + text.size(), hex, 16);
+    if (text.size() != 7 || error != std::errc() || end != text.data() + 7) return std::nullopt;
+    return split(hex);
+  }
+  std::istringstream values(text);
+  int r = -1, g = -1, b = -1;
+  values >> r >> g >> b;
+  if (values.fail() || !(values >> std::ws).eof()) return std::nullopt;
+  for (const int v : {r, g, b})
+    if (v < 0 || v > 255) return std::nullopt;
+  return Rgb{static_cast<std::uint8_t>(r), static_cast<std::uint8_t>(g),
+             static_cast<std::uint8_t>(b)};
+}
+
+// model.palette, with the texts of a file it names.
+std::vector<std::string> colour_texts(const std::vector<std::string>& key) {
+  if (key.size() != 1 || key[0].starts_with('#')) return key;
+  std::vector<std::string> texts;
+  std::istringstream lines(read_text_file(key[0], longest_text, ""));
+  for (std::string line; std::getline(lines, line);)
+    if (const std::string_view text = trimmed(line); !text.empty()) texts.emplace_back(text);
+  return texts;
+}
+
+}  // namespace
+
+std::vector<Rgb> label_palette(const Deck& deck, std::span<const std::uint8_t> of_data) {
+  const SegmentationDeck& model = deck.get<SegmentationDeck>();
+  if (model.palette.empty()) return label_palette(model.num_classes, of_data);
+  std::vector<Rgb> palette(1);
+  for (const std::string& text : colour_texts(model.palette)) {
+    const std::optional<Rgb> colour = read_colour(text);
+    WEFT_CHECK(colour.has_value(), Exit::usage, colours_hint,
+               "model.palette: \"{}\" is no colour \"#rrggbb\"", printable(text));
+    palette.push_back(*colour);
+  }
+  WEFT_CHECK(std::ssize(palette) == model.num_classes + 1, Exit::usage, colours_hint,
+             "model.palette has {} colours, and model.num_classes = {}", palette.size() - 1,
+             model.num_classes);
+  return palette;
+}
+
+std::string describe_palette(const Deck& deck) {
+  if (deck.get<SegmentationDeck>().palette.empty()) return "";
+  std::string text = "palette";
+  for (const Rgb colour : label_palette(deck)) text += " " + css_colour(colour);
+  return text + "\n";
+}
+
 std::string css_colour(Rgb colour) {
   return fmt::format("#{:02x}{:02x}{:02x}", colour.r, colour.g, colour.b);
+}
+
+std::string legend_svg(std::span<const std::string> names, std::span<const Rgb> palette) {
+  constexpr std::size_t row = 20, column = 240, most_rows = 30;
+  const std::size_t rows = std::min(names.size(), most_rows),
+                    columns = (names.size() + most_rows - 1) / most_rows;
+  std::string svg = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" "
+      "font-family=\"sans-serif\" font-size=\"13\">\n"
+      "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
+      columns * column + 10, rows * row + 10);
+  for (std::size_t c = 0; c < names.size(); ++c) {
+    std::string name;
+    for (const char letter : names[c]) switch (letter) {
+        case '<':
+          name += "&lt;";
+          break;
+        case '&':
+          name += "&amp;";
+          break;
+        default:
+          name += letter;
+      }
+    const std::size_t x = c / most_rows * column + 5, y = c % most_rows * row + 5;
+    svg += fmt::format(
+        "<rect x=\"{}\" y=\"{}\" width=\"28\" height=\"16\" fill=\"{}\" stroke=\"#888\"/>"
+        "<text x=\"{}\" y=\"{}\">{} {}</text>\n",
+        x, y, css_colour(palette[c + 1]), x + 36, y + 13, c, name);
+  }
+  return svg + "</svg>\n";
+}
+
+std::vector<float> frequency_weights(const LabelledImages& images, std::int64_t classes,
+                                     const std::string& by) {
+  const LabelCounts counts = images.label_counts();
+  WEFT_CHECK(!counts.pixels.empty(), Exit::usage,
+             "ingest the images again, which counts them; or give train.class_weight",
+             "train.class_weight_by = \"{}\", and the data has no counts of pixels", by);
+  // Of each class that occurs its share: of the labelled pixels of the images that have it, or of
+  // all.
+  double labelled = 0, occurring = 0;
+  for (std::int64_t c = 0; c < classes; ++c) {
+    labelled += static_cast<double>(counts.pixels[c + 1]);
+    occurring += counts.pixels[c + 1] > 0 ? 1 : 0;
+  }
+  const bool median = by == "median_frequency";
+  std::vector<double> shares(classes), sorted;
+  for (std::int64_t c = 0; c < classes; ++c) {
+    if (counts.pixels[c + 1] == 0) continue;
+    shares[c] = static_cast<double>(counts.pixels[c + 1]) /
+                (median ? static_cast<double>(counts.pixels_of_images[c + 1]) : labelled);
+    sorted.push_back(shares[c]);
+  }
+  double middle = occurring > 0 ? 1 / occurring : 1;  // of the inverse frequency: the mean share
+  if (median && !sorted.empty()) {
+    std::ranges::sort(sorted);
+    const std::size_t half = sorted.size() / 2;
+    middle = sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+  }
+  std::vector<float> weights(classes, 1.0f);
+  for (std::int64_t c = 0; c < classes; ++c)
+    if (shares[c] > 0) weights[c] = static_cast<float>(middle / shares[c]);
+  return weights;
 }
 
 }  // namespace weft

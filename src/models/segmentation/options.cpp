@@ -1,5 +1,7 @@
 #include "models/segmentation/options.h"
 
+#include <algorithm>
+
 #include "config/deck_table.h"
 
 namespace weft {
@@ -27,6 +29,10 @@ void model_rows(Rows& r, SegmentationDeck& d) {
   r.text("class_names", d.class_names,
          "Names of the classes for results: a file with one a line, or object150_info.csv; empty "
          "takes those of the data.")
+      .fixed = false;
+  r.text("palette", d.palette,
+         "Colours of the classes in pictures: a list of \"#rrggbb\", or a file with one a line; "
+         "empty takes those of the data, or ADE20K's.")
       .fixed = false;
 }
 
@@ -89,12 +95,36 @@ void rows(Rows& r, SegmentationTrainDeck& d) {
            "Segmentation: momentum of the running statistics. -1 is the original's: 0.001, so that "
            "they are means over the last 1,000 steps, and 0.1 in HRNet's encoder. Short runs want "
            "more.");
+  r.number("class_weight", d.class_weight, 0, 1e6,
+           "Segmentation: weight of each class in the cross entropy; empty: all alike.");
+  r.text("class_weight_by", d.class_weight_by,
+         "Segmentation: these weights from how many pixels each class has in data.path, as ingest "
+         "counted them.",
+         {"none", "median_frequency", "inverse_frequency"});
+  r.number("dice_weight", d.dice_weight, 0, 1e3,
+           "Segmentation: weight of the Dice loss, which is added to the cross entropy; 0: none.");
+  r.number("ohem_thresh", d.ohem_thresh, 0, 1,
+           "Segmentation: OHEM: the cross entropy counts the pixels whose class has a probability "
+           "below this, often 0.7; 0: all.");
+  r.number("ohem_min_kept", d.ohem_min_kept, 0, many,
+           "Segmentation: OHEM counts at least so many pixels an image, the hardest, at "
+           "data.label_rate.");
+}
+
+void check_loss(const SegmentationTrainDeck& d, const DeckDemand& demand) {
+  demand(d.class_weight.empty() || d.class_weight_by == "none",
+         fmt::format("train.class_weight and train.class_weight_by = \"{}\" both weigh the classes",
+                     d.class_weight_by),
+         "leave one of them out");
+  demand(
+      d.class_weight.empty() || std::ranges::any_of(d.class_weight, [](double w) { return w > 0; }),
+      "train.class_weight is 0 for every class", "give a class a weight above 0");
 }
 
 }  // namespace
 
 DeckTable segmentation_train_table() {
-  DeckTable t = deck_table("train", rows);
+  DeckTable t = deck_table("train", rows, check_loss);
   t.next = "parallel";
   t.fixed = true;
   return t;

@@ -15,6 +15,7 @@ struct SegmentationDeck {
   std::string weights_encoder, weights_decoder;
   std::string preprocessing = "imagenet";
   std::string class_names;
+  std::vector<std::string> palette;
 };
 
 // Encoders and decoders by their names in the original.
@@ -37,6 +38,12 @@ struct SegmentationTrainDeck {
   bool sync_bn = true;
   std::int64_t bn_ranks = 0;
   double bn_momentum = -1;
+  // The loss (docs/models/segmentation.md, Training).
+  std::vector<double> class_weight;
+  std::string class_weight_by = "none";
+  double dice_weight = 0;
+  double ohem_thresh = 0;
+  std::int64_t ohem_min_kept = 1000;
 };
 DeckTable segmentation_train_table();
 

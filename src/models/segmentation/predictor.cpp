@@ -55,8 +55,12 @@ std::string describe_prediction(const Deck& deck) {
 }
 
 Predictor::Predictor(const Deck& deck)
+    : Predictor(deck, nullptr, std::make_unique<Segmentation>(deck.get<SegmentationDeck>())) {}
+
+Predictor::Predictor(const Deck& deck, Segmentation* model, std::unique_ptr<Segmentation> own)
     : deck_(deck),
-      model_(deck.get<SegmentationDeck>()),
+      own_(std::move(own)),
+      model_(model != nullptr ? *model : *own_),
       classes_(deck.get<SegmentationDeck>().num_classes) {
   norm_.use_running = true;
   WEFT_CHECK(deck.data.padding % model_.stride() == 0, Exit::usage,

@@ -4,6 +4,7 @@
 
 #include <mpi.h>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -58,6 +59,8 @@ class Predictor {
   // Takes pictures at the scales of data.short_sides, data.max_side, data.padding. Exit::usage for
   // a padding that is no multiple of the model's stride.
   explicit Predictor(const Deck& deck);
+  // The same by a model that is elsewhere, and outlives it.
+  Predictor(const Deck& deck, Segmentation& model) : Predictor(deck, &model, nullptr) {}
 
   ParameterTable& params() { return model_.params(); }
   std::int64_t num_classes() const { return classes_; }
@@ -77,6 +80,7 @@ class Predictor {
   void check_memory(ImageSize size, bool labelled, std::size_t capacity);
 
  private:
+  Predictor(const Deck& deck, Segmentation* model, std::unique_ptr<Segmentation> own);
   std::vector<ImageSize> sizes(ImageSize size) const;
   struct Tensors {
     Tensor classes, counts;
@@ -85,7 +89,8 @@ class Predictor {
               std::span<const std::uint8_t> labels, bool labelled);
 
   const Deck& deck_;
-  Segmentation model_;
+  std::unique_ptr<Segmentation> own_;
+  Segmentation& model_;
   nn::BatchNormGroup norm_;
   std::int64_t classes_;
   std::vector<ImageSize> known_;  // sizes that fit

@@ -71,19 +71,22 @@ WeightNames segmentation_weight_names(const std::string& prefix) {
 }
 
 std::string load_segmentation(const std::string& whole, const SegmentationDeck& deck,
-                              ParameterTable& table) {
+                              ParameterTable& table, const ModelDeck* start) {
+  const auto names_of = [start](const std::string& prefix) {
+    const WeightNames names = segmentation_weight_names(prefix);
+    return start != nullptr ? to_start_from(*start, names) : names;
+  };
   WEFT_CHECK(whole.empty() || (deck.weights_encoder.empty() && deck.weights_decoder.empty()),
              Exit::usage, "take model.weights, or the other two",
              "model.weights = \"{}\" is given together with model.weights_encoder or "
              "model.weights_decoder",
              whole);
-  if (!whole.empty()) return load_weights(whole, table, segmentation_weight_names());
+  if (!whole.empty()) return load_weights(whole, table, names_of(""));
   std::string read;
   for (const auto& [path, prefix] :
        {std::pair(deck.weights_encoder, "encoder."), std::pair(deck.weights_decoder, "decoder.")})
     if (!path.empty())
-      read +=
-          (read.empty() ? "" : "; ") + load_weights(path, table, segmentation_weight_names(prefix));
+      read += (read.empty() ? "" : "; ") + load_weights(path, table, names_of(prefix));
   return read;
 }
 

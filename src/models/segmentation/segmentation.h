@@ -75,8 +75,9 @@ WeightNames segmentation_weight_names(const std::string& prefix = "");
 // from files of their own, whichever are given (model.weights, model.weights_encoder,
 // model.weights_decoder). What no file is given for keeps its values. Exit::usage if both are
 // given; Exit::data names what is missing, left over or of another shape. Returns what was read,
-// for the log; "" for nothing.
+// for the log; "" for nothing. `start`: of the training that starts from them, with its
+// weights_partial.
 std::string load_segmentation(const std::string& whole, const SegmentationDeck& deck,
-                              ParameterTable& table);
+                              ParameterTable& table, const ModelDeck* start = nullptr);
 
 }  // namespace weft

@@ -4,7 +4,10 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/philox.h"
+#include "data/images/labelled_images.h"
+#include "models/segmentation/classes.h"
 #include "nn/exchange.h"
 #include "nn/image_ops.h"
 #include "ops/loss.h"
@@ -19,20 +22,34 @@ SegmentationTask::SegmentationTask(const Deck& deck)
       model_(deck.get<SegmentationDeck>()) {
   norm_.use_running = train_.fix_bn;
   norm_.momentum = static_cast<float>(train_.bn_momentum);
+  class_weights_.assign(train_.class_weight.begin(), train_.class_weight.end());
+  if (class_weights_.empty()) class_weights_.assign(deck.get<SegmentationDeck>().num_classes, 1.0f);
+}
+
+bool SegmentationTask::own_loss() const {
+  return !train_.class_weight.empty() || train_.class_weight_by != "none" ||
+         train_.dice_weight > 0 || train_.ohem_thresh > 0;
 }
 
 std::string SegmentationTask::describe() const {
   const SegmentationDeck& m = deck_.get<SegmentationDeck>();
-  return fmt::format("segmentation: {} + {}, {} classes, {}, batch norm {}", m.encoder, m.decoder,
+  std::string loss;
+  if (!train_.class_weight.empty()) loss += ", weighted classes";
+  if (train_.class_weight_by != "none") loss += ", classes weighted by " + train_.class_weight_by;
+  if (train_.dice_weight > 0) loss += fmt::format(", Dice {}", train_.dice_weight);
+  if (train_.ohem_thresh > 0) loss += fmt::format(", OHEM {}", train_.ohem_thresh);
+  return fmt::format("segmentation: {} + {}, {} classes, {}, batch norm {}{}", m.encoder, m.decoder,
                      m.num_classes, deck_.model.dtype,
                      train_.fix_bn    ? "fixed"
                      : norm_.size > 1 ? fmt::format("over {} ranks", norm_.size)
-                                      : "by rank");
+                                      : "by rank",
+                     loss);
 }
 
 std::vector<std::string> SegmentationTask::terms() const {
   std::vector<std::string> names = {"accuracy", "main_loss"};
   if (model_.has_aux()) names.push_back("aux_loss");
+  if (train_.dice_weight > 0) names.push_back("dice_loss");
   return names;
 }
 
@@ -49,6 +66,11 @@ std::vector<TrainDeck> SegmentationTask::optimizers() const {
 
 void SegmentationTask::check(std::span<const Bucket> buckets) {
   const std::int64_t rate = model_.label_rate(), stride = model_.stride();
+  const std::int64_t classes = deck_.get<SegmentationDeck>().num_classes;
+  WEFT_CHECK(train_.class_weight.empty() || std::ssize(train_.class_weight) == classes, Exit::usage,
+             "give a weight for each class, in the order of the classes",
+             "train.class_weight has {} weights, and model.num_classes = {}",
+             train_.class_weight.size(), classes);
   for (const Bucket& b : buckets) {
     WEFT_CHECK(b.label_rate > 0 && !b.holds_text(), Exit::usage,
                "name a store of labelled images in data.path (weft ingest with ingest.images), or "
@@ -74,8 +96,30 @@ void SegmentationTask::check(std::span<const Bucket> buckets) {
   }
 }
 
+void SegmentationTask::open(std::span<const Bucket> buckets) {
+  ImageTask::open(buckets);
+  if (train_.class_weight_by == "none") return;
+  const std::int64_t classes = deck_.get<SegmentationDeck>().num_classes;
+  const auto images = open_labelled_images(deck_.data.path, false);
+  class_weights_ = frequency_weights(*images, classes, train_.class_weight_by);
+  if (log::rank() != 0) return;
+  const std::vector<std::string> names = class_names(deck_, images->class_names());
+  constexpr std::int64_t most = 20;
+  std::string list;
+  for (std::int64_t c = 0; c < std::min(classes, most); ++c)
+    list += fmt::format("{}{} {:.3g}", c > 0 ? ", " : "", names[c], class_weights_[c]);
+  log::info("class weights by {}: {}{}", train_.class_weight_by, printable(list, 2000),
+            classes > most ? ", ..." : "");
+}
+
+Tensor SegmentationTask::class_weights() const {
+  if (!own_loss()) return {};
+  return Tensor::from_host(std::span<const float>(class_weights_), {std::ssize(class_weights_)});
+}
+
 std::string SegmentationTask::load_start() {
-  return load_segmentation(deck_.model.weights, deck_.get<SegmentationDeck>(), params());
+  return load_segmentation(deck_.model.weights, deck_.get<SegmentationDeck>(), params(),
+                           &deck_.model);
 }
 
 std::int64_t SegmentationTask::together(int ranks) const {
@@ -150,15 +194,16 @@ TrainingWork SegmentationTask::prepare(const Bucket& bucket, const LoadedBatch& 
   const Segmentation::Dropout drop{dropout(clips, model_.dropout_channels(), 0),
                                    dropout(clips, model_.aux_dropout_channels(), 1)};
   TrainingWork work;
-  work.parts.push_back([this, batch, drop, recompute, weight](Tape& tape) {
-    return loss(tape, batch.images, batch.maps[0], drop, recompute, weight);
-  });
+  work.parts.push_back(
+      [this, batch, drop, recompute, weight, of_class = class_weights()](Tape& tape) {
+        return loss(tape, batch.images, batch.maps[0], drop, recompute, weight, of_class);
+      });
   return work;
 }
 
 TrainingLoss SegmentationTask::loss(Tape& tape, const Tensor& images, const Tensor& labels,
                                     const Segmentation::Dropout& drop, double recompute,
-                                    float weight) {
+                                    float weight, const Tensor& class_weights) {
   const nn::Context c{tape, params()};
   const std::int64_t N = labels.dim(0);
   const auto logits = model_.forward(c, make_var(images, false), norm_, drop, true,
@@ -166,11 +211,20 @@ TrainingLoss SegmentationTask::loss(Tape& tape, const Tensor& images, const Tens
   // The loss is a mean over the micro-batch; each image counts it as its own.
   const float each = weight * static_cast<float>(N);
   const auto scale = static_cast<float>(train_.deep_sup_scale);
-  const Tensor main = nn::nll(c, logits.main, labels, each);
-  const Tensor aux = logits.aux ? nn::nll(c, logits.aux, labels, each * scale) : Tensor();
+  const ops::ClassLoss own{static_cast<float>(train_.dice_weight),
+                           static_cast<float>(train_.ohem_thresh), train_.ohem_min_kept * N};
+  const auto loss_of = [&](const Var& x, float factor) {
+    return class_weights.defined() ? nn::class_loss(c, x, labels, class_weights, own, factor)
+                                   : nn::nll(c, x, labels, factor);
+  };
+  const Tensor main = loss_of(logits.main, each);
+  const Tensor aux = logits.aux ? loss_of(logits.aux, each * scale) : Tensor();
   TrainingLoss loss{Tensor::empty({N}, DType::f32),
                     Tensor::empty({std::ssize(terms())}, DType::f32)};
-  ops::nll_summary(main, aux, scale, loss.clips, loss.terms);
+  if (class_weights.defined())
+    ops::class_loss_summary(main, aux, own.dice, scale, loss.clips, loss.terms);
+  else
+    ops::nll_summary(main, aux, scale, loss.clips, loss.terms);
   return loss;
 }
 

@@ -1,5 +1,6 @@
 // Training of segmentation models: batches of labelled images of any size, batch norm over the
-// ranks, deep supervision, SGD with a rate each for encoder and decoder
+// ranks, deep supervision, weights of classes, Dice and OHEM, SGD with a rate each for encoder and
+// decoder
 // (docs/models/segmentation.md, Training).
 #pragma once
 
@@ -19,6 +20,7 @@ class SegmentationTask : public ImageTask {
   int model_groups() const override { return 4; }
 
   int lockstep_ranks(int ranks) const override { return static_cast<int>(together(ranks)); }
+  void open(std::span<const Bucket> buckets) override;
   void join_ranks(MPI_Comm world) override;
   Communicator* inner_ranks() override { return ranks_.get(); }
   double blocked_seconds() const override { return norm_.blocked_seconds; }
@@ -28,14 +30,22 @@ class SegmentationTask : public ImageTask {
   TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
                        double recompute, float weight) override;
   // Of normalised images [N,1,H,W,3] and labels u8 [N,h,w] (0 is ignored, v is class v - 1); the
-  // terms are sums over the images. `weight` as in TrainingWork::Part.
+  // terms are sums over the images. `weight` as in TrainingWork::Part. `class_weights` f32
+  // [classes]: undefined for the plain cross entropy.
   TrainingLoss loss(Tape& tape, const Tensor& images, const Tensor& labels,
-                    const Segmentation::Dropout& drop, double recompute, float weight);
+                    const Segmentation::Dropout& drop, double recompute, float weight,
+                    const Tensor& class_weights = {});
+  // The weights of the classes, as a tensor of the current arena; undefined where the deck's loss
+  // is the plain cross entropy.
+  Tensor class_weights() const;
 
   // Whose statistics the running ones are. Where a run goes on with ranks that share them, their
   // accumulators begin with what a rank alone had.
   std::string state() const override;
   void set_state(const std::string& text) override;
+
+  // Mean IoU and accuracy of images as `weft evaluate` has them; the loss is 1 - mean IoU.
+  std::unique_ptr<ValidationSet> validation_set(const HeldOut& data) override;
 
  private:
   void check(std::span<const Bucket> buckets) override;
@@ -50,8 +60,12 @@ class SegmentationTask : public ImageTask {
   // f32 [images, channels]: 0, or 1 / (1 - p).
   Tensor dropout(const LoadedBatch& clips, std::int64_t channels, std::uint32_t stream) const;
 
+  // Whether the loss is more than the mean cross entropy.
+  bool own_loss() const;
+
   const SegmentationTrainDeck& train_;
   Segmentation model_;
+  std::vector<float> class_weights_;     // of a loss of its own
   std::unique_ptr<Communicator> ranks_;  // that share the statistics of batch norm; null: none
 };
 

@@ -2,6 +2,7 @@
 
 #include "config/deck_table.h"
 #include "models/flow_sampler.h"
+#include "models/lora.h"
 
 namespace weft {
 namespace {
@@ -84,7 +85,7 @@ Stdit3Config stdit3_config(const Deck& deck) {
 
 std::vector<DeckTable> stdit3_tables() {
   std::vector<DeckTable> tables = {deck_table("model", model_rows, check_model), diffusion_table(),
-                                   deck_table("mask", mask_rows, check_mask)};
+                                   deck_table("mask", mask_rows, check_mask), lora_table()};
   for (DeckTable& t : tables) {
     t.next = t.section == "model" ? "model" : "train";
     t.fixed = true;

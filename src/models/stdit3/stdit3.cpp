@@ -132,7 +132,17 @@ void Stdit3::check_sequence(std::int64_t height, std::int64_t width, std::int64_
 std::vector<Parameter*> Stdit3Block::parameters() const {
   std::vector<Parameter*> all = {scale_shift_table, q_norm, k_norm};
   for (const nn::Linear& l : {qkv, proj, cross.q, cross.kv, cross.proj, fc1, fc2})
-    all.insert(all.end(), {l.weight, l.bias});
+    all.insert(all.end(), {l.weight, l.bias, l.lora_a, l.lora_b});
+  return all;
+}
+
+std::vector<nn::Linear*> Stdit3::linears() {
+  std::vector<nn::Linear*> all = {&t1_, &t2_, &fps1_, &fps2_, &t_block_, &y1_, &y2_};
+  for (std::size_t i = 0; i < spatial_.size(); ++i)
+    for (Stdit3Block* b : {&spatial_[i], &temporal_[i]})
+      all.insert(all.end(),
+                 {&b->qkv, &b->proj, &b->cross.q, &b->cross.kv, &b->cross.proj, &b->fc1, &b->fc2});
+  all.push_back(&final_);
   return all;
 }
 

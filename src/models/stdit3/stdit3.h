@@ -38,6 +38,9 @@ class Stdit3 : public Denoiser {
   ParameterTable& params() override { return params_; }
   const ParameterTable& params() const { return params_; }
   const Stdit3Config& config() const { return config_; }
+  // Its linear layers, for adapters (models/lora.h). The patches' product is none: files have it as
+  // a convolution.
+  std::vector<nn::Linear*> linears();
   std::int64_t out_channels() const {
     return config_.pred_sigma ? 2 * config_.in_channels : config_.in_channels;
   }

@@ -1,13 +1,23 @@
 #include "models/stdit3/task.h"
 
+#include <numeric>
+
 #include "checkpoint/weights.h"
 #include "core/error.h"
+#include "core/log.h"
+#include "core/philox.h"
 #include "models/stdit3/options.h"
+#include "ops/pointwise.h"
+#include "ops/random.h"
+#include "train/validation.h"
 
 namespace weft {
 
 Stdit3Task::Stdit3Task(const Deck& deck)
-    : deck_(deck), model_(stdit3_config(deck)), latents_(deck) {
+    : deck_(deck), held_out_deck_(deck), model_(stdit3_config(deck)), latents_(deck) {
+  held_out_deck_.get<MaskDeck>() = {};
+  held_out_deck_.get<Stdit3Deck>().class_dropout_prob = 0;
+  held_out_deck_.get<Stdit3Deck>().drop_path = 0;
   WEFT_CHECK(deck.model.name == "stdit3", Exit::usage,
              "weft plan predicts the training of a VAE, weft plan --job encode its use",
              "model.name = \"{}\": this job is for stdit3 alone", deck.model.name);
@@ -19,12 +29,20 @@ Stdit3Task::Stdit3Task(const Deck& deck)
              "set model.skip_y_embedder = false",
              "model.skip_y_embedder = true needs captions that are already projected; training has "
              "none (weft_probe takes them)");
+  if (!trains_adapters()) return;
+  WEFT_CHECK(!deck.get<Stdit3Deck>().only_train_temporal, Exit::usage,
+             "leave it out; lora.targets = [\"temporal_blocks.*\"] chooses these layers",
+             "model.only_train_temporal = true with lora.rank = {}", deck.get<LoraDeck>().rank);
+  const std::vector<nn::Linear*> layers = model_.linears();
+  add_adapters(deck.get<LoraDeck>(), model_.params(), layers);
 }
 
 std::string Stdit3Task::describe() const {
   const Stdit3Deck& m = deck_.get<Stdit3Deck>();
-  return fmt::format("{}: {} pairs, C = {}, {} heads, {}", deck_.model.name, m.depth, m.hidden_size,
-                     m.num_heads, deck_.model.dtype);
+  const LoraDeck& lora = deck_.get<LoraDeck>();
+  return fmt::format("{}: {} pairs, C = {}, {} heads, {}{}", deck_.model.name, m.depth,
+                     m.hidden_size, m.num_heads, deck_.model.dtype,
+                     lora.on() ? fmt::format(", LoRA of rank {}", lora.rank) : "");
 }
 
 void Stdit3Task::check(std::span<const Bucket> buckets) {
@@ -38,7 +56,16 @@ void Stdit3Task::check(std::span<const Bucket> buckets) {
 }
 
 void Stdit3Task::open(std::span<const Bucket> buckets) {
+  WEFT_CHECK(deck_.data.text_features.empty() || deck_.get<ValidationDeck>().path.empty(),
+             Exit::usage,
+             "encode the text features into both stores (encode.text), or use validation.share",
+             "data.text_features has captions of data.path alone, and validation.path names {}",
+             deck_.get<ValidationDeck>().path);
   check(buckets);
+  WEFT_CHECK(!trains_adapters() || !deck_.model.weights.empty(), Exit::usage,
+             "name the weights that they adapt as model.weights",
+             "lora.rank = {} trains adapters, and model.weights is empty",
+             deck_.get<LoraDeck>().rank);
   latents_.load(buckets);
   std::int64_t clips = 0;
   for (const Bucket& b : buckets) clips += b.clips;
@@ -68,7 +95,35 @@ void Stdit3Task::check_text(const Bucket& b, const Bucket& first) const {
 
 std::string Stdit3Task::start_weights() {
   params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
-  return deck_.model.weights.empty() ? "" : load_weights(deck_.model.weights, params());
+  if (deck_.model.weights.empty()) return "";
+  return trains_adapters()
+             ? load_base()
+             : load_weights(deck_.model.weights, params(), to_start_from(deck_.model));
+}
+
+// On every rank, which reads these files anyway: all must know that it is the right base.
+std::string Stdit3Task::load_base() {
+  const WeightFiles files = WeightFiles::open(deck_.model.weights);
+  check_weights(files, params(), {});
+  read_weights(files, params(), {});
+  const LoraDeck& lora = deck_.get<LoraDeck>();
+  adapters_ = {lora.rank, lora.alpha, deck_.model.weights, hash_of(files)};
+  return fmt::format("{}, xxh3 {}, {}: the base of the adapters", deck_.model.weights,
+                     adapters_.base_hash, counted(std::ssize(files.tensors()), "tensor"));
+}
+
+std::string Stdit3Task::state() const { return trains_adapters() ? adapters_.to_json() : ""; }
+
+void Stdit3Task::set_state(const std::string& text) {
+  const std::optional<AdapterFacts> saved = AdapterFacts::from_json(text);
+  if (!trains_adapters() || !saved) return;
+  log::info("base      {}", load_base());
+  WEFT_CHECK(saved->base_hash == adapters_.base_hash, Exit::data,
+             fmt::format("name the weights with xxh3 {}, which were {} then; or train adapters of "
+                         "these in another run.dir",
+                         saved->base_hash, saved->base),
+             "model.weights = {} (xxh3 {}) is not the base that the adapters in {} belong to",
+             deck_.model.weights, adapters_.base_hash, deck_.run.dir);
 }
 
 void Stdit3Task::share_clips(Communicator* group) {
@@ -76,10 +131,11 @@ void Stdit3Task::share_clips(Communicator* group) {
   model_.set_sequence_group(group);
 }
 
-// Forward, twice that for the backward, and what is recomputed.
+// Forward, twice that for the backward (once where no weight gets a gradient), and what is
+// recomputed.
 double Stdit3Task::cost(const Bucket& bucket, double recompute) const {
   const Bucket b = latents_.seen(bucket);
-  return model_.flops(b.frames, b.height, b.width) * (3 + recompute);
+  return model_.flops(b.frames, b.height, b.width) * ((trains_adapters() ? 2 : 3) + recompute);
 }
 
 TrainingTask::ClipFacts Stdit3Task::facts(const Bucket& bucket) {
@@ -118,6 +174,44 @@ TrainingWork Stdit3Task::prepare(const Bucket& bucket, const LoadedBatch& clips,
     return TrainingLoss{flow_loss(tape, model_, batch.x0, batch.eps, batch.in, weights), Tensor()};
   });
   return work;
+}
+
+std::unique_ptr<ValidationSet> Stdit3Task::validation_set(const HeldOut& data) {
+  WEFT_CHECK(data.clips != nullptr, Exit::usage, "name a clip store in validation.path",
+             "validation.path = {} holds no clips", deck_.get<ValidationDeck>().path);
+  const std::int64_t timesteps = deck_.get<ValidationDeck>().timesteps;
+  ClipMeasure measure;
+  measure.figures = static_cast<std::size_t>(timesteps);
+  measure.run = [this](const Bucket& bucket, const LoadedBatch& clip, const Tensor& bytes) {
+    return held_out_losses(bucket, clip, bytes);
+  };
+  measure.cost = [this](const Bucket& bucket) { return cost(bucket, 0); };
+  measure.score = [](std::span<const double> sums, std::int64_t clips) {
+    const double all = std::accumulate(sums.begin(), sums.end(), 0.0);
+    return ValidationScore{all / static_cast<double>(clips * std::ssize(sums)), {}};
+  };
+  return make_clip_validation(*data.clips, std::move(measure));
+}
+
+Tensor Stdit3Task::held_out_losses(const Bucket& bucket, const LoadedBatch& clip,
+                                   const Tensor& bytes) {
+  const bool planning = clip.what.samples.empty();
+  TrainingBatch batch = make_batch(held_out_deck_, bucket, clip, bytes, features_.get(), latents_);
+  const std::int64_t timesteps = deck_.get<ValidationDeck>().timesteps;
+  Tensor losses = Tensor::empty({timesteps}, DType::f32);
+  for (std::int64_t k = 0; k < timesteps; ++k) {
+    const auto t = static_cast<float>(1000.0 * static_cast<double>(k + 1) /
+                                      static_cast<double>(timesteps + 1));
+    batch.in.timestep.set(std::span<const float>(&t, 1));
+    ops::fill_normal(static_cast<std::uint64_t>(deck_.run.seed),
+                     static_cast<int>(Purpose::held_out_noise), static_cast<std::uint64_t>(k),
+                     planning ? 0 : static_cast<std::uint64_t>(clip.what.samples.front()),
+                     batch.eps);
+    Tape tape(Tape::Mode::infer);
+    Tensor loss = losses.slice(k, k + 1);
+    ops::convert(flow_loss(tape, model_, batch.x0, batch.eps, batch.in, Tensor()), loss);
+  }
+  return losses;
 }
 
 }  // namespace weft

@@ -14,6 +14,7 @@
 #include "ops/pointwise.h"
 #include "ops/random.h"
 #include "train/metrics/step_report.h"
+#include "train/validation.h"
 
 namespace weft {
 namespace {
@@ -93,7 +94,7 @@ std::string VaeTask::start_weights() {
   params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
   if (deck_.get<VaeDeck>().weights.empty()) return "";
   const WeightFiles files = WeightFiles::open(deck_.get<VaeDeck>().weights);
-  const WeightNames names = vae_weight_names();
+  const WeightNames names = to_start_from(deck_.model, vae_weight_names());
   const bool whole = std::any_of(files.tensors().begin(), files.tensors().end(), [](const auto& t) {
     return t.entry.name.starts_with("temporal_vae.");
   });
@@ -104,7 +105,7 @@ std::string VaeTask::start_weights() {
   check_weights(files, wanted, names);
   read_weights(files, params(), names,
                [&](const Parameter& p) { return wanted.find(p.name) == nullptr; });
-  return weft::describe(files) +
+  return weft::describe(files, true) +
          (whole ? "" : ": the 2D VAE alone; the temporal one starts at random");
 }
 
@@ -154,30 +155,63 @@ VaeSample VaeTask::make_sample(const Bucket& bucket, const LoadedBatch& clips, c
   const bool planning = clips.what.samples.empty();
   const SampleId id = planning ? 0 : clips.what.samples[index];
   const std::int64_t T = planning ? bucket.frames : frames_drawn(bucket.frames, clips.step, id);
-  const std::int64_t H = bucket.height, W = bucket.width, cut = vae_.pixels_a_latent();
   const auto clip_bytes = static_cast<std::int64_t>(bucket.clip_bytes());
+  const auto step = static_cast<std::uint64_t>(clips.step);
+  VaeSample s = sample_of(
+      bucket, planning ? Tensor() : bytes.slice(index * clip_bytes, (index + 1) * clip_bytes), T,
+      {Purpose::spatial_posterior, Purpose::posterior, step, step, id});
+  const std::int64_t start = deck_.get<VaeTrainDeck>().discriminator_start;
+  s.adversarial = gan_ && (planning ? deck_.train.steps > start : clips.step >= start);
+  return s;
+}
+
+VaeSample VaeTask::sample_of(const Bucket& bucket, const Tensor& bytes, std::int64_t T,
+                             const NoiseOf& of) {
+  const std::int64_t H = bucket.height, W = bucket.width, cut = vae_.pixels_a_latent();
   VaeSample s;
-  s.frames =
-      pixel_frames(planning ? Tensor() : bytes.slice(index * clip_bytes, (index + 1) * clip_bytes),
-                   0, T, H, W)
-          .view({1, T, H, W, 3});
+  s.frames = pixel_frames(bytes, 0, T, H, W).view({1, T, H, W, 3});
   if (bf16()) {
     Tensor rounded = Tensor::empty(s.frames.shape(), DType::bf16);
     ops::convert(s.frames, rounded);
     s.frames = rounded;
   }
-  const auto noise = [&](Purpose purpose, std::int64_t frames) {
+  const auto noise = [&](Purpose purpose, std::uint64_t step, std::int64_t frames) {
     Tensor eps =
         Tensor::empty({1, frames, H / cut, W / cut, SpatialVae::latent_channels}, DType::f32);
-    ops::fill_normal(static_cast<std::uint64_t>(deck_.run.seed), static_cast<int>(purpose),
-                     static_cast<std::uint64_t>(clips.step), static_cast<std::uint64_t>(id), eps);
+    ops::fill_normal(static_cast<std::uint64_t>(deck_.run.seed), static_cast<int>(purpose), step,
+                     static_cast<std::uint64_t>(of.sample), eps);
     return eps;
   };
-  s.spatial_noise = noise(Purpose::spatial_posterior, T);
-  s.temporal_noise = noise(Purpose::posterior, vae_.temporal().latent_frames(T));
-  const std::int64_t start = deck_.get<VaeTrainDeck>().discriminator_start;
-  s.adversarial = gan_ && (planning ? deck_.train.steps > start : clips.step >= start);
+  s.spatial_noise = noise(of.spatial, of.spatial_step, T);
+  s.temporal_noise = noise(of.temporal, of.temporal_step, vae_.temporal().latent_frames(T));
   return s;
+}
+
+std::unique_ptr<ValidationSet> VaeTask::validation_set(const HeldOut& data) {
+  WEFT_CHECK(data.clips != nullptr, Exit::usage, "name a clip store in validation.path",
+             "validation.path = {} holds no clips", deck_.get<ValidationDeck>().path);
+  const VaeTrainDeck& v = deck_.get<VaeTrainDeck>();
+  ClipMeasure measure;
+  measure.figures = VaeLoss::terms;
+  measure.run = [this](const Bucket& bucket, const LoadedBatch& clip, const Tensor& bytes) {
+    const SampleId sample = clip.what.samples.empty() ? 0 : clip.what.samples.front();
+    return loss_->measure(
+        sample_of(bucket, bytes, bucket.frames,
+                  {Purpose::held_out_noise, Purpose::held_out_noise, 0, 1, sample}));
+  };
+  measure.cost = [this](const Bucket& bucket) { return cost(bucket, 0); };
+  measure.score = [&v](std::span<const double> sums, std::int64_t clips) {
+    const auto mean = [&](VaeLoss::Term t) { return sums[t] / static_cast<double>(clips); };
+    ValidationScore score;
+    const std::vector<std::string> names = VaeLoss::names();
+    for (const VaeLoss::Term t :
+         {VaeLoss::pixel, VaeLoss::perceptual, VaeLoss::kl, VaeLoss::latent}) {
+      score.terms.emplace_back(names[t], mean(t));
+      if (t == VaeLoss::latent ? v.latent_loss : v.pixel_loss) score.loss += mean(t);
+    }
+    return score;
+  };
+  return make_clip_validation(*data.clips, std::move(measure));
 }
 
 TrainingWork VaeTask::prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
@@ -198,7 +232,7 @@ void VaeTask::end_step(const StepReport& report, std::int64_t step, std::int64_t
     return;
   constexpr int first = StepReport::terms + static_cast<int>(VaeLoss::logit_real);
   static_assert(int{VaeLoss::terms} <= StepReport::host_slots - StepReport::terms);
-  ops::running_average(report.rows(), StepReport::width, first, 1.0f / static_cast<float>(clips),
+  ops::running_average(report.rows(), report.width(), first, 1.0f / static_cast<float>(clips),
                        DiscriminatorLoss::decay, loss_->discriminator_loss()->averages());
 }
 

@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "core/philox.h"
 #include "models/video_vae/options.h"
 #include "models/video_vae/vae_loss.h"
 
@@ -41,6 +42,10 @@ class VaeTask : public TrainingTask {
 
   ClipFacts facts(const Bucket& bucket) override;
 
+  // Reconstruction of whole clips: pixel, perceptual, kl and latent, of which the loss sums up
+  // those that [vae_train] trains for.
+  std::unique_ptr<ValidationSet> validation_set(const HeldOut& data) override;
+
   // LeCam's running averages follow the steps, and are the task's state.
   void end_step(const StepReport& report, std::int64_t step, std::int64_t clips) override;
   std::string state() const override;
@@ -53,6 +58,15 @@ class VaeTask : public TrainingTask {
  private:
   VaeSample make_sample(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
                         std::int64_t index);
+  // Frames `bytes` (undefined while planning) with noise of (seed, step, sample), of the two
+  // posteriors by a purpose each.
+  struct NoiseOf {
+    Purpose spatial, temporal;
+    std::uint64_t spatial_step, temporal_step;
+    SampleId sample;
+  };
+  VaeSample sample_of(const Bucket& bucket, const Tensor& bytes, std::int64_t frames,
+                      const NoiseOf& noise);
 
   const Deck& deck_;
   VideoVae vae_;

@@ -351,11 +351,16 @@ void VaeLoss::add_pixels(const Step& s, const Var& y, std::int64_t first, float 
   const auto [dy, accumulate] = grad_target(y);
   ops::l1_backward(y->value, x, weight * a_frame, dy, accumulate);
   if (lpips_ == nullptr) return;
-  // The loss adds a frame's LPIPS to each of the frame's values, so it counts once per value.
-  const float often = static_cast<float>(deck_.perceptual_weight) * a_frame *
-                      static_cast<float>(y->value.numel() / y->value.dim(1));
+  const float often = perceptual_factor(s, y);
   Tensor unused = zeros({1});
   lpips_->add(x, y, often, count ? perceptual_sum : unused, weight * often);
+}
+
+// The loss adds a frame's LPIPS to each of the frame's values, so it counts once per value.
+float VaeLoss::perceptual_factor(const Step& s, const Var& y) const {
+  const float a_frame = 1.0f / static_cast<float>(s.frames());
+  return static_cast<float>(deck_.perceptual_weight) * a_frame *
+         static_cast<float>(y->value.numel() / y->value.dim(1));
 }
 
 // Groups of frames, one after the other: f(first frame, frames in the group).
@@ -534,6 +539,30 @@ TrainingLoss VaeLoss::operator()(Tape& tape, const VaeSample& in, float weight) 
   for (const Term t : {pixel, perceptual, kl, latent, identity, adversarial})
     ops::scaled_add(s.of(t), 1, Tensor(), loss.clips, true);
   return loss;
+}
+
+Tensor VaeLoss::measure(const VaeSample& in) const {
+  Tape plain(Tape::Mode::infer);
+  const nn::Context c{plain, vae_.params()};
+  const float a_frame = 1.0f / static_cast<float>(in.frames.dim(1));
+  const Var z2 = encode(c, in);
+  const Var moments = vae_.temporal().encode(c, z2);
+  const Var z = nn::posterior_draw(c, moments, in.temporal_noise, Tensor());
+  Step s{in, nullptr, nullptr, 0, zeros({terms})};
+  s.z_rec = vae_.temporal().decode(c, z, s.frames(), &s.last_input);
+  Tensor kl_sum = s.of(kl), latent_sum = s.of(latent);
+  ops::kl_forward(moments->value, static_cast<float>(deck_.kl_weight), kl_sum);
+  ops::l1_forward(z2->value, s.z_rec->value, a_frame, latent_sum);
+  each_group(s.frames(), [&](std::int64_t first, std::int64_t count) {
+    Tape tape(Tape::Mode::infer);
+    Var unused;
+    const Var y = decode(tape, s.z_rec, first, count, unused);
+    const Tensor x = nn::frames_of(in.frames, first, count);
+    Tensor pixel_sum = s.of(pixel), perceptual_sum = s.of(perceptual);
+    ops::l1_forward(x, y->value, a_frame, pixel_sum);
+    if (lpips_ != nullptr) lpips_->add(x, y, perceptual_factor(s, y), perceptual_sum);
+  });
+  return s.sums;
 }
 
 }  // namespace weft

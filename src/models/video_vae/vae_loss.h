@@ -150,6 +150,9 @@ class VaeLoss {
   // decoder's are already in the table.
   TrainingLoss operator()(Tape& tape, const VaeSample& in, float weight) const;
 
+  // The terms pixel, perceptual, kl and latent of a clip, f32 [terms], from a forward alone.
+  Tensor measure(const VaeSample& in) const;
+
   // Of the discriminator; null where there is none.
   DiscriminatorLoss* discriminator_loss() { return discriminator_ ? &*discriminator_ : nullptr; }
 
@@ -162,6 +165,7 @@ class VaeLoss {
   Var encode(nn::Context c, const VaeSample& in) const;
   Var decode(Tape& tape, const Var& z_rec, std::int64_t first, std::int64_t count, Var& z) const;
   void add_pixels(const Step& s, const Var& y, std::int64_t first, float weight, bool count) const;
+  float perceptual_factor(const Step& s, const Var& y) const;
   void each_group(std::int64_t frames,
                   const std::function<void(std::int64_t, std::int64_t)>& f) const;
   using PixelGradient = std::function<void(const Var& y, std::int64_t first)>;

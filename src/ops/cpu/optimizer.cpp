@@ -1,5 +1,5 @@
 // CPU side of ops/optimizer.h: one pass, bound by memory (AdamW: 20 bytes an element read, 16
-// written with EMA, 2 for a bf16 copy; SGD: 16 and 12).
+// written with EMA, 2 for a bf16 copy; SGD: 16 and 12; a further EMA: 8 and 4).
 #include "ops/optimizer.h"
 
 #include <immintrin.h>
@@ -89,6 +89,21 @@ void sgd_step(const Sgd& a, const Tensor& squares, const Tensor& grad, Tensor& p
       store_n(ps + i, pi, n);
       if (es) store_n(es + i, a.ema_decay * load_n(es + i, n) + (1.0f - a.ema_decay) * pi, n);
       if (cs) store_n(cs + i, pi, n);
+    });
+  }
+}
+
+void ema_step(float decay, const Tensor& squares, const Tensor& p, Tensor& ema) {
+  if (!std::isfinite(squares.data<double>()[0])) return;
+  const std::int64_t count = p.numel();
+  const float* ps = p.data<float>();
+  float* es = ema.data<float>();
+#pragma omp parallel for schedule(static) if (count > block)
+  for (std::int64_t b = 0; b < (count + block - 1) / block; ++b) {
+    const std::int64_t first = b * block;
+    for_vectors(std::min(block, count - first), [&](std::int64_t at, int n) {
+      const std::int64_t i = first + at;
+      store_n(es + i, decay * load_n(es + i, n) + (1.0f - decay) * load_n(ps + i, n), n);
     });
   }
 }

@@ -70,15 +70,14 @@ double spread_of(std::span<const float> busy) {
   return mean > 0 ? (*std::max_element(busy.begin(), busy.end()) - mean) / mean : 0;
 }
 
-MetricsWriter::MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step)
-    : path_(run_dir / "metrics.jsonl") {
+StepLines::StepLines(std::filesystem::path path, std::int64_t first_step) : path_(std::move(path)) {
   drop_lines_from(path_, first_step);
   file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
   WEFT_CHECK(file_ >= 0, Exit::checkpoint, "check that run.dir can be written",
              "cannot open {}: {}", path_.string(), std::strerror(errno));
 }
 
-MetricsWriter::~MetricsWriter() {
+StepLines::~StepLines() {
   if (!flush())
     log::error("ERROR: the last lines of {} could not be written: {} bytes are missing",
                path_.string(), pending_.size());
@@ -87,7 +86,7 @@ MetricsWriter::~MetricsWriter() {
 
 // Writes whole lines or nothing: if a full disk cuts a line off, truncates the file again and
 // retries with the next line.
-bool MetricsWriter::flush() {
+bool StepLines::flush() {
   const off_t before = lseek(file_, 0, SEEK_END);
   std::size_t written = 0;
   while (written < pending_.size()) {
@@ -107,6 +106,17 @@ bool MetricsWriter::flush() {
   pending_.clear();
   failing_ = false;
   return true;
+}
+
+void StepLines::write(const std::string& object) {
+  pending_ += seal_json(object) + '\n';
+  flush();
+}
+
+MetricsWriter::MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step)
+    : run_dir_(run_dir), first_step_(first_step), metrics_(run_dir / "metrics.jsonl", first_step) {
+  const std::filesystem::path layers = run_dir / "layer_norms.jsonl";
+  if (is_there(layers, Exit::checkpoint)) layer_norms_.emplace(layers, first_step);
 }
 
 void MetricsWriter::write(const StepMetrics& m) {
@@ -129,6 +139,10 @@ void MetricsWriter::write(const StepMetrics& m) {
   // Marks where the run was started, or went on.
   if (std::exchange(first_, false)) j["start"] = true;
   for (const auto& [name, value] : m.terms) j["terms"][name] = value;
+  for (const StoreMetrics& s : m.stores) {
+    j["stores"][s.name]["samples"] = s.samples;
+    if (s.samples > 0) j["stores"][s.name]["loss"] = s.loss;
+  }
   if (m.slowest_rank >= 0) {
     j["slowest_rank"] = m.slowest_rank;
     j["spread"] = m.spread;
@@ -136,8 +150,12 @@ void MetricsWriter::write(const StepMetrics& m) {
     j["rank_wait"] = of_ranks(m.rank_wait);
     if (!m.rank_data_wait.empty()) j["rank_data_wait"] = of_ranks(m.rank_data_wait);
   }
-  pending_ += seal_json(j.dump()) + '\n';
-  flush();
+  metrics_.write(j.dump());
+  if (m.layer_norms.empty()) return;
+  if (!layer_norms_) layer_norms_.emplace(run_dir_ / "layer_norms.jsonl", first_step_);
+  nlohmann::ordered_json layers{{"step", m.step}};
+  for (const auto& [layer, norm] : m.layer_norms) layers["norms"][layer] = norm;
+  layer_norms_->write(layers.dump());
 }
 
 // ---- Watches ----

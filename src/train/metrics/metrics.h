@@ -26,6 +26,13 @@ struct StepSplit {
   double checkpoint = 0;  // stalled by a save
 };
 
+// Of the clips of one of several stores in a step.
+struct StoreMetrics {
+  std::string name;
+  std::int64_t samples = 0;
+  double loss = 0;  // the mean over them; 0 where there are none
+};
+
 struct StepMetrics {
   std::int64_t step = 0;  // 0 is the first
   double loss = 0, grad_norm = 0, lr = 0;
@@ -34,6 +41,9 @@ struct StepMetrics {
   std::size_t resident_bytes = 0, arena_peak_bytes = 0;
   std::vector<std::pair<std::string, double>> terms;  // what the loss is made of; may be empty
   std::vector<std::int64_t> samples;                  // of all ranks, in the order of the step plan
+  std::vector<StoreMetrics> stores;                   // empty where there are not several
+  // The gradient's norm in each layer, in a step of train.layer_norms_every.
+  std::vector<std::pair<std::string, double>> layer_norms;
 
   // What rank 0 knows of all ranks, in seconds a rank; nothing of it is written while slowest_rank
   // is negative.
@@ -48,17 +58,19 @@ struct StepMetrics {
 // (greatest - mean) / mean; 0 for no values or no time at all.
 double spread_of(std::span<const float> busy);
 
-class MetricsWriter {
+// A file of JSON objects, one a line, each with the member "step" and a hash.
+class StepLines {
  public:
-  // Appends to RUN/metrics.jsonl. Lines of steps from `first_step` on, which a restart repeats, are
-  // dropped first, as is a last line that a crash cut short.
-  MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step);
-  ~MetricsWriter();
-  MetricsWriter(const MetricsWriter&) = delete;
-  MetricsWriter& operator=(const MetricsWriter&) = delete;
+  // Appends to `path`. Lines of steps from `first_step` on, which a restart repeats, are dropped
+  // first, as is a last line that a crash cut short.
+  StepLines(std::filesystem::path path, std::int64_t first_step);
+  ~StepLines();
+  StepLines(const StepLines&) = delete;
+  StepLines& operator=(const StepLines&) = delete;
 
-  // Lines that a full disk refuses wait in memory, with one WARN, and follow once it takes them.
-  void write(const StepMetrics& m);
+  // An object with a number "step"; it gets a seal (core/hash.h). Lines that a full disk refuses
+  // wait in memory, with one WARN, and follow once it takes them.
+  void write(const std::string& object);
 
  private:
   bool flush();
@@ -67,7 +79,21 @@ class MetricsWriter {
   int file_ = -1;
   std::string pending_;
   bool failing_ = false;
-  bool first_ = true;  // line of this start
+};
+
+// RUN/metrics.jsonl, and RUN/layer_norms.jsonl for steps that have such norms.
+class MetricsWriter {
+ public:
+  MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step);
+
+  void write(const StepMetrics& m);
+
+ private:
+  std::filesystem::path run_dir_;
+  std::int64_t first_step_;
+  StepLines metrics_;
+  std::optional<StepLines> layer_norms_;  // once there is a line for it, or one to drop
+  bool first_ = true;                     // line of this start
 };
 
 // ---- Watches over figures that are the same on every rank ----

@@ -4,6 +4,7 @@
 #include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <sstream>
 
@@ -46,12 +47,36 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
   replace_file(path, text, Exit::checkpoint, Durable::no);
 }
 
+// Samples of an epoch of a mix, of one store or of all.
+double samples_of_stores(std::span<const Bucket> buckets, std::optional<int> store) {
+  double samples = 0;
+  for (const Bucket& b : buckets)
+    for (const Bucket::Part& p : b.parts)
+      if (!store || p.store == *store) samples += p.samples;
+  return samples;
+}
+
+// "75 % a.h5, 25 % b.h5"
+std::string describe_mix(const ClipSource& source) {
+  const std::vector<std::string> names = source.store_names();
+  const double all = samples_of_stores(source.buckets(), {});
+  std::string text;
+  for (std::size_t s = 0; s < names.size(); ++s)
+    text +=
+        fmt::format("{}{:.4g} % {}", s == 0 ? "" : ", ",
+                    100 * samples_of_stores(source.buckets(), static_cast<int>(s)) / all, names[s]);
+  return text;
+}
+
 std::string describe_data(const DataDeck& data, const std::vector<Bucket>& buckets) {
   std::int64_t clips = 0;
   for (const Bucket& b : buckets) clips += b.clips;
   if (buckets.empty() || buckets.front().label_rate == 0)
-    return fmt::format("{}: {} in {}", data.path, counted(clips, "clip"),
-                       counted(std::ssize(buckets), "bucket"));
+    return fmt::format(
+        "{}: {} in {}{}", data.path, counted(clips, "clip"), counted(std::ssize(buckets), "bucket"),
+        buckets.empty() || buckets.front().parts.empty()
+            ? std::string()
+            : fmt::format(", {:.0f} samples an epoch", samples_of_stores(buckets, {})));
   if (buckets.front().holds_text())
     return fmt::format("{}: {} pictures with text, {} squares of {} pixels", data.path, clips,
                        data.augment ? "changed at random," : "scaled to", data.crop);
@@ -68,7 +93,8 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
   ParameterTable& p = trainer.params();
   const Communicator& comm = trainer.communicator();
   memory_ = {
-      {"weights", p.values().bytes() + (p.working().defined() ? p.working().bytes() : 0)},
+      {"weights", p.values().bytes() + (p.working().defined() ? p.working().bytes() : 0) +
+                      p.base_bytes(trainer.task().bf16())},
       {"gradients", p.grads().bytes()},
       {"optimizer", trainer.state().bytes()},
       {"activations", trainer.planned_bytes()},
@@ -96,6 +122,7 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
                             p.total_elements(), p.trainable_elements())},
       {"weights", trainer.started_from()},
       {"data", describe_data(deck.data, trainer.source().buckets())},
+      {"mix", describe_mix(trainer.source())},
       {"step",
        fmt::format("{}; {}", counted(deck.train.micro_batches, "micro-batch", "micro-batches"),
                    on_cuda() && !deck.parallel.deterministic
@@ -116,6 +143,8 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
                             : fmt::format("oneDNN matmul; weft {} for the rest",
                                           ops::cpu_is_v4() ? "AVX-512" : "AVX2")},
   };
+  if (trainer.source().store_names().empty())
+    std::erase_if(rows_, [](const auto& row) { return row.first == "mix"; });
 }
 
 void RunFacts::print() const {

@@ -39,23 +39,27 @@ std::span<const double> HostCopy::fetch(const Tensor& t) {
   return {to, count_};
 }
 
-static_assert(StepReport::used_slots <= StepReport::width);
-
-StepReport::StepReport(Communicator& comm, int groups)
+// Whole units of slots, as an all-gather cuts them.
+StepReport::StepReport(Communicator& comm, int groups, int stores)
     : comm_(comm),
-      rows_(Tensor::persistent({static_cast<std::int64_t>(comm.size()) * width}, DType::f64)),
-      row_(rows_.slice(comm.rank() * width, (comm.rank() + 1) * width)),
+      stores_(stores),
+      width_((used_slots + stores + int{part_unit} - 1) / int{part_unit} * int{part_unit}),
+      rows_(Tensor::persistent({static_cast<std::int64_t>(comm.size()) * width_}, DType::f64)),
+      row_(rows_.slice(comm.rank() * width_, (comm.rank() + 1) * width_)),
       norm_(Tensor::persistent({groups}, DType::f64)),
       host_rows_(rows_.numel()),
       host_norm_(groups) {
   // The all-gather sends this part: it must be exactly this rank's row.
   const Part mine = part_of(0, rows_.numel(), comm.rank(), comm.size());
-  WEFT_ASSERT(mine.begin == comm.rank() * width && mine.size() == width);
+  WEFT_ASSERT(mine.begin == comm.rank() * width_ && mine.size() == width_);
 }
 
 void StepReport::clear() {
   Tensor device_slots = row_.slice(0, host_slots);
   ops::fill_zero(device_slots);
+  if (stores_ == 0) return;
+  Tensor of_stores = row_.slice(used_slots, used_slots + stores_);
+  ops::fill_zero(of_stores);
 }
 
 Communicator::Ticket StepReport::send(unsigned request_bits, double busy_seconds,
@@ -70,12 +74,12 @@ Communicator::Ticket StepReport::send(unsigned request_bits, double busy_seconds
 }
 
 StepReport::Rows StepReport::fetch() {
-  return {host_rows_.fetch(rows_), host_norm_.fetch(norm_).data()};
+  return {host_rows_.fetch(rows_), host_norm_.fetch(norm_).data(), width_};
 }
 
-double StepReport::Rows::sum(Slot s) const {
+double StepReport::Rows::sum(int slot) const {
   double total = 0;
-  for (int r = 0; r < ranks(); ++r) total += at(r, s);
+  for (int r = 0; r < ranks(); ++r) total += at(r, slot);
   return total;
 }
 

@@ -44,36 +44,41 @@ class StepReport {
     busy,       // seconds of compute and of waiting for clips; on GPUs of the step before the last
     data_wait,  // the latter alone, of the same step
     samples,    // a checksum of the sample ids that it trained on
-    used_slots
+    used_slots  // from here on, the loss of each of several stores, sums over this rank's clips
   };
-  static constexpr int width =
-      2 * part_unit;  // slots a rank: whole units, as an all-gather cuts them
 
-  // `groups` of parameters have norms of their own.
-  StepReport(Communicator& comm, int groups);
+  // `groups` of parameters have norms of their own. `stores`: 0 where there are not several.
+  StepReport(Communicator& comm, int groups, int stores = 0);
+  int width() const { return width_; }  // slots a rank
 
   // Of this rank's row, on the device: f64 [1]; a checksum f64 [2].
   Tensor slot(Slot s) const { return row_.slice(s, s + 1); }
+  Tensor store_slot(int store) const {
+    return row_.slice(used_slots + store, used_slots + store + 1);
+  }
   Tensor checksum(Slot low) const { return row_.slice(low, low + 2); }
   void clear();  // the device's slots become 0
   // Sends this rank's row. Returns the ticket.
   Communicator::Ticket send(unsigned requests, double busy, double data_wait, double samples);
 
-  const Tensor& rows() const { return rows_; }  // f64 [ranks * width], once sent and awaited
+  const Tensor& rows() const { return rows_; }  // f64 [ranks * width()], once sent and awaited
   // f64 [groups] beside the rows: the gradient's squared norms.
   Tensor& norm() { return norm_; }
   // Brings all rows and the norm to the host, as HostCopy does.
   struct Rows {
     std::span<const double> values;        // [ranks, width]
     const double* squared_norm = nullptr;  // [groups]
-    double at(int rank, Slot s) const { return values[rank * width + s]; }
-    double sum(Slot s) const;  // in order of ranks
+    int width = 1;
+    double at(int rank, int slot) const { return values[rank * width + slot]; }
+    double sum(int slot) const;  // in order of ranks
+    double store_sum(int store) const { return sum(used_slots + store); }
     int ranks() const { return static_cast<int>(values.size()) / width; }
   };
   Rows fetch();
 
  private:
   Communicator& comm_;
+  int stores_, width_;
   Tensor rows_, row_, norm_;
   HostCopy host_rows_, host_norm_;
 };

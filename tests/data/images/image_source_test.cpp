@@ -234,7 +234,7 @@ TEST_F(ImageStoreTest, GivesBackWhatWasWritten) {
               HasSubstr("labelled images, not clips"));
 }
 
-TEST_F(ImageStoreTest, CountsTheImagesOfEachLabelAndKeepsAPalette) {
+TEST_F(ImageStoreTest, CountsEachLabelAndKeepsAPalette) {
   const std::string other = path_.string() + ".palette";
   const std::vector<std::uint8_t> palette = {0, 0, 0, 9, 8, 7, 6, 5, 4};
   {
@@ -246,9 +246,11 @@ TEST_F(ImageStoreTest, CountsTheImagesOfEachLabelAndKeepsAPalette) {
   }
   const auto store = open_labelled_images(other, true);
   EXPECT_EQ(store->palette(), palette);
-  const std::vector<std::uint64_t> images = store->label_images();
+  const auto [images, pixels, pixels_of_images] = store->label_counts();
   ASSERT_EQ(images.size(), 256u);
   EXPECT_THAT(std::span(images).first(5), testing::ElementsAre(1, 2, 0, 1, 0));
+  EXPECT_THAT(std::span(pixels).first(5), testing::ElementsAre(1, 2, 0, 1, 0));
+  EXPECT_THAT(std::span(pixels_of_images).first(5), testing::ElementsAre(1, 3, 0, 2, 0));
   EXPECT_EQ(missing_classes(images, 3, store->class_names()),
             "1 of 3 classes never occurs in the labels: 1 y");
   EXPECT_EQ(missing_classes(images, 0, {}), "1 of 3 classes never occurs in the labels: 1");
@@ -273,7 +275,8 @@ TEST(LabelledImages, OfVersion1AreRead) {
   const auto store = open_labelled_images(WEFT_TEST_DATA "/images_v1.h5", true);
   EXPECT_EQ(store->count(), 2);
   EXPECT_TRUE(store->palette().empty());
-  EXPECT_TRUE(store->label_images().empty());
+  EXPECT_TRUE(store->label_counts().images.empty());
+  EXPECT_TRUE(store->label_counts().pixels.empty());
   LabelledImage image;
   store->read(1, image);
   EXPECT_EQ(image.labels.size(), 12u);

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "jobs/engine/file_table.h"
+
 namespace weft {
 namespace {
 

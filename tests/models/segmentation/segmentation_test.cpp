@@ -470,5 +470,80 @@ TEST(Palette, OfTheDataWhereItTellsTheClassesApart) {
   EXPECT_EQ(label_palette(2, same), label_palette(2));
 }
 
+class OwnPalette : public ClassNames {
+ protected:
+  std::vector<Rgb> of(const std::vector<std::string>& key) {
+    Deck deck;
+    deck.get<SegmentationDeck>().num_classes = 2;
+    deck.get<SegmentationDeck>().palette = key;
+    return label_palette(deck, std::vector<std::uint8_t>{0, 0, 0, 128, 0, 0, 0, 128, 0});
+  }
+  std::string complaint(const std::vector<std::string>& key) {
+    try {
+      of(key);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::usage);
+      return e.what();
+    }
+    return "";
+  }
+};
+
+TEST_F(OwnPalette, OfTheDeckComesFirst) {
+  const std::vector<Rgb> wanted = {{}, {0x80, 0x40, 0x81}, {0xf4, 0x23, 0xe8}};
+  EXPECT_EQ(of({}), (std::vector<Rgb>{{}, {128, 0, 0}, {0, 128, 0}}));
+  EXPECT_EQ(of({"#804081", "#F423e8"}), wanted);
+  std::ofstream(file_) << "#804081\n\n 244 35 232 \n";
+  EXPECT_EQ(of({file_.string()}), wanted);
+}
+
+TEST_F(OwnPalette, WhatIsNoneIsNamed) {
+  EXPECT_THAT(complaint({"#804081"}), HasSubstr("1 colours, and model.num_classes = 2"));
+  for (const char* text : {"#80408", "#8040811", "#80408g", "red", "1 2", "1 2 300", "1 2 3 4"})
+    EXPECT_THAT(complaint({"#804081", text}), HasSubstr(fmt::format("\"{}\" is no colour", text)));
+  EXPECT_THROW(of({"no_such_file"}), Error);
+}
+
+TEST(Legend, HasEveryClass) {
+  const std::vector<std::string> names = {"road", "a<b & c"};
+  const std::vector<Rgb> palette = {{}, {1, 2, 3}, {255, 0, 16}};
+  const std::string svg = legend_svg(names, palette);
+  EXPECT_THAT(svg, HasSubstr("fill=\"#010203\""));
+  EXPECT_THAT(svg, HasSubstr(">0 road</text>"));
+  EXPECT_THAT(svg, HasSubstr(">1 a&lt;b &amp; c</text>"));
+}
+
+// Four labels: unlabelled and three classes, of which the last does not occur.
+class Counted : public LabelledImages {
+ public:
+  Counted() {
+    counts_.add(std::vector<std::uint8_t>{0, 1, 1, 1, 2, 2, 2, 2, 2, 2});
+    counts_.add(std::vector<std::uint8_t>{0, 0, 0, 0, 0, 0, 2, 2, 2, 2});
+  }
+  std::int64_t count() const override { return 2; }
+  ImageSize size(std::int64_t) const override { return {1, 10}; }
+  std::string name(std::int64_t) const override { return ""; }
+  void read(std::int64_t, LabelledImage&) const override {}
+  std::int64_t num_classes() const override { return 3; }
+  const std::vector<std::string>& class_names() const override { return names_; }
+  LabelCounts label_counts() const override { return counts_; }
+
+ private:
+  LabelCounts counts_;
+  std::vector<std::string> names_;
+};
+
+TEST(FrequencyWeights, AreTheFormulas) {
+  // Class 0 has 3 of the 9 labelled pixels of its image, class 1 has 10 of 13; 13 in all.
+  const double first = 3.0 / 9, second = 10.0 / 13, median = (first + second) / 2;
+  EXPECT_THAT(frequency_weights(Counted(), 3, "median_frequency"),
+              ElementsAre(testing::FloatNear(static_cast<float>(median / first), 1e-6f),
+                          testing::FloatNear(static_cast<float>(median / second), 1e-6f), 1.0f));
+  EXPECT_THAT(frequency_weights(Counted(), 3, "inverse_frequency"),
+              ElementsAre(testing::FloatNear(13.0f / (2 * 3), 1e-6f),
+                          testing::FloatNear(13.0f / (2 * 10), 1e-6f), 1.0f));
+  EXPECT_THROW(frequency_weights(*make_shapes("shapes:images=2"), 6, "median_frequency"), Error);
+}
+
 }  // namespace
 }  // namespace weft::test

@@ -1,6 +1,7 @@
 // Small STDiT3s and inputs for them.
 #pragma once
 
+#include "models/lora.h"
 #include "models/stdit3/options.h"
 #include "models/stdit3/stdit3.h"
 #include "tests/nn/fixture.h"
@@ -74,7 +75,13 @@ inline Stdit3Input make_input(const Stdit3Config& d, const Batch& b) {
 
 class Model {
  public:
-  explicit Model(const Stdit3Config& deck, std::uint64_t seed = 4) : net(deck) {
+  // `lora`: its parameters are the base of adapters, whose B is not 0 either.
+  explicit Model(const Stdit3Config& deck, std::uint64_t seed = 4, const LoraDeck& lora = {})
+      : net(deck) {
+    if (lora.on()) {
+      const std::vector<nn::Linear*> layers = net.linears();
+      add_adapters(lora, net.params(), layers);
+    }
     net.params().allocate(1 << 16, deck.dtype == "bf16", true);
     randomise(net.params(), seed);
   }

@@ -53,6 +53,45 @@ TEST_F(Metrics, ARestartDropsWhatItRepeats) {
   EXPECT_EQ(content(), good_);
 }
 
+TEST_F(Metrics, StoresHaveTheirCountsAndLosses) {
+  {
+    StepMetrics m;
+    m.step = 5;
+    m.stores = {{"a.h5", 3, 0.25}, {"b.h5", 0, 0}};
+    MetricsWriter(run_, 5).write(m);
+  }
+  EXPECT_THAT(content(),
+              HasSubstr(R"("stores":{"a.h5":{"samples":3,"loss":0.25},"b.h5":{"samples":0}})"));
+  EXPECT_THAT(good_, testing::Not(HasSubstr("stores"))) << "there are not several";
+}
+
+TEST_F(Metrics, LayerNormsAreLinesOfAFileOfTheirOwn) {
+  const fs::path layers = run_ / "layer_norms.jsonl";
+  EXPECT_FALSE(fs::exists(layers)) << "no step had any";
+  const auto lines = [&] {
+    std::ifstream in(layers);
+    std::vector<std::string> found;
+    for (std::string line; std::getline(in, line);) found.push_back(line);
+    return found;
+  };
+  const auto write = [](MetricsWriter& writer, std::int64_t step) {
+    StepMetrics m;
+    m.step = step;
+    if (step % 2 == 1)
+      m.layer_norms = {{"blocks.0", 0.5}, {"head", 0.25 * static_cast<double>(step)}};
+    writer.write(m);
+  };
+  {
+    MetricsWriter writer(run_, 0);
+    for (std::int64_t step = 0; step < 6; ++step) write(writer, step);
+  }
+  ASSERT_EQ(lines().size(), 3u);
+  EXPECT_THAT(lines()[1], HasSubstr(R"({"step":3,"norms":{"blocks.0":0.5,"head":0.75})"));
+  // A restart drops what it repeats, also where it writes none itself.
+  { MetricsWriter writer(run_, 3); }
+  EXPECT_EQ(lines().size(), 1u);
+}
+
 TEST_F(Metrics, ALineThatACrashCutShortIsNoFault) {
   EXPECT_EQ(restart(good_ + R"({"step":5,"loss":0.2)"), "");
   EXPECT_EQ(content(), good_);

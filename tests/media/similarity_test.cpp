@@ -1,4 +1,4 @@
-#include "jobs/reconstruct/reconstruct.h"
+#include "media/similarity.h"
 
 #include <gtest/gtest.h>
 
@@ -66,6 +66,50 @@ TEST(Quality, Ssim) {
   EXPECT_NEAR(near, ssim_by_windows(a, b, H, W), 1e-12);
   EXPECT_GT(near, 0.8);
   EXPECT_THROW(ssim(a.data(), b.data(), 6, W), Error);
+}
+
+// ---- Changes from frame to frame ----
+
+std::vector<std::uint8_t> flat(int level) {
+  return std::vector<std::uint8_t>(2 * 3 * 3, static_cast<std::uint8_t>(level));
+}
+
+FrameChanges changes_of(const std::vector<int>& levels) {
+  FrameChanges c;
+  for (const int level : levels) c.add(flat(level));
+  return c;
+}
+
+TEST(FrameChanges, StillsHaveNone) {
+  EXPECT_FALSE(changes_of({7}).has_motion());
+  EXPECT_FALSE(changes_of({7, 9}).has_flicker());
+  const FrameChanges still = changes_of({7, 7, 7, 7});
+  EXPECT_EQ(still.motion(), 0);
+  EXPECT_EQ(still.flicker(), 0);
+  EXPECT_EQ(still.frames(), 4);
+}
+
+TEST(FrameChanges, AFadeMovesWithoutFlicker) {
+  const FrameChanges fade = changes_of({10, 14, 18, 22});
+  EXPECT_EQ(fade.motion(), 4);
+  EXPECT_EQ(fade.flicker(), 0);
+}
+
+TEST(FrameChanges, UpAndDownFlickers) {
+  const FrameChanges alternating = changes_of({10, 16, 10, 16, 10});
+  EXPECT_EQ(alternating.motion(), 6);
+  EXPECT_EQ(alternating.flicker(), 6);
+  EXPECT_EQ(changes_of({0, 0, 255}).flicker(), 127.5);
+}
+
+TEST(FrameChanges, MeansOverValues) {
+  FrameChanges c;
+  std::vector<std::uint8_t> frame = flat(0);
+  c.add(frame);
+  frame[5] = 180;  // one of 18 values
+  c.add(frame);
+  EXPECT_EQ(c.motion(), 10);
+  EXPECT_THROW(c.add(std::vector<std::uint8_t>(3)), Error);
 }
 
 }  // namespace

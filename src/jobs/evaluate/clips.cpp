@@ -1,0 +1,434 @@
+// The job and its tables: what is read, what is written.
+#include "jobs/evaluate/clips.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "checkpoint/model_source.h"
+#include "config/keep_inputs.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/hash.h"
+#include "core/host.h"
+#include "core/json.h"
+#include "core/log.h"
+#include "data/lists/lists.h"
+#include "jobs/engine/file_table.h"
+#include "jobs/engine/pictures.h"
+#include "jobs/evaluate/evaluate.h"
+#include "models/clip/clip_tokenizer.h"
+#include "models/clip/options.h"
+#include "tensor/device.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+// ---- What is read ----
+
+const std::string& clips_of(const Deck& deck) { return deck.get<EvaluateClipsDeck>().clips; }
+
+// Distinguishes rows by what decides their values.
+std::string key_of(const EvaluatedClip& clip) {
+  return clip.path + '\0' + clip.reference + '\0' + clip.text;
+}
+
+ClipRows read_rows_of(const Deck& deck) {
+  const std::string& clips = clips_of(deck);
+  ClipRows rows;
+  std::unordered_map<std::string, MediaSource> members;  // of shards
+  if (names_a_table(clips)) {
+    rows.identity = file_identity(clips);
+  } else {
+    const auto items = list_media({clips}, "evaluate.clips", deck.media, Described::yes,
+                                  deck.get<EvaluateDeck>().output);
+    WEFT_CHECK(!items.empty(), Exit::data, "name a table, videos or pictures",
+               "evaluate.clips = {} names no video and no picture", clips);
+    for (const MediaItem& item : items)
+      if (!item.media.member.empty()) members.emplace(item.media.name(), item.media);
+    rows.made = table_of_files(items, TableForm::csv);
+  }
+  TableReader table = open_clip_table(deck, rows);
+  std::unordered_map<std::string, std::size_t> known;
+  std::vector<std::string> missing;
+  std::size_t looked_for = 0;
+  const auto look_for = [&](const std::string& path) {
+    if (path.empty()) return;
+    ++looked_for;
+    if (std::string why = missing_file(path); !why.empty()) missing.push_back(std::move(why));
+  };
+  for (TableRow row; table.next(row);) {
+    EvaluatedClip clip = clip_of_row(deck, table, row);
+    if (!known.emplace(key_of(clip), rows.clips.size()).second) continue;
+    const auto member = members.find(clip.path);
+    clip.media =
+        member == members.end() ? MediaSource{clip.path, MediaTrust::untrusted} : member->second;
+    look_for(clip.media.path);
+    look_for(clip.reference);
+    rows.clips.push_back(std::move(clip));
+  }
+  WEFT_CHECK(!rows.clips.empty(), Exit::data, "name a table with a row for each clip",
+             "evaluate.clips = {} has no rows", clips);
+  report_missing(missing, looked_for, "file",
+                 names_a_table(clips) ? "relative paths begin in the folder of evaluate.clips"
+                                      : "evaluate.clips begins where weft was started");
+  return rows;
+}
+
+// ---- What is asked for ----
+
+void check_clips_deck(const Deck& deck) {
+  const EvaluateClipsDeck& c = deck.get<EvaluateClipsDeck>();
+  const ClipDeck& clip = deck.get<ClipDeck>();
+  for (const std::string& m : c.measures) {
+    WEFT_CHECK(std::ranges::find(clip_measures, m) != clip_measures.end(), Exit::usage,
+               fmt::format("there are {}", fmt::join(clip_measures, ", ")),
+               "evaluate.measures has \"{}\"", m);
+    WEFT_CHECK(std::ranges::count(c.measures, m) == 1, Exit::usage, "name each measure once",
+               "evaluate.measures has \"{}\" more than once", m);
+  }
+  const std::vector<std::pair<std::string, std::string>> weights = {
+      {"clip.weights", clip.weights},
+      {"clip.aesthetic", clip.aesthetic},
+      {"evaluate.lpips_weights", c.lpips_weights}};
+  for (const auto& [key, path] : weights)
+    if (!path.empty()) check_weights_exist(key, path);
+  std::error_code none;
+  WEFT_CHECK(c.references.empty() || fs::is_directory(c.references, none), Exit::usage,
+             "name the folder with the references, whose files have the clips' names; or give the "
+             "table a column reference",
+             "evaluate.references = {} is not a folder", c.references);
+}
+
+// No result may replace an input.
+void check_clip_results(const Deck& deck, const ClipRows& rows) {
+  const fs::path folder =
+      absolute_path(fs::path(deck.get<EvaluateDeck>().output) / "").parent_path();
+  std::vector<std::string> paths;
+  for (const EvaluatedClip& c : rows.clips) {
+    paths.push_back(c.media.path);
+    if (!c.reference.empty()) paths.push_back(c.reference);
+  }
+  keep_inputs(deck, "evaluate.output", paths, [&](const fs::path& path) {
+    return path.parent_path() == folder && path.stem() == "scores";
+  });
+}
+
+// All that decides a clip's line but its files and its caption, a line each.
+std::string describe_clip_job(const Deck& deck, const ClipMeasures& m) {
+  const ClipDeck& clip = deck.get<ClipDeck>();
+  std::string job = fmt::format("clips 1\nmeasures {}\norientation {}\n",
+                                fmt::join(m.columns(), " "), deck.media.orientation);
+  if (m.lpips)
+    job += fmt::format("lpips {}\n", file_identity(deck.get<EvaluateClipsDeck>().lpips_weights));
+  if (m.clip()) job += fmt::format("clip {}\n", folder_identity(clip.weights));
+  if (m.match)
+    job += fmt::format("merges {}\n",
+                       file_identity(clip_merges_file(clip.merges, clip.weights).string()));
+  if (m.aes) job += fmt::format("aesthetic {}\n", file_identity(clip.aesthetic));
+  return job;
+}
+
+// Item i is clip i; long files first. Keys and costs on the first rank alone.
+std::vector<ListItem> clip_items(const ClipRows& rows, const std::string& job, bool first_rank) {
+  std::vector<ListItem> items;
+  for (const EvaluatedClip& clip : rows.clips) {
+    ListItem& item = items.emplace_back();
+    item.name = clip.name();
+    item.cost = 1;
+    if (!first_rank) continue;
+    const std::string reference = clip.reference.empty() ? "" : file_identity(clip.reference);
+    item.key = to_hex(hash128(
+        fmt::format("{}{}\n{}\n{}", job, file_identity(clip.media.path), reference, clip.text)));
+    std::error_code none;
+    const auto bytes = clip.media.member.empty() ? fs::file_size(clip.media.path, none)
+                                                 : static_cast<std::uintmax_t>(clip.media.bytes);
+    if (!none) item.cost += static_cast<double>(bytes);
+  }
+  return items;
+}
+
+// ---- What is written ----
+
+std::string output_table(const Deck& deck) {
+  const bool lines = form_of_name(clips_of(deck)) == TableForm::json_lines;
+  return (fs::path(deck.get<EvaluateDeck>().output) / (lines ? "scores.jsonl" : "scores.csv"))
+      .string();
+}
+
+struct ClipSummary {
+  std::int64_t rows = 0, differing = 0;  // differing: clips of another length than their reference
+  std::vector<ColumnSummary> columns;
+  std::vector<std::pair<std::string, std::string>> facts;
+};
+
+void write_clip_table(const Deck& deck, const ClipRows& rows, const ClipMeasures& measures,
+                      const ListEngine& engine, ClipSummary& summary) {
+  const std::string &clips = clips_of(deck), output = output_table(deck);
+  const auto check_same = [&] {
+    WEFT_CHECK(!rows.made.empty() || file_identity(clips) == rows.identity, Exit::data,
+               "run the same command again: what is evaluated is kept",
+               "{} has changed since this job read it", clips);
+  };
+  check_same();
+  const ManifestLines lines = engine.lines();
+  std::unordered_map<std::string, std::size_t> places;
+  for (std::size_t i = 0; i < rows.clips.size(); ++i) {
+    places.emplace(key_of(rows.clips[i]), i);
+    const auto line = lines.find(engine.items()[i].name);
+    if (line == lines.end()) continue;
+    const Json j = line->second.parsed();
+    summary.differing += j.value("lengths_differ", false) ? 1 : 0;
+  }
+  std::vector<std::string> columns = measures.columns();
+  const std::size_t own = columns.size();
+  for (std::size_t i = 0; i + 1 < own; ++i) summary.columns.push_back({columns[i]});
+  const bool moved = paths_have_moved(clips, output),
+             moves_references = moved && measures.references;
+  if (moved) columns.push_back("path");
+  if (moves_references) columns.push_back("reference");
+
+  TableReader table = open_clip_table(deck, rows);
+  WholeFile out(engine.settings().directory, output);
+  TableWriter writer(table, columns, [&](std::string_view text) { out.add(text); });
+  for (TableRow row; table.next(row);) {
+    const EvaluatedClip clip = clip_of_row(deck, table, row);
+    std::vector<Json> values(columns.size());
+    if (moved) values[own] = moved_path(clip.path);
+    if (moves_references && !clip.reference.empty()) values.back() = moved_path(clip.reference);
+    const ListItem& item = engine.items()[places.at(key_of(clip))];
+    const auto found = lines.find(item.name);
+    if (found != lines.end() && found->second.key == item.key) {
+      const Json line = found->second.parsed();
+      for (std::size_t i = 0; i < own; ++i) {
+        values[i] = line.value(columns[i], Json());
+        if (i + 1 < own && values[i].is_number()) summary.columns[i].add(values[i].get<double>());
+      }
+      if (line.contains("fault")) values[own - 1] = line["fault"];
+    }
+    ++summary.rows;
+    writer.add(row, values);
+  }
+  check_same();
+  out.finish();
+}
+
+Json as_json(const ClipSummary& s) {
+  Json j = {{"rows", s.rows}, {"lengths_differ", s.differing}};
+  for (const ColumnSummary& c : s.columns) {
+    j["columns"][c.name] = {{"rows", c.rows}};
+    if (c.rows > 0)
+      j["columns"][c.name].update({{"mean", c.mean()}, {"least", c.least}, {"most", c.most}});
+  }
+  for (const auto& [name, value] : s.facts) j["facts"][name] = value;
+  return j;
+}
+
+std::string as_text(const ClipSummary& s) {
+  std::string text =
+      fmt::format("{}\n  {:<18} {:>10} {:>10} {:>10} {:>8}\n", counted(s.rows, "row"), "measure",
+                  "mean", "least", "most", "rows");
+  for (const ColumnSummary& c : s.columns)
+    text += c.rows > 0
+                ? fmt::format("  {:<18} {:>10.4f} {:>10.4f} {:>10.4f} {:>8}\n", c.name, c.mean(),
+                              c.least, c.most, c.rows)
+                : fmt::format("  {:<18} {:>10} {:>10} {:>10} {:>8}\n", c.name, "-", "-", "-", 0);
+  if (s.differing > 0)
+    text += fmt::format("  {} not as long as {}: the frames that both have were compared\n",
+                        counted(s.differing, "clip is", "clips are"),
+                        s.differing == 1 ? "its reference" : "their references");
+  return text;
+}
+
+std::vector<std::pair<std::string, std::string>> facts_of_clips(const Deck& deck,
+                                                                const ClipMeasures& m) {
+  std::vector<std::pair<std::string, std::string>> facts{{"clips", clips_of(deck)}};
+  const ClipDeck& clip = deck.get<ClipDeck>();
+  if (m.lpips) facts.emplace_back("LPIPS", deck.get<EvaluateClipsDeck>().lpips_weights);
+  if (m.clip()) facts.emplace_back("CLIP", clip.weights);
+  if (m.aes) facts.emplace_back("aesthetic predictor", clip.aesthetic);
+  facts.emplace_back("hardware", on_cuda() ? device_runtime().describe() : describe_cpu());
+  facts.emplace_back("build", version_line());
+  return facts;
+}
+
+}  // namespace
+
+std::string EvaluatedClip::name() const {
+  std::string name = item_name(path);
+  if (!reference.empty() || !text.empty()) name += " #" + to_hex(hash128(key_of(*this)));
+  return name;
+}
+
+bool& ClipMeasures::of(std::string_view name) {
+  const std::array<bool*, clip_measures.size()> all = {&psnr,   &ssim,  &lpips, &flicker,
+                                                       &motion, &match, &aes};
+  const auto at = std::ranges::find(clip_measures, name) - clip_measures.begin();
+  WEFT_ASSERT(at < std::ssize(all));
+  return *all[static_cast<std::size_t>(at)];
+}
+
+std::vector<std::string> ClipMeasures::columns() const {
+  std::vector<std::string> names;
+  ClipMeasures self = *this;
+  for (const std::string_view m : clip_measures) {
+    if (!self.of(m)) continue;
+    names.emplace_back(m);
+    if (references && (m == "flicker" || m == "motion"))
+      names.push_back("reference_" + std::string(m));
+  }
+  names.emplace_back("evaluation_fault");
+  return names;
+}
+
+void ColumnSummary::add(double value) {
+  least = rows == 0 ? value : std::min(least, value);
+  most = rows == 0 ? value : std::max(most, value);
+  sum += value;
+  ++rows;
+}
+
+TableReader open_clip_table(const Deck& deck, const ClipRows& rows) {
+  if (rows.made.empty()) return TableReader(clips_of(deck));
+  return TableReader::of_text(rows.made, clips_of(deck), TableForm::csv);
+}
+
+EvaluatedClip clip_of_row(const Deck& deck, const TableReader& table, const TableRow& row) {
+  const EvaluateClipsDeck& c = deck.get<EvaluateClipsDeck>();
+  const bool is_table = names_a_table(c.clips);
+  EvaluatedClip clip;
+  clip.path = is_table ? beside_list(c.clips, row.path) : row.path;
+  clip.text = caption_of(table, row);
+  const Json reference = table.value(row, "reference");
+  WEFT_CHECK(reference.is_null() || reference.is_string(), Exit::data, "name a file",
+             "{}, column reference: {} is not a path", table.where(row), reference.dump());
+  if (reference.is_string()) {
+    clip.reference = beside_list(c.clips, reference.get<std::string>());
+  } else if (!c.references.empty() && !clip.path.empty()) {
+    // In a folder, clips of subfolders have their references in such subfolders.
+    std::error_code none;
+    const fs::path path = clip.path;
+    clip.reference =
+        (fs::path(c.references) /
+         (fs::is_directory(c.clips, none) ? path.lexically_relative(c.clips) : path.filename()))
+            .string();
+  }
+  return clip;
+}
+
+ClipRows read_clip_rows(const Deck& deck, MPI_Comm world) {
+  ClipRows rows;
+  const Json j = from_first_rank(world, [&] {
+    rows = read_rows_of(deck);
+    Json clips = Json::array();
+    for (const EvaluatedClip& c : rows.clips)
+      clips.push_back({c.path, c.media.path, c.media.member, c.media.begin, c.media.bytes,
+                       c.reference, c.text});
+    return Json{rows.identity, rows.made, std::move(clips)};
+  });
+  if (log::rank() == 0) return rows;
+  rows = {j.at(0).get<std::string>(), j.at(1).get<std::string>(), {}};
+  for (const Json& c : j.at(2))
+    rows.clips.push_back(
+        {c.at(0), {c.at(1), MediaTrust::untrusted, c.at(2), c.at(3), c.at(4)}, c.at(5), c.at(6)});
+  return rows;
+}
+
+ClipMeasures choose_measures(const Deck& deck, const ClipRows& rows) {
+  const EvaluateClipsDeck& c = deck.get<EvaluateClipsDeck>();
+  const ClipDeck& clip = deck.get<ClipDeck>();
+  const auto any = [&](std::string EvaluatedClip::*member) {
+    return std::ranges::any_of(rows.clips,
+                               [&](const EvaluatedClip& e) { return !(e.*member).empty(); });
+  };
+  const bool references = any(&EvaluatedClip::reference);
+  // What a measure lacks.
+  const auto lack = [&](std::string_view m) -> std::string {
+    if ((m == "psnr" || m == "ssim" || m == "lpips") && !references)
+      return "give the table a column reference, or set evaluate.references=FOLDER";
+    if (m == "lpips" && c.lpips_weights.empty())
+      return "name the weights of LPIPS with evaluate.lpips_weights=FILE.safetensors";
+    if ((m == "match" || m == "aes") && clip.weights.empty())
+      return "name CLIP's weights with clip.weights=FOLDER";
+    if (m == "match" && !any(&EvaluatedClip::text))
+      return "give the table a column text, or each clip its caption in NAME.txt";
+    if (m == "aes" && clip.aesthetic.empty())
+      return "name the aesthetic predictor with clip.aesthetic=FILE.safetensors";
+    return "";
+  };
+  ClipMeasures chosen;
+  chosen.references = references;
+  for (const std::string_view m : clip_measures)
+    if (c.measures.empty()) chosen.of(m) = lack(m).empty();
+  for (const std::string& m : c.measures) {
+    const std::string hint = lack(m);
+    WEFT_CHECK(hint.empty(), Exit::usage, hint, "evaluate.measures has \"{}\", which needs more",
+               m);
+    chosen.of(m) = true;
+  }
+  return chosen;
+}
+
+int evaluate_clips(const Deck& deck, const ListStart& start, MPI_Comm world) {
+  // 1. What is to be evaluated.
+  check_clips_deck(deck);
+  const ClipRows rows = read_clip_rows(deck, world);
+  const ClipMeasures measures = choose_measures(deck, rows);
+  if (log::rank() == 0) check_clip_results(deck, rows);
+  ListSettings settings = list_settings(deck, "evaluate", deck.get<EvaluateDeck>().output, "clip");
+  settings.stem = "clips";
+  ListEngine engine(settings, clip_items(rows, describe_clip_job(deck, measures), log::rank() == 0),
+                    world);
+  std::vector<std::string> names = measures.columns();
+  names.pop_back();
+  log::info("evaluate  {} of {}: {}{}", counted(std::ssize(rows.clips), "clip"), clips_of(deck),
+            fmt::join(names, ", "), engine.made_before("evaluated"));
+
+  // 2. Clips are read and measured; a rank that is free takes the next one.
+  ListEnd last;
+  if (!engine.missing().empty())
+    last.share = evaluate_missing_clips(deck, start, rows, measures, engine);
+
+  // 3. Rank 0 writes the table, also where clips failed.
+  last.finish_with_failures = true;
+  last.print = [&](const ListReport& report) { report_prefetch(report, last.header); };
+  last.finish = [&](const ListReport&) {
+    ClipSummary summary;
+    summary.facts = facts_of_clips(deck, measures);
+    write_clip_table(deck, rows, measures, engine, summary);
+    const fs::path folder = engine.settings().directory;
+    replace_file(folder / "scores.json",
+                 as_json(summary).dump(2, ' ', false, Json::error_handler_t::replace) + "\n",
+                 Exit::data, Durable::no);
+    fmt::print("{}", as_text(summary));
+    log::write_info(fmt::format("results   {}", output_table(deck)));
+  };
+  return engine.end(last);
+}
+
+namespace {
+
+void clips_rows(Rows& r, EvaluateClipsDeck& d) {
+  r.text(
+      "clips", d.clips,
+      "Clips whose quality is measured: a table (CSV or JSON lines) with a column path and maybe "
+      "reference and text, or a folder, a glob, a shard (.tar), a file; empty evaluates a model.");
+  r.text("references", d.references,
+         "Folder with a reference of the same name for each clip, where the table has no column "
+         "reference.");
+  r.text("measures", d.measures,
+         "Columns to compute: psnr, ssim, lpips (against references), flicker, motion, match, aes "
+         "(by CLIP); none: all for which there is what they need.");
+  r.text("lpips_weights", d.lpips_weights,
+         "Safetensors file with VGG16 and LPIPS's own weights, as vae_train.lpips_weights.");
+}
+
+}  // namespace
+
+DeckTable evaluate_clips_table() { return deck_table("evaluate", clips_rows); }
+
+}  // namespace weft

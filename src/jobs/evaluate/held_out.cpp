@@ -1,0 +1,103 @@
+// `weft evaluate` of models of clips: the loss on the held-out samples of [validation], as training
+// measures it.
+#include <algorithm>
+#include <filesystem>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/host.h"
+#include "core/json.h"
+#include "core/log.h"
+#include "jobs/evaluate/evaluate.h"
+#include "models/lora.h"
+#include "models/registry.h"
+#include "models/video_vae/video_vae.h"
+#include "nn/exchange.h"
+#include "train/memory_plan.h"
+#include "train/task.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+// The newest checkpoint of run.dir; without one the file that a training would start from.
+ModelSource weights_of(const Deck& deck, MPI_Comm world) {
+  const bool vae = deck.model.name == "vae";
+  const bool trained = is_there(fs::path(deck.run.dir) / "latest", Exit::checkpoint);
+  const std::string file = vae ? deck.get<VaeDeck>().weights : deck.model.weights;
+  return {vae ? "vae.weights" : "model.weights", trained ? "" : file, deck.run.dir,
+          deck.get<EvaluateDeck>().ema, world};
+}
+
+}  // namespace
+
+int evaluate_held_out(const Deck& deck, const ListStart& start, MPI_Comm world) {
+  // 1. What is to be evaluated.
+  const EvaluateDeck& e = deck.get<EvaluateDeck>();
+  const HeldOutChoice choice = evaluated_samples(deck);
+  WEFT_CHECK(choice.any(), Exit::usage,
+             "name a store in evaluate.data or validation.path, or the validation.share that was "
+             "held out of the training",
+             "there are no held-out clips to evaluate on");
+  check_results(deck, {});
+  const TrainingData data = open_training_data(deck.data, deck.media, choice);
+  const ModelSource weights = weights_of(deck, world);
+  const std::unique_ptr<Communicator> comm = make_communicator(world);
+  const auto sp = static_cast<int>(deck.parallel.sp);
+  const std::unique_ptr<Communicator> sequence = nn::make_sequence_group(world, sp);
+  // Adapters are merged into the weights when these are loaded.
+  Deck merged = deck;
+  merged.get<LoraDeck>().rank = 0;
+  const std::unique_ptr<TrainingTask> task = make_task(merged);
+  task->share_clips(sequence.get());
+  std::vector<Bucket> buckets = data.training->buckets();
+  if (data.held_out.clips)
+    buckets.insert(buckets.end(), data.held_out.clips->buckets().begin(),
+                   data.held_out.clips->buckets().end());
+  task->open(buckets);
+  weights.load(task->params(), deck.model.name == "vae" ? vae_weight_names() : WeightNames(),
+               task->bf16());
+  const std::unique_ptr<ValidationSet> set = task->validation_set(data.held_out);
+  log::info("evaluate  {} of {}", counted(set->items().size(), "clip"),
+            choice.path.empty()
+                ? fmt::format("{}, the share of {} that was held out", deck.data.path, choice.share)
+                : choice.path);
+  log::info("weights   {}", weights.describe());
+
+  // 2. Clips through the model.
+  const std::size_t capacity = arena_capacity(deck.memory, start.device);
+  const std::size_t planned = set->plan(capacity);
+  const auto arena = Arena::reserve(capacity);
+  const ArenaScope scope(*arena);
+  Validation validation(*set, *comm, {comm->rank() / sp, comm->size() / sp, comm->rank() % sp});
+  const ValidationResult result = validation.run();
+  log::info("memory    {} at the peak, {} planned", size_text(static_cast<double>(arena->peak())),
+            size_text(static_cast<double>(planned)));
+
+  // 3. Rank 0 writes.
+  if (comm->rank() != 0) return 0;
+  Json j = parse_json<Json>(result.json(0));
+  j.erase("step");
+  j["clips"] = result.items;
+  j["facts"] = {{"model", task->describe()},
+                {"weights", weights.describe()},
+                {"data", evaluated_data(deck)},
+                {"build", version_line()}};
+  const std::string table = result.text() + "\n";
+  std::error_code failed;
+  fs::create_directories(e.output, failed);
+  WEFT_CHECK(!failed, Exit::data, "choose another evaluate.output", "cannot make {}: {}", e.output,
+             failed.message());
+  const auto write = [&](const char* name, const std::string& text) {
+    replace_file(fs::path(e.output) / name, text, Exit::data, Durable::no);
+  };
+  write("evaluation.json", j.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  write("evaluation.txt", table);
+  fmt::print("{}", table);
+  log::write_info(fmt::format("results   {}", (fs::path(e.output) / "evaluation.json").string()));
+  return 0;
+}
+
+}  // namespace weft

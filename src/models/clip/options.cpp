@@ -1,0 +1,25 @@
+#include "models/clip/options.h"
+
+#include "config/deck_table.h"
+
+namespace weft {
+namespace {
+
+void clip_rows(Rows& r, ClipDeck& d) {
+  r.text(
+      "weights", d.weights,
+      "Safetensors file or folder of a CLIP model, such as ViT-L/14, under Hugging Face's names; "
+      "its shape follows from them.");
+  r.text(
+      "merges", d.merges,
+      "Merges of CLIP's tokenizer, a text file; empty: merges.txt in the folder of the weights.");
+  r.text(
+      "aesthetic", d.aesthetic,
+      "Safetensors file of the aesthetic predictor: five linear layers on CLIP's image features.");
+}
+
+}  // namespace
+
+std::vector<DeckTable> clip_tables() { return {deck_table("clip", clip_rows)}; }
+
+}  // namespace weft

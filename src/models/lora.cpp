@@ -1,0 +1,103 @@
+#include "models/lora.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "checkpoint/weights.h"
+#include "core/error.h"
+#include "core/log.h"
+
+namespace weft {
+namespace {
+
+constexpr std::string_view weight_ending = ".weight";
+
+void lora_rows(Rows& r, LoraDeck& d) {
+  r.number("rank", d.rank, 0, 65536,
+           "Train adapters of this rank (LoRA) instead of the model's weights; 0 trains the "
+           "weights.");
+  r.number("alpha", d.alpha, 1e-6, 1e6, "What an adapter adds is multiplied by alpha / rank.");
+  r.text("targets", d.targets,
+         "The layers that get adapters: names of parameters without .weight; * stands for any "
+         "characters.");
+}
+
+bool matches_layer(const std::string& target, const std::string& name) {
+  return fnmatch(target.c_str(), name.c_str(), 0) == 0;
+}
+
+// Patterns that a user may have meant, of a layer "spatial_blocks.0.attn.qkv": itself,
+// "spatial_blocks.*.attn.qkv", "*.attn.qkv", "*.qkv".
+void add_patterns(const std::string& name, std::vector<std::string>& patterns) {
+  patterns.insert(patterns.end(), {name, kind_of_tensor(name)});
+  for (std::size_t at = name.find('.'); at != name.npos; at = name.find('.', at + 1))
+    patterns.push_back("*" + name.substr(at));
+}
+
+void check_target(const std::string& target, std::span<nn::Linear* const> layers) {
+  std::vector<std::string> patterns;
+  for (const nn::Linear* l : layers) {
+    const std::string name = layer_name(*l->weight);
+    if (matches_layer(target, name)) return;
+    add_patterns(name, patterns);
+  }
+  std::string near = nearest_name(target, patterns);
+  if (near.empty() && !layers.empty()) near = layer_name(*layers.front()->weight);
+  throw Error(
+      Exit::usage, fmt::format("lora.targets: \"{}\" matches no linear layer", target),
+      fmt::format("the nearest is \"{}\"; targets are names of parameters without .weight", near),
+      __FILE__, __LINE__);
+}
+
+}  // namespace
+
+DeckTable lora_table() {
+  DeckTable t = deck_table("lora", lora_rows);
+  t.check = [](const Deck& deck, const DeckDemand& demand) {
+    const LoraDeck& lora = deck.get<LoraDeck>();
+    if (!lora.on()) return;
+    demand(deck.model.name == "stdit3",
+           fmt::format("lora.rank = {} with model.name = \"{}\"", lora.rank, deck.model.name),
+           "adapters are trained for \"stdit3\" alone; set lora.rank = 0");
+    demand(deck.model.weights_partial == "strict",
+           fmt::format("lora.rank = {} with model.weights_partial = \"{}\"", lora.rank,
+                       deck.model.weights_partial),
+           "adapters belong to a whole base: load it with \"matching\" in a run without [lora], "
+           "export that, and name the export as model.weights");
+    demand(!lora.targets.empty(), fmt::format("lora.rank = {} without lora.targets", lora.rank),
+           "name layers, such as [\"*.attn.*\"]");
+  };
+  return t;
+}
+
+std::string layer_name(const Parameter& weight) {
+  WEFT_ASSERT(weight.name.ends_with(weight_ending));
+  return weight.name.substr(0, weight.name.size() - weight_ending.size());
+}
+
+void add_adapters(const LoraDeck& lora, ParameterTable& table,
+                  std::span<nn::Linear* const> layers) {
+  for (const std::string& target : lora.targets) check_target(target, layers);
+  for (const auto& p : table.all()) {
+    p->trainable = false;
+    p->role = Parameter::Role::base;
+  }
+  for (nn::Linear* l : layers) {
+    const std::string name = layer_name(*l->weight);
+    if (std::ranges::none_of(lora.targets, [&](const auto& t) { return matches_layer(t, name); }))
+      continue;
+    const std::int64_t out = l->weight->shape[0], in = l->weight->shape[1];
+    const auto width = static_cast<float>(1 / std::sqrt(static_cast<double>(in)));
+    l->lora_a = &table.add(name + ".lora_A.weight", {lora.rank, in}, {Init::Kind::uniform, width});
+    l->lora_b = &table.add(name + ".lora_B.weight", {out, lora.rank}, {Init::Kind::constant, 0});
+    l->lora_scale = static_cast<float>(lora.alpha / static_cast<double>(lora.rank));
+    for (Parameter* p : {l->lora_a, l->lora_b}) {
+      p->role = Parameter::Role::adapter;
+      p->bf16_only = l->weight->bf16_only;
+    }
+  }
+}
+
+}  // namespace weft
