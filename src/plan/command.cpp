@@ -41,6 +41,7 @@ void print_memory(const Plan& p) {
   row("gradients", p.memory.gradients);
   row("moments", p.memory.moments);
   row("EMA", p.memory.ema);
+  row("samples", p.memory.samples, "weights of model and codec for sample clips");
   row("activations", p.memory.activations,
       fmt::format("largest bucket; the arena may have {}",
                   bytes_text(static_cast<double>(p.capacity))));
@@ -188,15 +189,11 @@ nlohmann::ordered_json to_json(const Plan& p, const Deck& deck, const PlanReques
   j["ranks"] = p.ranks;
   j["rates"] = p.rates_origin;
   j["parameters"] = {{"all", p.parameters}, {"trained", p.trained}};
-  j["memory"] = {{"weights", p.memory.weights},
-                 {"masters", p.memory.masters},
-                 {"fixed", p.memory.fixed},
-                 {"gradients", p.memory.gradients},
-                 {"moments", p.memory.moments},
-                 {"ema", p.memory.ema},
-                 {"activations", p.memory.activations},
-                 {"staging", p.memory.staging},
-                 {"reserve", p.memory.reserve},
+  j["memory"] = {{"weights", p.memory.weights}, {"masters", p.memory.masters},
+                 {"fixed", p.memory.fixed},     {"gradients", p.memory.gradients},
+                 {"moments", p.memory.moments}, {"ema", p.memory.ema},
+                 {"samples", p.memory.samples}, {"activations", p.memory.activations},
+                 {"staging", p.memory.staging}, {"reserve", p.memory.reserve},
                  {"capacity", p.capacity}};
   for (const BucketPlan& b : p.buckets)
     j["buckets"].push_back({{"name", b.name},

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "jobs/generate/samples.h"
 #include "models/registry.h"
 #include "parallel/rank_device.h"
 #include "plan/gpus.h"
@@ -551,10 +552,16 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   for (const Bucket& b : buckets) others = std::max(others, task.facts(b).other_weights);
   plan.memory.fixed += others;
   if (device == DeviceKind::cuda) plan.memory.staging = staging_bytes(training);
+  std::optional<SamplesPlan> samples;
+  if (deck.get<SamplesDeck>().every > 0) {
+    samples.emplace(deck);
+    plan.memory.samples = samples->weights();
+  }
 
   const auto state_on = [&](int ranks) {
     MemoryKinds m = state_bytes(task.params(), task.bf16(), true, ranks, squares, averages);
     m.fixed += others;
+    m.samples = plan.memory.samples;
     return static_cast<double>(m.state() + plan.memory.staging);
   };
 
@@ -566,6 +573,8 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
       recomputation(deck, training, plan.ranks, plan.capacity, device);
   for (const StepMemory& m : memory)
     plan.memory.activations = std::max(plan.memory.activations, m.bytes);
+  if (samples)
+    plan.memory.activations = std::max(plan.memory.activations, samples->arena(plan.capacity));
   // As the trainer does it: an eighth of the plan for what operations need inside.
   if (device == DeviceKind::cuda)
     plan.memory.reserve = std::min(plan.capacity - plan.memory.activations,

@@ -84,10 +84,13 @@ struct MemoryKinds {
   std::size_t fixed = 0;      // parameters that are not trained
   std::size_t gradients = 0;  // f32
   std::size_t moments = 0, ema = 0;
+  std::size_t samples = 0;      // weights that [samples] keeps beside the training's
   std::size_t activations = 0;  // peak of the largest bucket
   std::size_t staging = 0;      // clips in flight to the device
   std::size_t reserve = 0;  // left for libraries, and for what operations need inside themselves
-  std::size_t state() const { return weights + masters + fixed + gradients + moments + ema; }
+  std::size_t state() const {
+    return weights + masters + fixed + gradients + moments + ema + samples;
+  }
   std::size_t total() const { return state() + activations + staging + reserve; }
 };
 // The state's part of it, as the trainer lays it out (train/data_parallel.h), on the rank with most
@@ -143,6 +146,23 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world);
 // names a file for the same. Exit::usage for what does not fit, naming the largest that does.
 int plan_job(const Deck& deck, const PlanRequest& request, const std::string& job,
              const std::string& json, int world_ranks);
+struct ClipParts;
+
+// What the sample clips of a training take ([samples]).
+class SamplesPlan {
+ public:
+  explicit SamplesPlan(const Deck& deck);
+  // Of the model and the codec, beside the training's.
+  std::size_t weights() const { return weights_; }
+  // The peak of the arena. Exit::usage where a clip does not fit.
+  std::size_t arena(std::size_t capacity) const;
+
+ private:
+  Deck deck_;
+  std::shared_ptr<const ClipParts> parts_;
+  std::size_t weights_ = 0;
+};
+
 // The part of animate: adds what it finds to `j`. Reads the list, its pictures and speeches, and
 // draws networks of the deck's shapes.
 void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,

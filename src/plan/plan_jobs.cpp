@@ -13,6 +13,7 @@
 #include "jobs/encode/encode.h"
 #include "jobs/generate/clip_maker.h"
 #include "jobs/generate/options.h"
+#include "jobs/generate/samples.h"
 #include "models/flow_sampler.h"
 #include "models/registry.h"
 #include "models/t5/options.h"
@@ -307,6 +308,33 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
 }
 
 }  // namespace
+
+SamplesPlan::SamplesPlan(const Deck& deck)
+    : deck_(with_scale_of_latents(samples_deck(deck), MPI_COMM_SELF)),
+      parts_(std::make_shared<ClipParts>(deck_)) {
+  weights_ = allocate_weights(*parts_->denoiser) + allocate_weights(*parts_->codec);
+}
+
+std::size_t SamplesPlan::arena(std::size_t capacity) const {
+  AbsentRanks sharing(static_cast<int>(deck_.parallel.sp) - 1, static_cast<int>(deck_.parallel.sp));
+  if (sharing.size() > 1) parts_->denoiser->set_sequence_group(&sharing);
+  const GenerateJob job = plan_generate_job(
+      deck_, read_prompts(deck_.get<GenerateDeck>(), {}, deck_.media), *parts_, "");
+  std::size_t most = 0;
+  for (const ClipItem& item : job.items) {
+    // Only the memory counts: whatever the rates.
+    const ClipPlan p = plan_clip(deck_, *parts_, item, 1, capacity, h200_targets(), 1);
+    WEFT_CHECK(p.sampling <= capacity && p.codec.micro_batch > 0, Exit::usage,
+               "choose smaller samples (generate.resolution, generate.num_frames)",
+               "a sample clip of {} takes {:.2f} GB to sample and {:.2f} to decode; a rank has "
+               "{:.2f} for it",
+               size_name(p.shape), gb(static_cast<double>(p.sampling)),
+               gb(static_cast<double>(p.codec.bytes)), gb(static_cast<double>(capacity)));
+    most = std::max({most, p.sampling, p.codec.bytes});
+  }
+  if (sharing.size() > 1) parts_->denoiser->set_sequence_group(nullptr);
+  return most;
+}
 
 int plan_job(const Deck& deck, const PlanRequest& request, const std::string& job,
              const std::string& json, int world_ranks) {

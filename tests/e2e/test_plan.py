@@ -100,6 +100,20 @@ class Plan(WeftTest):
         self.refuse("optimizer need", "keep fewer averages (train.ema_decay), or use more ranks", "16 hold it", deck=stage2,
                     arguments=("train.ema_decay=[0.99, 0.999]", "--gpu", "h100", "--gpus", "8", "--memory", "9"))
 
+    def test_sample_clips_are_in_the_memory(self):
+        machine = ("--gpus", "2", "--memory", "20", "--fabric", "8x400")
+        samples = ("samples.every=10", 'samples.prompts=["a"]', "generate.image_size=[64,64]", "generate.num_frames=9")
+        text, without = self.plan("deck.toml", *machine)
+        self.assertNotIn("  samples ", text)
+        text, plan = self.plan("deck.toml", *samples, *machine)
+        self.assertIn("weights of model and codec for sample clips", text)
+        # This model works on pixels, in f32, and has no codec.
+        self.assertEqual((without["memory"]["samples"], plan["memory"]["samples"]), (0, 4 * plan["parameters"]["all"]))
+        # These clips have more tokens than the training's.
+        self.assertGreater(plan["memory"]["activations"], without["memory"]["activations"])
+        self.refuse("a sample clip of 9x4096x4096 takes", "generate.resolution", deck="deck.toml",
+                    arguments=(*samples, "generate.image_size=[4096,4096]", *machine))
+
     def test_without_data(self):
         self.refused(self.weft("plan", "deck.toml", "data.path=none.h5", "--gpus", "8", "--memory", "80", ranks=0,
                                expect=None), 3, "none.h5", "synthetic:")

@@ -34,13 +34,20 @@ void check(const SamplesDeck& d, const DeckDemand& demand) {
          "name prompts, such as samples.prompts = [\"a boat on a lake\"]");
 }
 
-// [generate] as it is, but with these prompts alone.
-Deck deck_of(const Deck& deck, MPI_Comm world) {
+}  // namespace
+
+DeckTable samples_table() {
+  DeckTable table = deck_table("samples", rows, check);
+  table.next = "parallel";
+  return table;
+}
+
+Deck samples_deck(const Deck& deck) {
   const Model* model = find_model(deck.model.name);
   WEFT_CHECK(model != nullptr && model->make_denoiser != nullptr, Exit::usage,
              "leave [samples] out", "samples.every is set, and model.name = \"{}\" makes no clips",
              deck.model.name);
-  Deck own = with_scale_of_latents(deck, world);
+  Deck own = deck;
   auto& g = own.get<GenerateDeck>();
   const GenerateDeck none;
   g.prompts = deck.get<SamplesDeck>().prompts;
@@ -51,16 +58,11 @@ Deck deck_of(const Deck& deck, MPI_Comm world) {
   return own;
 }
 
-}  // namespace
-
-DeckTable samples_table() {
-  DeckTable table = deck_table("samples", rows, check);
-  table.next = "parallel";
-  return table;
-}
-
 TrainingSamples::TrainingSamples(const Deck& deck, MPI_Comm world)
-    : deck_(deck_of(deck, world)), run_dir_(deck.run.dir), world_(world), parts_(deck_) {
+    : deck_(with_scale_of_latents(samples_deck(deck), world)),
+      run_dir_(deck.run.dir),
+      world_(world),
+      parts_(deck_) {
   int size = 1;
   MPI_Comm_rank(world, &rank_);
   MPI_Comm_size(world, &size);

@@ -25,6 +25,9 @@ struct SamplesDeck {
   std::int64_t every = 0;
 };
 DeckTable samples_table();
+// The deck of the `weft generate` that makes them: [generate] as it is, but with these prompts
+// alone. Exit::usage for a model that makes no clips.
+Deck samples_deck(const Deck& deck);
 
 class TrainingSamples {
  public:
