@@ -83,6 +83,7 @@ struct Result {
 //   way (file)        shapes                         models
 //   depthwise         a kernel for each channel      MobileNetV2; SadTalker before its keypoints
 //   matrix product    1x1 of stride 1                all: shortcuts, bottlenecks, heads
+//   winograd_volume   3x3x3, all strides 1           temporal VAE; SadTalker's 3D blocks
 //   winograd          kt x 3 x 3, stride 1 in the    VAE, LPIPS (VGG), ResNet (dilated in
 //                     plane, 32 or more input        segmentation), HRNet, DBNet, FAN,
 //                     channels, 0.25 GFLOP or more   RetinaFace, GFPGAN, SadTalker

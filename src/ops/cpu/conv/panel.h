@@ -1,5 +1,5 @@
 // Weights in panels, as products want them: channels side by side in vectors, read from PyTorch's
-// layout. Shared by winograd.cpp and fourier.cpp; included inside an unnamed namespace, behind
+// layout. Shared by winograd*.cpp and fourier.cpp; included inside an unnamed namespace, behind
 // gemm_tile.h.
 
 #pragma once

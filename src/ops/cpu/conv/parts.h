@@ -38,6 +38,11 @@ void direct_backward_weight(const Geometry& g, const float* x, const float* dy, 
 bool winograd_fits(const Geometry& g);
 void winograd_forward(const Geometry& g, const float* x, const float* w, const float* bias,
                       bool add, float* y);
+// Those of three frames, of stride 1 among the frames too (winograd_volume.cpp): winograd_forward
+// hands them on.
+bool volume_fits(const Geometry& g);
+void volume_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
+                    float* y);
 void winograd_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                               bool accumulate);
 
