@@ -90,7 +90,7 @@ bool has_held_out(std::span<const Run> runs) {
                      [](const Run& r) { return !finite(r.held_out.loss).empty(); });
 }
 
-// Both curves in one plot are told apart by name.
+// The legend names both curves.
 std::string loss_legend(std::span<const Run> runs) {
   if (!has_held_out(runs)) return run_legend(runs);
   std::string s = "<div class=\"legend\">";

@@ -116,8 +116,8 @@ void Trainer::open_data() {
   if (first_rank() &&
       std::ranges::any_of(deck_.data.prompt_prefixes, [](const auto& p) { return !p.empty(); }))
     log::warn(
-        "data.prompt_prefixes has no effect: no caption is read without features, and those that "
-        "weft encode stores have its prefixes");
+        "data.prompt_prefixes has no effect: training reads captions only as text features; set it "
+        "for weft encode, which makes them");
   // Clips of validation.path may need what the training's do not, such as a VAE.
   std::vector<Bucket> buckets = source_->buckets();
   if (held_out_.clips)

@@ -44,7 +44,7 @@ struct EvaluateDeck {
 
 struct ValidationScore {
   double loss = 0;                                    // the smaller the better
-  std::vector<std::pair<std::string, double>> terms;  // what else is told, by name; may be empty
+  std::vector<std::pair<std::string, double>> terms;  // further figures by name; may be empty
 };
 
 // Held-out samples and how a task measures them: by figures that are summed over the samples.

@@ -28,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// ---- What is read ----
+// ---- Input ----
 
 const std::string& clips_of(const Deck& deck) { return deck.get<EvaluateClipsDeck>().clips; }
 
@@ -79,7 +79,7 @@ ClipRows read_rows_of(const Deck& deck) {
   return rows;
 }
 
-// ---- What is asked for ----
+// ---- Checks of the deck ----
 
 void check_clips_deck(const Deck& deck) {
   const EvaluateClipsDeck& c = deck.get<EvaluateClipsDeck>();
@@ -152,7 +152,7 @@ std::vector<ListItem> clip_items(const ClipRows& rows, const std::string& job, b
   return items;
 }
 
-// ---- What is written ----
+// ---- Output ----
 
 std::string output_table(const Deck& deck) {
   const bool lines = form_of_name(clips_of(deck)) == TableForm::json_lines;
