@@ -10,9 +10,11 @@
 # 9 segmentation: golden cases, networks and evaluation beside PyTorch, its operations timed, training on GPU and CPU, a step
 # of ResNet-50, 10 text detection: training on GPU and CPU, a step of DBNet++; animation: clips beside PyTorch. Nothing stops
 # at a failure: every part writes its JSON and log to OUT, OUT/summary.txt has one line a part.
-# Exit status 1 if any part failed. PARTS=REGEX runs the parts whose names match, such as PARTS='golden|comm'; in calls of at most ten minutes:
-#   PARTS='doctor|kernels|attention|golden|video'   PARTS='sanitizer|comm|smoke'   PARTS='step|vae|t5|generate'
-#   PARTS='segmentation'   PARTS='text|animate'
+# Exit status 1 if any part failed. PARTS=REGEX runs the parts whose whole names match. The most telling come first; in calls
+# of at most ten minutes:
+#   PARTS='doctor|kernels_small|step_.*|kernel_times_.*|ranks_.*'   PARTS='rates_.*|golden_.*|smoke_.*|comm_.*|video_tests'
+#   PARTS='sanitizer_.*'   PARTS='kernels|attention_sm80'   PARTS='vae_.*|t5_.*|generate_480p'
+#   PARTS='segmentation_.*'   PARTS='text_.*|animate'
 # Packages of PYTHON: torch, numpy, safetensors; for part 8 transformers, sentencepiece, diffusers, beautifulsoup4, ftfy;
 # for part 9 Pillow; for part 10 also torchvision, opencv-python-headless, scipy, xxhash.
 # REHEARSE=1 runs every part on small sizes, with PyTorch on the CPU, to find mistakes without a GPU; WEFT is then the program
@@ -38,6 +40,7 @@ if [ -n "${REHEARSE:-}" ]; then
   segmentation_pairs=(--pairs resnet18dilated+ppm_deepsup) segmentation_side=64
   segmentation_small=(model.encoder=resnet18dilated)
   text_small=(model.backbone=resnet18 train.batch_size=1) text_side=64 animate_clips="three_frames"
+
   generate_small=("${vae_small[@]}" model.hidden_size=32 model.depth=1 model.num_heads=2 "generate.image_size=[16, 16]"
     generate.num_frames=5 sampler.steps=2)
 else
@@ -52,11 +55,16 @@ mpirun=$(dirname "$weft")/mpirun
 summary=$out/summary.txt
 { "$weft" --version; nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader; date -u; } >"$summary" 2>&1
 failed=0
+# Clocks and power of every second, to tell a slow kernel from a slow GPU.
+if command -v nvidia-smi >/dev/null; then
+  nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu --format=csv,nounits -l 1 >"$out/clocks_$$.csv" 2>/dev/null &
+  trap 'kill %1 2>/dev/null' EXIT
+fi
 
 part() {  # name, time limit in seconds, command ...
   local name=$1 limit=$2
   shift 2
-  [[ $name =~ ${PARTS:-.} ]] || return 0
+  [[ $name =~ ^(${PARTS:-.*})$ ]] || return 0
   local began=$SECONDS
   if timeout $((limit * slower)) "$@" >"$out/$name.log" 2>&1; then
     echo "ok      $name ($((SECONDS - began)) s): $(tail -n 1 "$out/$name.log")" >>"$summary"
@@ -68,6 +76,62 @@ part() {  # name, time limit in seconds, command ...
 
 part doctor 60 "$weft" doctor
 part kernels_small 200 "$kernels" --size small --check-only --device cuda --json "$out/kernels_small.json"
+# A training step of STDiT3-XL/2, with the products' algorithms measured as in training, and without; where its time goes.
+for shape in $shapes; do
+  for kind in "" --untuned; do
+    # shellcheck disable=SC2086
+    part "step_weft_$shape${kind//--/_}" 120 "$weft" bench step "$model" device.kind=cuda --shape "$shape" --captions "$captions" \
+      --steps "$steps" --warmup 4 $kind --json "$out/step_weft_$shape${kind//--/_}.json"
+  done
+done
+part step_profile 120 "$weft" bench step "$model" device.kind=cuda --shape "${shapes%% *}" \
+  --captions "$captions" --steps 3 --warmup 2 --profile
+for kind in attention norm gate linear adamw; do
+  part "kernel_times_$kind" 100 "$kernels" --size "$size" --filter $kind --device cuda --time-only --json "$out/kernel_times_$kind.json"
+done
+
+# Two ranks of a training on one GPU, through NCCL, beside one rank, or two on the CPU where ranks share statistics: the losses
+# agree. Each rank passes for a host of its own, so that NCCL takes them (over sockets on lo).
+two_ranks() {  # name, losses' tolerance, reference's ranks and device, deck, overrides ...
+  local run=$out/$1 tolerance=$2 reference=$3 device=$4
+  shift 4
+  local common=("$@" run.resume=false train.checkpoint_every=0)
+  local shared=("${common[@]}" device.kind=cuda device.share=true "run.dir=${run}_2")
+  [ "$reference" = 2 ] || common+=(parallel.sp=1)
+  "$mpirun" --oversubscribe -n "$reference" "$weft" train "${common[@]}" "device.kind=$device" "run.dir=${run}_1" &&
+    "$mpirun" --oversubscribe -n 1 env NCCL_HOSTID=a WEFT_COMM=nccl "$weft" train "${shared[@]}" : \
+      -n 1 env NCCL_HOSTID=b WEFT_COMM=nccl "$weft" train "${shared[@]}" &&
+    "$python" validation/gpu/same_losses.py "${run}_1/metrics.jsonl" "${run}_2/metrics.jsonl" "$tolerance"
+}
+export -f two_ranks
+export out mpirun weft python
+ranks() {
+  part "ranks_$1" 90 bash -c 'two_ranks "$@"' two_ranks "ranks_$1" "${@:2}"
+  rm -rf "$out/ranks_$1_1" "$out/ranks_$1_2"
+}
+ranks zero_1 1e-5 1 cuda inputs/smoke.toml "${smoke_small[@]}"
+ranks zero_0 1e-5 1 cuda inputs/smoke.toml parallel.zero=0 "${smoke_small[@]}"
+ranks wire_bf16 1e-2 1 cuda inputs/smoke.toml parallel.wire=bf16 "${smoke_small[@]}"
+ranks bf16 1e-2 1 cuda inputs/smoke.toml model.dtype=bf16 "${smoke_small[@]}"
+ranks sp 1e-5 1 cuda inputs/smoke.toml parallel.sp=2 "${smoke_small[@]}"
+ranks sync_bn 1e-2 2 cpu inputs/segmentation_demo.toml train.steps=6 train.lr_encoder=1e-4 train.lr_decoder=1e-4
+
+# Twenty steps of each vision model; DBNet with and without recorded steps.
+rate() {  # name, deck, overrides ...
+  part "rates_$1" 90 "$weft" train "$2" device.kind=cuda "run.dir=$out/rates_$1" run.resume=false train.epochs=0 \
+    "train.steps=$((steps * 2))" train.micro_batches=1 train.checkpoint_every=0 "${@:3}"
+  [ ! -f "$out/rates_$1/metrics.jsonl" ] || cp "$out/rates_$1/metrics.jsonl" "$out/rates_$1.jsonl"
+  rm -rf "$out/rates_$1"
+}
+for dtype in f32 bf16; do
+  rate "segmentation_$dtype" inputs/segmentation_r50.toml "model.dtype=$dtype" "data.short_sides=[$segmentation_side]" \
+    "data.path=shapes:images=64,classes=8,height=$segmentation_side,width=$segmentation_side,seed=1" "${segmentation_small[@]}"
+  rate "text_$dtype" inputs/dbnetpp_icdar2015.toml "model.dtype=$dtype" "data.crop=$text_side" \
+    "data.path=text:images=64,height=$text_side,width=$text_side,words=1..8,letters=12..48,seed=1" "${text_small[@]}"
+done
+rate text_no_graphs inputs/dbnetpp_icdar2015.toml model.dtype=bf16 device.graphs=false "data.crop=$text_side" \
+  "data.path=text:images=64,height=$text_side,width=$text_side,words=1..8,letters=12..48,seed=1" "${text_small[@]}"
+
 part kernels 500 "$kernels" --size "$size" --device cuda --json "$out/kernels.json"
 part attention_sm80 200 env WEFT_ATTENTION=sm80 "$kernels" --size "$size" --filter attention --device cuda \
   --json "$out/attention_sm80.json"
@@ -98,17 +162,12 @@ done
 part smoke_losses 10 "$python" validation/gpu/same_losses.py "$out/run_cpu/metrics.jsonl" "$out/run_cuda/metrics.jsonl" 1e-4
 rm -rf "$out/run_cpu" "$out/run_cuda"
 
+# The same steps in PyTorch.
 for shape in $shapes; do
-  part "step_weft_$shape" 120 "$weft" bench step "$model" device.kind=cuda --shape "$shape" --captions "$captions" \
-    --steps "$steps" --warmup 4 --json "$out/step_weft_$shape.json"
   # shellcheck disable=SC2086
-  part "step_torch_$shape" 240 "$python" validation/gpu/torch_step.py "$model" --shape "$shape" --steps "$steps" \
-    --captions "$captions" --device $torch_device $torch_options --json "$out/step_torch_$shape.json"
-  part "step_weft_again_$shape" 120 "$weft" bench step "$model" device.kind=cuda --shape "$shape" --captions "$captions" \
-    --steps "$steps" --warmup 4 --json "$out/step_weft_again_$shape.json"
+  part "torch_step_$shape" 240 "$python" validation/gpu/torch_step.py "$model" --shape "$shape" --steps "$steps" \
+    --captions "$captions" --device $torch_device $torch_options --json "$out/torch_step_$shape.json"
 done
-part step_profile 120 "$weft" bench step "$model" device.kind=cuda --shape "${shapes%% *}" \
-  --captions "$captions" --steps 3 --warmup 2 --profile
 
 # VAE and T5. What the tests say of small models, GPU against CPU, then speed at the released sizes.
 part video_tests 400 env WEFT_BIN="$(realpath "$weft")" WEFT_MPIEXEC="$mpirun" \
@@ -161,15 +220,6 @@ for device in cpu cuda; do
 done
 part segmentation_losses 10 "$python" validation/gpu/same_losses.py "$out/segmentation_cpu/metrics.jsonl" \
   "$out/segmentation_cuda/metrics.jsonl" 1e-3
-for dtype in f32 bf16; do
-  part "segmentation_step_$dtype" 200 "$weft" train inputs/segmentation_r50.toml device.kind=cuda "model.dtype=$dtype" \
-    "run.dir=$out/segmentation_step_$dtype" run.resume=false train.epochs=0 "train.steps=$((steps * 2))" train.micro_batches=1 \
-    "data.path=shapes:images=64,classes=8,height=$segmentation_side,width=$segmentation_side,seed=1" \
-    "data.short_sides=[$segmentation_side]" train.checkpoint_every=0 "${segmentation_small[@]}"
-  [ ! -f "$out/segmentation_step_$dtype/metrics.jsonl" ] ||
-    cp "$out/segmentation_step_$dtype/metrics.jsonl" "$out/segmentation_step_$dtype.jsonl"
-  rm -rf "$out/segmentation_step_$dtype"
-done
 rm -rf "$out/segmentation_cpu" "$out/segmentation_cuda"
 
 # Text detection and animation. What the golden cases do not show: whole jobs.
@@ -182,14 +232,6 @@ for device in cpu cuda; do
     run.resume=false train.steps=4 train.batch_size=2 train.checkpoint_every=0
 done
 part text_losses 10 "$python" validation/gpu/same_losses.py "$out/text_cpu/metrics.jsonl" "$out/text_cuda/metrics.jsonl" 1e-3
-for dtype in f32 bf16; do
-  part "text_step_$dtype" 200 "$weft" train inputs/dbnetpp_icdar2015.toml device.kind=cuda "model.dtype=$dtype" \
-    "run.dir=$out/text_step_$dtype" run.resume=false train.epochs=0 "train.steps=$((steps * 2))" train.micro_batches=1 \
-    "data.path=text:images=64,height=$text_side,width=$text_side,words=1..8,letters=12..48,seed=1" "data.crop=$text_side" \
-    train.checkpoint_every=0 "${text_small[@]}"
-  [ ! -f "$out/text_step_$dtype/metrics.jsonl" ] || cp "$out/text_step_$dtype/metrics.jsonl" "$out/text_step_$dtype.jsonl"
-  rm -rf "$out/text_step_$dtype"
-done
 rm -rf "$out/text_cpu" "$out/text_cuda"
 # shellcheck disable=SC2086
 part animate 500 "$python" validation/check_animate.py --weft "$weft" --device cuda --clips $animate_clips --output "$out/animate.json"
