@@ -44,8 +44,6 @@ int run_kernels(const KernelsRequest& request) {
   const ArenaScope scope(*arena);
   const auto host_arena = Arena::reserve(std::size_t{1} << 40, DeviceKind::cpu);
 
-  WEFT_CHECK(!(request.check_only && request.time_only), Exit::usage, "give one of them",
-             "--check-only and --time-only leave nothing to do");
   const bool timed = !request.check_only, checks = on_cuda() && !request.time_only;
   const Ceilings ceilings =
       timed ? Ceilings{copy_rate(), product_rate(DType::f32), product_rate(DType::bf16)}
