@@ -15,7 +15,9 @@
 #include "models/t5/text_encoder.h"
 #include "models/video_vae/task.h"
 #include "models/video_vae/video_vae.h"
+#include "models/wan/dit.h"
 #include "models/wan/options.h"
+#include "models/wan/task.h"
 
 namespace weft {
 namespace {
@@ -27,6 +29,9 @@ std::unique_ptr<TrainingTask> make(const Deck& deck) {
 
 std::unique_ptr<Denoiser> make_stdit3(const Deck& deck) {
   return std::make_unique<Stdit3>(stdit3_config(deck));
+}
+std::unique_ptr<Denoiser> make_wan(const Deck& deck) {
+  return std::make_unique<Wan>(wan_config(deck));
 }
 std::unique_ptr<VideoCodec> make_video_vae(const Deck& deck) {
   return std::make_unique<VideoVae>(deck.get<VaeDeck>());
@@ -44,7 +49,7 @@ std::vector<Model>& table() {
       {"sadtalker", sadtalker_tables},
       {"", t5_tables},
       {"", clip_tables},
-      {"wan", wan_tables},
+      {"wan", wan_tables, make<WanTask>, make_wan},
   };
   return models;
 }

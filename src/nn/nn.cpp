@@ -238,7 +238,8 @@ Var add(Context c, const Var& a, const Var& b) {
 Var modulation(Context c, Parameter& table, const Var& t) {
   use(c, {&table});
   const std::int64_t groups = t->value.dim(0);
-  Tensor m = Tensor::empty({groups, table.shape[0], table.shape[1]}, DType::f32);
+  const std::int64_t C = table.shape[table.shape.rank() - 1];
+  Tensor m = Tensor::empty({groups, table.shape.numel() / C, C}, DType::f32);
   ops::modulation_forward(table.value, t->value, m);
   const Var out = make_var(m);
   if (c.tape.recording())

@@ -111,7 +111,8 @@ Var silu(Context c, const Var& x);
 // a + b of one shape: f32, or a in f32 and b in bf16.
 Var add(Context c, const Var& a, const Var& b);
 
-// m [G,K,C] = table [K,C] + t, t [G,K*C] or [G,C] (docs/models/stdit3.md, Modulation, Final layer).
+// m [G,K,C] = table [K,C] or [1,K,C] + t, t [G,K*C] or [G,C] (docs/models/stdit3.md, Modulation,
+// Final layer).
 Var modulation(Context c, Parameter& table, const Var& t);
 
 // LN(x) (1 + m[row, scale]) + m[row, shift], x [B*T..., S, C], rows i32 [B*T] (ops/norm.h); frames

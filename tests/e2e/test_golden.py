@@ -137,6 +137,13 @@ class Golden(WeftTest):
     def test_rflow_loss(self):
         self.check("stdit3_rflow_loss", "loss", "--backward")
 
+    def test_wan(self):
+        for case, what in (("wan_video", "forward"), ("wan_small_head", "forward"), ("wan_loss", "loss")):
+            with self.subTest(case=case):
+                if not (GOLDEN / f"{case}.toml").exists():
+                    self.skipTest(f"{case} is not there")
+                self.check(case, what, "--backward")
+
     def test_sample(self):
         self.check("stdit3_sample", "sample", "--backward")
 
