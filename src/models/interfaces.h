@@ -198,6 +198,12 @@ struct TextFile {
   std::map<std::string, std::string> metadata;
 };
 
+// How large a network is.
+struct ModelSize {
+  std::int64_t tensors = 0, parameters = 0;
+};
+ModelSize size_of(const ParameterTable& table);
+
 // Texts to features. A denoiser has its own null caption for texts that are not encoded.
 class TextEncoder {
  public:
@@ -208,6 +214,7 @@ class TextEncoder {
   virtual std::string lacks() const { return ""; }
   virtual std::int64_t channels() const = 0;    // of a token's features
   virtual std::int64_t max_tokens() const = 0;  // of a text, its end mark included
+  virtual ModelSize size() const { return {}; }  // zero: it has no network
   // A line of all that decides the features besides the texts: weights, tokenizer, settings.
   virtual std::string describe() const = 0;
   // Exit::data, naming the deck's key, where there are no such weights. On rank 0.
