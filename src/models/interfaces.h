@@ -39,7 +39,8 @@ class ModelPart {
 
 // Captions of a batch, only the rows that count, packed sample after sample.
 struct Captions {
-  Tensor y;  // f32 [B, Lmax, caption_channels], or undefined when every row is the null caption's
+  Tensor y;  // f32 [B, Lmax, caption_channels], or undefined when every row is the null caption's.
+             // In sampling there may be another number of texts than samples.
   Tensor index;    // i32 [sum L]: row b*Lmax + l of y, or -1-l for row l of the null caption
   Tensor offsets;  // i32 [B+1]
   std::vector<std::int64_t> lengths;  // [B], the same on the host
@@ -52,6 +53,17 @@ struct DenoiserInput {
   double height = 0, width = 0;  // of the footage in pixels
   Captions captions;
   Tensor x_mask;  // u8 [B, T], 1 = frame is being generated; undefined: all are
+  // For a step cache, of a model with a cache_signal(): `blocks`, if not null, gets what all blocks
+  // together add to the tokens, in a form of the model's own; with `reuse_blocks` it is taken as
+  // an earlier step left it, and the blocks are not run.
+  Tensor* blocks = nullptr;
+  bool reuse_blocks = false;
+};
+
+// What [generate] takes where the deck leaves it to the model.
+struct ClipDefaults {
+  double fps = 24;
+  double aes = 6.5;  // aesthetic score behind each prompt; 0: its captions carry no scores
 };
 
 // Predicts in which direction a noisy latent becomes data. Samplers (models/flow_sampler.h) know
@@ -61,10 +73,26 @@ class Denoiser : public ModelPart {
   virtual std::int64_t channels() const = 0;  // C of the latent; 3: it works on pixels
   virtual std::int64_t caption_channels() const = 0;
   virtual std::int64_t max_caption() const = 0;  // tokens; also the rows of the null caption
+  // Whether it has learned a caption for no text at all. One that has not takes its captions from
+  // a text encoder, and classifier-free guidance takes the negative prompt's.
+  virtual bool has_null_caption() const { return true; }
+  // Whether DenoiserInput::x_mask is heeded: frames that are given, and frames to edit.
+  virtual bool takes_given_frames() const { return true; }
+  virtual ClipDefaults clip_defaults() const { return {}; }
+  // Rows and columns of its latents must be multiples of this.
+  virtual std::int64_t side_multiple() const { return 1; }
 
   // f32 [B, C or more, T, h, w] in the current arena: the first C channels are the velocity
   // x0 - eps. A model that predicts something else, or counts time otherwise, converts here.
   virtual Tensor velocity(const DenoiserInput& in) = 0;
+
+  // For TeaCache (models/step_cache.h): the first block's modulated input, whose change from step
+  // to step tells how much the velocity changes. Whole on every rank, in the current arena;
+  // undefined: the model has none.
+  virtual Tensor cache_signal(const DenoiserInput& in) { return {}; }
+  // The polynomial, highest power first, from that relative change to the velocity's.
+  virtual std::vector<double> cache_polynomial() const { return {}; }
+
   // Operations of one velocity of a clip of latent frames of h x w, with a caption of full length.
   virtual double flops(std::int64_t frames, std::int64_t h, std::int64_t w) const = 0;
 
@@ -96,6 +124,8 @@ class VideoCodec : public ModelPart {
   // Pixel frames that are coded independently of the others. Exit::usage from a codec that is set
   // to code clips whole.
   virtual std::int64_t chunk_pixels() const = 0;
+  // `frames`, or the next larger number that a latent can be decoded to (such as 4n + 1).
+  virtual std::int64_t whole_frames(std::int64_t frames) const { return frames; }
   // Of a clip of `frames`, as many as could be coded at once.
   virtual std::int64_t chunk_frames(std::int64_t frames) const { return frames; }
 
