@@ -18,8 +18,8 @@
 #include "data/clip_store.h"
 #include "data/text_images/text_images.h"
 #include "jobs/jobs.h"
-#include "models/registry.h"
 #include "media/writers.h"
+#include "models/registry.h"
 
 namespace weft {
 namespace {

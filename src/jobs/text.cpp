@@ -9,10 +9,10 @@
 #include "core/file.h"
 #include "core/log.h"
 #include "jobs/jobs.h"
+#include "models/registry.h"
 #include "models/t5/options.h"
 #include "models/t5/t5.h"
 #include "models/t5/text_encoder.h"
-#include "models/registry.h"
 #include "parallel/rank_device.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
@@ -70,8 +70,8 @@ int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
     for (const std::string& caption : captions) {
       cleaned.push_back(t5_clean(t5, caption));
       if (tokenizer)
-        tokens.push_back(fmt::format(
-            "{}", fmt::join(tokenizer->encode(cleaned.back(), t5.max_length), " ")));
+        tokens.push_back(
+            fmt::format("{}", fmt::join(tokenizer->encode(cleaned.back(), t5.max_length), " ")));
     }
     if (!request.cleaned.empty()) write_lines(request.cleaned, cleaned);
     if (tokenizer) write_lines(request.tokens, tokens);

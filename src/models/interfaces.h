@@ -64,6 +64,7 @@ struct DenoiserInput {
 struct ClipDefaults {
   double fps = 24;
   double aes = 6.5;  // aesthetic score behind each prompt; 0: its captions carry no scores
+  std::string negative_prompt;  // empty: the null caption, or an empty text where there is none
 };
 
 // Predicts in which direction a noisy latent becomes data. Samplers (models/flow_sampler.h) know
@@ -242,8 +243,8 @@ class TextEncoder {
   virtual std::string name() const = 0;  // for messages
   // What the deck lacks to encode texts, such as "t5.weights is empty"; "": nothing.
   virtual std::string lacks() const { return ""; }
-  virtual std::int64_t channels() const = 0;    // of a token's features
-  virtual std::int64_t max_tokens() const = 0;  // of a text, its end mark included
+  virtual std::int64_t channels() const = 0;     // of a token's features
+  virtual std::int64_t max_tokens() const = 0;   // of a text, its end mark included
   virtual ModelSize size() const { return {}; }  // zero: it has no network
   // A line of all that decides the features besides the texts: weights, tokenizer, settings.
   virtual std::string describe() const = 0;

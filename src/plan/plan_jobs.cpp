@@ -122,8 +122,8 @@ std::string dtype_name(const auto& part) { return part.bf16() ? "bf16" : "f32"; 
 
 void print_text(const Deck& deck, const TextPlan& text, nlohmann::ordered_json& j) {
   const T5Deck t5 = t5_deck(deck);
-  fmt::print("\ntext encoder, {} layers in {}, before the others are loaded\n  {}\n",
-             t5.num_layers, t5.dtype, describe(text.placement));
+  fmt::print("\ntext encoder, {} layers in {}, before the others are loaded\n  {}\n", t5.num_layers,
+             t5.dtype, describe(text.placement));
   row(j, "t5 beside weights", text.work,
       fmt::format("of each part: {} captions of {} tokens", t5.micro_batch, t5.max_length));
   fmt::print("  {:.2f} ms a caption of full length, all parts together\n",

@@ -1,5 +1,5 @@
-// Cleans captions before the tokenizer: as Open-Sora does (docs/models/t5.md, Cleaning), lower case,
-// no addresses, no HTML, no file names ..., or only what is broken, as Wan does (umT5 there).
+// Cleans captions before the tokenizer: as Open-Sora does (docs/models/t5.md, Cleaning), lower
+// case, no addresses, no HTML, no file names ..., or only what is broken, as Wan does (umT5 there).
 #pragma once
 
 #include <string>

@@ -101,9 +101,8 @@ TEST_F(TokenizerTest, SaysWhatDoesNotFit) {
   EXPECT_THAT(refused([&] { Tokenizer t(dir_ / "text"); }), HasSubstr("text is not"));
   EXPECT_THAT(refused([&] { Tokenizer t(model("other", "--pad_id=3")); }),
               HasSubstr("T5's are 0, 1 and 2"));
-  EXPECT_THAT(
-      refused([&] { Tokenizer t(model("last", "--pad_id=-1"), Tokenizer::Ids::of_file); }),
-      HasSubstr("umT5's are 0, 1 and a later one"));
+  EXPECT_THAT(refused([&] { Tokenizer t(model("last", "--pad_id=-1"), Tokenizer::Ids::of_file); }),
+              HasSubstr("umT5's are 0, 1 and a later one"));
   const std::string weights = (dir_ / "t5.safetensors").string();
   EXPECT_THAT(refused([&] { open_tokenizer("", weights, 32128); }), HasSubstr("spiece.model"));
   model("spiece", t5_ids_);

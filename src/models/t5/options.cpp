@@ -27,9 +27,7 @@ void rows_of(Rows& r, T5Deck& d, const char* clean) {
   r.number("micro_batch", d.micro_batch, 1, 65536, "Captions that go through the layers together.");
 }
 
-void t5_rows(Rows& r, T5Deck& d) {
-  rows_of(r, d, "Clean captions as Open-Sora's inference does.");
-}
+void t5_rows(Rows& r, T5Deck& d) { rows_of(r, d, "Clean captions as Open-Sora's inference does."); }
 void umt5_rows(Rows& r, UmT5Deck& d) {
   rows_of(r, d, "Clean captions as Wan does: encodings, HTML entities, white space; case is kept.");
 }

@@ -208,17 +208,17 @@ namespace {
 
 // The name that Wan releases for a parameter of umT5.
 std::string released_name(const std::string& name) {
-  return renamed_parts(name, {{"shared", "token_embedding"},
-                              {"encoder.final_layer_norm", "norm"},
-                              {"encoder.block", "blocks"},
-                              {"layer.0.layer_norm", "norm1"},
-                              {"layer.0.SelfAttention.relative_attention_bias",
-                               "pos_embedding.embedding"},
-                              {"layer.0.SelfAttention", "attn"},
-                              {"layer.1.layer_norm", "norm2"},
-                              {"layer.1.DenseReluDense.wi_0", "ffn.gate.0"},
-                              {"layer.1.DenseReluDense.wi_1", "ffn.fc1"},
-                              {"layer.1.DenseReluDense.wo", "ffn.fc2"}});
+  return renamed_parts(
+      name, {{"shared", "token_embedding"},
+             {"encoder.final_layer_norm", "norm"},
+             {"encoder.block", "blocks"},
+             {"layer.0.layer_norm", "norm1"},
+             {"layer.0.SelfAttention.relative_attention_bias", "pos_embedding.embedding"},
+             {"layer.0.SelfAttention", "attn"},
+             {"layer.1.layer_norm", "norm2"},
+             {"layer.1.DenseReluDense.wi_0", "ffn.gate.0"},
+             {"layer.1.DenseReluDense.wi_1", "ffn.fc1"},
+             {"layer.1.DenseReluDense.wo", "ffn.fc2"}});
 }
 
 }  // namespace

@@ -355,8 +355,8 @@ struct OwnComm {
 };
 
 // Loads the weights of this rank's layers. Only one rank reads each byte of the files: the first
-// part reads T5's bias table, which all parts need, and broadcasts it (umT5's belong to the layers).
-// Returns the bytes read.
+// part reads T5's bias table, which all parts need, and broadcasts it (umT5's belong to the
+// layers). Returns the bytes read.
 std::uint64_t load_part(const T5Deck& config, T5Encoder* part, const T5Job& job, MPI_Comm comm) {
   const int first = job.placement.parts.front().rank;
   const std::string shared = config.umt5 ? "" : t5_bias_name(0);
@@ -366,9 +366,8 @@ std::uint64_t load_part(const T5Deck& config, T5Encoder* part, const T5Job& job,
     const WeightFiles files = WeightFiles::open(config.weights);
     T5Encoder whole(config, 0, config.num_layers);  // its names and shapes: it has no memory
     check_weights(files, whole.params(), t5_weight_names(config));
-    read_weights(files, part->params(), t5_weight_names(config), [&](const Parameter& p) {
-      return p.name == shared && rank_in(comm) != first;
-    });
+    read_weights(files, part->params(), t5_weight_names(config),
+                 [&](const Parameter& p) { return p.name == shared && rank_in(comm) != first; });
     bytes = files.bytes_read();
     part->pack_weights();
   }

@@ -1,5 +1,5 @@
-// Captions to features of T5 or umT5. The encoder is split over the ranks: each holds as many layers as fit
-// its free memory, and captions pass through them in consecutive micro-batches.
+// Captions to features of T5 or umT5. The encoder is split over the ranks: each holds as many
+// layers as fit its free memory, and captions pass through them in consecutive micro-batches.
 #pragma once
 
 #include <mpi.h>

@@ -6,7 +6,8 @@
 namespace weft {
 
 // Parameters of the network have the names that Wan releases, which is what is written. Files may
-// have them behind "model.diffusion_model.", as repackagings do, or be diffusers' WanTransformer3DModel.
+// have them behind "model.diffusion_model.", as repackagings do, or be diffusers'
+// WanTransformer3DModel.
 WeightNames wan_weight_names();
 
 }  // namespace weft

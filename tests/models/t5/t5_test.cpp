@@ -1,5 +1,5 @@
-// The encoders of T5 and umT5 against docs/models/t5.md, Forward, in f64, in one piece and in parts.
-// validation/check_t5.py holds it to transformers.
+// The encoders of T5 and umT5 against docs/models/t5.md, Forward, in f64, in one piece and in
+// parts. validation/check_t5.py holds it to transformers.
 #include "models/t5/t5.h"
 #include "models/t5/options.h"
 

@@ -260,8 +260,8 @@ TEST_F(TextEncoder, WritesSeveralFilesAndStopsAmongThem) {
   const auto encode_files = [&](const std::function<bool()>& stop) {
     // Only rank 0 knows texts and files.
     return rank_ == 0 ? encode_tokens(deck_.get<T5Deck>(), ids_, files, stop, MPI_COMM_WORLD)
-                      : encode_tokens(deck_.get<T5Deck>(), decltype(ids_){}, std::vector<TextFile>{}, stop,
-                                      MPI_COMM_WORLD);
+                      : encode_tokens(deck_.get<T5Deck>(), decltype(ids_){},
+                                      std::vector<TextFile>{}, stop, MPI_COMM_WORLD);
   };
   // Asked to stop when a file is there: the first stage ends the stream, all know by the end of the
   // next file.

@@ -1,11 +1,18 @@
-// Files of each layout fill the same parameters.
+// Files of each layout fill the same parameters; the default negative prompt is the released one.
 #include "models/wan/names.h"
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <utility>
+#include <vector>
+
 #include "checkpoint/safetensors.h"
 #include "core/error.h"
+#include "core/hash.h"
+#include "models/wan/negative_prompt.h"
 #include "tests/folder.h"
+#include "text/cleaning.h"
 
 namespace weft {
 namespace {
@@ -73,6 +80,17 @@ TEST_F(WanNames, FilesOfEveryLayoutLoadAlike) {
 
   write([](std::size_t i) { return i == 0 ? "patch_embedding.wieght" : layouts()[i].second; });
   EXPECT_THROW(check("a slip"), Error);
+}
+
+// Digests of a text whose SHA-256 is
+// ce96e0324e4b54ce4b6e867f669ca520952e1a34cc116543516b1897f0d3c47e, and cleaned
+// 42811917cca5c2c7e47e55003083c67a4f9122f03b95a1cfe8a4001ea6a2e5d3.
+TEST(WanNegativePrompt, IsTheReleasedOne) {
+  const std::string text = wan_negative_prompt;
+  EXPECT_EQ(text.size(), 403u);
+  EXPECT_EQ(to_hex(hash128(std::string_view(text))), "b8dd1629a92cb9b090694ce631c14ff4");
+  EXPECT_EQ(to_hex(hash128(std::string_view(clean_basic(text)))),
+            "57a7e9993494d51006098371c4ba59a5");
 }
 
 }  // namespace
