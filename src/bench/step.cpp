@@ -16,6 +16,7 @@
 #include "core/log.h"
 #include "core/philox.h"
 #include "models/stdit3/options.h"
+#include "models/registry.h"
 #include "models/t5/options.h"
 #include "models/t5/t5.h"
 #include "ops/loss.h"
