@@ -1,6 +1,7 @@
 #include "models/registry.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "core/error.h"
 #include "models/clip/options.h"
@@ -38,6 +39,12 @@ std::unique_ptr<TextEncoder> make_umt5(const Deck& deck) {
   return std::make_unique<T5TextEncoder>(deck.get<UmT5Deck>());
 }
 
+std::vector<DeckTable> tables_of_wan() {
+  std::vector<DeckTable> tables = wan_tables();
+  std::ranges::move(umt5_tables(), std::back_inserter(tables));
+  return tables;
+}
+
 std::vector<Model>& table() {
   static std::vector<Model> models = {
       {"stdit3", stdit3_tables, make<Stdit3Task>, make_stdit3, make_video_vae, make_t5},
@@ -45,10 +52,10 @@ std::vector<Model>& table() {
       {"segmentation", segmentation_tables, make<SegmentationTask>},
       {"dbnet", dbnet_tables, make<DbnetTask>},
       {"sadtalker", sadtalker_tables},
-      {"umt5", umt5_tables, nullptr, nullptr, nullptr, make_umt5},
       {"", t5_tables},
       {"", clip_tables},
-      {"wan", wan_tables},
+      {"wan", tables_of_wan, nullptr, nullptr, nullptr, make_umt5},
+      {"umt5", umt5_tables, nullptr, nullptr, nullptr, make_umt5},
   };
   return models;
 }
