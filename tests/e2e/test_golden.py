@@ -143,6 +143,9 @@ class Golden(WeftTest):
     def test_vae_temporal(self):
         self.check("vae_temporal_small", "forward", "--backward")
 
+    def test_wan_vae(self):
+        self.check("wan_vae", "forward", "--backward")
+
     def segmentation(self, case, what, *options, tolerance=SEGMENTATION_TOLERANCE, ranks=0, script="compare.py"):
         if not (GOLDEN / f"{case}.toml").exists():
             self.skipTest(f"{case} is not there")
