@@ -16,6 +16,7 @@
 #include "models/video_vae/task.h"
 #include "models/video_vae/video_vae.h"
 #include "models/wan/options.h"
+#include "models/wan/vae.h"
 
 namespace weft {
 namespace {
@@ -31,8 +32,18 @@ std::unique_ptr<Denoiser> make_stdit3(const Deck& deck) {
 std::unique_ptr<VideoCodec> make_video_vae(const Deck& deck) {
   return std::make_unique<VideoVae>(deck.get<VaeDeck>());
 }
+std::unique_ptr<VideoCodec> make_wan_vae(const Deck& deck) {
+  return std::make_unique<WanVae>(deck.get<WanVaeDeck>());
+}
 std::unique_ptr<TextEncoder> make_t5(const Deck& deck) {
   return std::make_unique<T5TextEncoder>(deck);
+}
+
+// Wan's own, and its VAE's.
+std::vector<DeckTable> wan_and_vae_tables() {
+  std::vector<DeckTable> tables = wan_tables();
+  for (DeckTable& t : wan_vae_tables()) tables.push_back(std::move(t));
+  return tables;
 }
 
 std::vector<Model>& table() {
@@ -44,7 +55,8 @@ std::vector<Model>& table() {
       {"sadtalker", sadtalker_tables},
       {"", t5_tables},
       {"", clip_tables},
-      {"wan", wan_tables},
+      {"wan", wan_and_vae_tables, nullptr, nullptr, make_wan_vae},
+      {"wan_vae", wan_vae_tables, nullptr, nullptr, make_wan_vae},
   };
   return models;
 }

@@ -25,10 +25,11 @@ void vae_rows(Rows& r, WanVaeDeck& d) {
   r.flag("temporal_downsample", d.temporal_downsample,
          "For each level but the last, whether the length is halved after it.")
       .alias = "model.temporal_downsample";
-  r.number("chunk_latents", d.chunk_latents, 0, 100000,
-           "Latent frames that are encoded or decoded at once, the same result for any number; 0 "
-           "takes the whole clip, if memory allows.")
-      .decides = false;
+  Option& chunk = r.number(
+      "chunk_latents", d.chunk_latents, 0, 100000,
+      "Latent frames that are encoded or decoded at once, the same result for any number; 0 takes "
+      "the whole clip, if memory allows.");
+  chunk.decides = chunk.fixed = false;
   r.text("dtype", d.dtype, "Number format of its weights and activations.", {"f32", "bf16"});
 }
 
