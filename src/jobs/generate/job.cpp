@@ -233,6 +233,11 @@ ClipItem item_of_prompt(const Deck& deck, const Prompt& p, const ClipParts& part
   ClipItem item;
   item.pixels = size_of_prompt(g, p, where);
   const auto [frames, height, width] = item.pixels;
+  std::int64_t more = frames;
+  while (codec.coded_frames(more) != more) ++more;
+  WEFT_CHECK(more == frames, Exit::usage,
+             fmt::format("ask for {} frames or for {}", codec.coded_frames(frames), more),
+             "{}: the {} makes no clip of {} frames", where, codec.name(), frames);
   item.latent_frames = codec.latent_frames(frames);
   item.latent_height = height / codec.pixels_a_latent();
   item.latent_width = width / codec.pixels_a_latent();
