@@ -3,11 +3,14 @@
 // clip.
 #pragma once
 
+#include <numeric>
 #include <vector>
 
 #include "config/deck.h"
 #include "models/flow_sampler.h"
 #include "models/interfaces.h"
+#include "models/wan/names.h"
+#include "models/wan/negative_prompt.h"
 #include "models/wan/options.h"
 #include "nn/exchange.h"
 #include "nn/nn.h"
@@ -46,6 +49,7 @@ class Wan : public Denoiser {
 
   std::string name() const override { return "Wan"; }
   ParameterTable& params() override { return params_; }
+  WeightNames weight_names() const override { return wan_weight_names(); }
   const ParameterTable& params() const { return params_; }
   const WanConfig& config() const { return config_; }
   // Its linear layers, for adapters (models/lora.h). The patches' product is none: files have it as
@@ -56,6 +60,12 @@ class Wan : public Denoiser {
   std::int64_t channels() const override { return config_.in_channels; }
   std::int64_t caption_channels() const override { return config_.text_dim; }
   std::int64_t max_caption() const override { return config_.text_len; }
+  bool has_null_caption() const override { return false; }
+  bool takes_given_frames() const override { return false; }
+  ClipDefaults clip_defaults() const override { return {16, 0, wan_negative_prompt}; }
+  std::int64_t side_multiple() const override {
+    return std::lcm(config_.patch_size[1], config_.patch_size[2]);
+  }
   DType activation_dtype() const { return bf16() ? DType::bf16 : DType::f32; }
 
   // From now on the ranks of `group` run each forward and backward together, on the same input, and
