@@ -19,6 +19,10 @@ Tensor VideoCodec::encode_moments(const Part&, std::int64_t, std::int64_t, const
               "set encode.latents = \"sampled\"", __FILE__, __LINE__);
 }
 
+ModelSize size_of(const ParameterTable& table) {
+  return {std::ssize(table.all()), table.total_elements()};
+}
+
 std::string VideoCodec::describe(const Normalisation& n) const {
   return fmt::format("shift=[{:.4g}] scale=[{:.4g}]", fmt::join(n.shift, ","),
                      fmt::join(n.scale, ","));
@@ -53,7 +57,7 @@ MemoryNeed VideoCodec::plan_decode(std::int64_t frames, std::int64_t height, std
     const std::int64_t side = pixels_a_latent();
     decode(Tensor::empty({1, channels(), latent_frames(frames), height / side, width / side},
                          DType::f32),
-           frames, [](std::int64_t, const Tensor&) {});
+           coded_frames(frames), [](std::int64_t, const Tensor&) {});
   });
 }
 

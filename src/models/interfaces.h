@@ -39,7 +39,8 @@ class ModelPart {
 
 // Captions of a batch, only the rows that count, packed sample after sample.
 struct Captions {
-  Tensor y;  // f32 [B, Lmax, caption_channels], or undefined when every row is the null caption's
+  Tensor y;  // f32 [B, Lmax, caption_channels], or undefined when every row is the null caption's.
+             // In sampling there may be another number of texts than samples.
   Tensor index;    // i32 [sum L]: row b*Lmax + l of y, or -1-l for row l of the null caption
   Tensor offsets;  // i32 [B+1]
   std::vector<std::int64_t> lengths;  // [B], the same on the host
@@ -52,6 +53,18 @@ struct DenoiserInput {
   double height = 0, width = 0;  // of the footage in pixels
   Captions captions;
   Tensor x_mask;  // u8 [B, T], 1 = frame is being generated; undefined: all are
+  // For a step cache, of a model with a cache_signal(): `blocks`, if not null, gets what all blocks
+  // together add to the tokens, in a form of the model's own; with `reuse_blocks` it is taken as
+  // an earlier step left it, and the blocks are not run.
+  Tensor* blocks = nullptr;
+  bool reuse_blocks = false;
+};
+
+// What [generate] takes where the deck leaves it to the model.
+struct ClipDefaults {
+  double fps = 24;
+  double aes = 6.5;  // aesthetic score behind each prompt; 0: its captions carry no scores
+  std::string negative_prompt;  // empty: the null caption, or an empty text where there is none
 };
 
 // Predicts in which direction a noisy latent becomes data. Samplers (models/flow_sampler.h) know
@@ -61,10 +74,26 @@ class Denoiser : public ModelPart {
   virtual std::int64_t channels() const = 0;  // C of the latent; 3: it works on pixels
   virtual std::int64_t caption_channels() const = 0;
   virtual std::int64_t max_caption() const = 0;  // tokens; also the rows of the null caption
+  // Whether it has learned a caption for no text at all. One that has not takes its captions from
+  // a text encoder, and classifier-free guidance takes the negative prompt's.
+  virtual bool has_null_caption() const { return true; }
+  // Whether DenoiserInput::x_mask is heeded: frames that are given, and frames to edit.
+  virtual bool takes_given_frames() const { return true; }
+  virtual ClipDefaults clip_defaults() const { return {}; }
+  // Rows and columns of its latents must be multiples of this.
+  virtual std::int64_t side_multiple() const { return 1; }
 
   // f32 [B, C or more, T, h, w] in the current arena: the first C channels are the velocity
   // x0 - eps. A model that predicts something else, or counts time otherwise, converts here.
   virtual Tensor velocity(const DenoiserInput& in) = 0;
+
+  // For TeaCache (models/step_cache.h): the first block's modulated input, whose change from step
+  // to step tells how much the velocity changes. Whole on every rank, in the current arena;
+  // undefined: the model has none.
+  virtual Tensor cache_signal(const DenoiserInput& in) { return {}; }
+  // The polynomial, highest power first, from that relative change to the velocity's.
+  virtual std::vector<double> cache_polynomial() const { return {}; }
+
   // Operations of one velocity of a clip of latent frames of h x w, with a caption of full length.
   virtual double flops(std::int64_t frames, std::int64_t h, std::int64_t w) const = 0;
 
@@ -92,10 +121,15 @@ class VideoCodec : public ModelPart {
 
   virtual std::int64_t channels() const = 0;  // C of its latents
   virtual std::int64_t latent_frames(std::int64_t frames) const = 0;
+  // Of a clip of `frames`, how many its latents stand for: decode() makes no others, and encode()
+  // reads none behind them.
+  virtual std::int64_t coded_frames(std::int64_t frames) const { return frames; }
   virtual std::int64_t pixels_a_latent() const = 0;  // pixels of one side of a latent's
   // Pixel frames that are coded independently of the others. Exit::usage from a codec that is set
-  // to code clips whole.
+  // to code clips whole, or whose chunks go on where those before them ended.
   virtual std::int64_t chunk_pixels() const = 0;
+  // `frames`, or the next larger number that a latent can be decoded to (such as 4n + 1).
+  virtual std::int64_t whole_frames(std::int64_t frames) const { return frames; }
   // Of a clip of `frames`, as many as could be coded at once.
   virtual std::int64_t chunk_frames(std::int64_t frames) const { return frames; }
 
@@ -112,14 +146,17 @@ class VideoCodec : public ModelPart {
   virtual std::string describe(const Normalisation& n) const;
   virtual void set_normalisation(Deck& deck, const Normalisation& n) const {}
 
-  // Whole chunks of a clip of `clip_frames`: pixel frames [first_frame, first_frame + frames),
-  // which are the latent frames [first_latent, first_latent + latents). Chunks know nothing of each
-  // other, so a part is coded as it is within the clip.
+  // Of a clip of `clip_frames`: pixel frames [first_frame, first_frame + frames), which are the
+  // latent frames [first_latent, first_latent + latents). A part needs no other frame, so it is
+  // coded as it is within the clip: whole chunks, where chunks know nothing of each other, else the
+  // clip from its beginning on.
   struct Part {
     std::int64_t clip_frames = 0, first_frame = 0, frames = 0, first_latent = 0, latents = 0;
   };
-  Part whole(std::int64_t frames) const { return {frames, 0, frames, 0, latent_frames(frames)}; }
-  // The chunks that hold latent frames [first, last) of a clip, 0 <= first < last <=
+  Part whole(std::int64_t frames) const {
+    return {frames, 0, coded_frames(frames), 0, latent_frames(frames)};
+  }
+  // The smallest part that has latent frames [first, last) of a clip, 0 <= first < last <=
   // latent_frames(frames).
   virtual Part part_with(std::int64_t frames, std::int64_t first, std::int64_t last) const = 0;
 
@@ -145,7 +182,8 @@ class VideoCodec : public ModelPart {
   // Decoded frames f32 [count,H,W,3], in order, not clamped; `first` is the number of the first.
   // While planning they hold no values.
   using FrameSink = std::function<void(std::int64_t first, const Tensor& frames)>;
-  // latent f32 [1,C,latent_frames(frames),h,w] as the denoiser makes it -> `frames` pixel frames.
+  // latent f32 [1,C,latent_frames(frames),h,w] as the denoiser makes it -> `frames` pixel frames,
+  // of which all are coded_frames().
   virtual void decode(const Tensor& latent, std::int64_t frames, const FrameSink& sink) = 0;
   // Operations of decoding a frame, about.
   virtual double decoding_flops(double height, double width) const = 0;
@@ -198,6 +236,12 @@ struct TextFile {
   std::map<std::string, std::string> metadata;
 };
 
+// How large a network is.
+struct ModelSize {
+  std::int64_t tensors = 0, parameters = 0;
+};
+ModelSize size_of(const ParameterTable& table);
+
 // Texts to features. A denoiser has its own null caption for texts that are not encoded.
 class TextEncoder {
  public:
@@ -206,8 +250,9 @@ class TextEncoder {
   virtual std::string name() const = 0;  // for messages
   // What the deck lacks to encode texts, such as "t5.weights is empty"; "": nothing.
   virtual std::string lacks() const { return ""; }
-  virtual std::int64_t channels() const = 0;    // of a token's features
-  virtual std::int64_t max_tokens() const = 0;  // of a text, its end mark included
+  virtual std::int64_t channels() const = 0;     // of a token's features
+  virtual std::int64_t max_tokens() const = 0;   // of a text, its end mark included
+  virtual ModelSize size() const { return {}; }  // zero: it has no network
   // A line of all that decides the features besides the texts: weights, tokenizer, settings.
   virtual std::string describe() const = 0;
   // Exit::data, naming the deck's key, where there are no such weights. On rank 0.

@@ -1,6 +1,7 @@
 #include "models/registry.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "core/error.h"
 #include "models/clip/options.h"
@@ -15,7 +16,10 @@
 #include "models/t5/text_encoder.h"
 #include "models/video_vae/task.h"
 #include "models/video_vae/video_vae.h"
+#include "models/wan/dit.h"
 #include "models/wan/options.h"
+#include "models/wan/task.h"
+#include "models/wan/vae.h"
 
 namespace weft {
 namespace {
@@ -28,12 +32,31 @@ std::unique_ptr<TrainingTask> make(const Deck& deck) {
 std::unique_ptr<Denoiser> make_stdit3(const Deck& deck) {
   return std::make_unique<Stdit3>(stdit3_config(deck));
 }
+std::unique_ptr<Denoiser> make_wan(const Deck& deck) {
+  return std::make_unique<Wan>(wan_config(deck));
+}
 std::unique_ptr<VideoCodec> make_video_vae(const Deck& deck) {
   return std::make_unique<VideoVae>(deck.get<VaeDeck>());
 }
-std::unique_ptr<TextEncoder> make_t5(const Deck& deck) {
-  return std::make_unique<T5TextEncoder>(deck);
+std::unique_ptr<VideoCodec> make_wan_vae(const Deck& deck) {
+  return std::make_unique<WanVae>(deck.get<WanVaeDeck>());
 }
+std::unique_ptr<TextEncoder> make_t5(const Deck& deck) {
+  return std::make_unique<T5TextEncoder>(deck.get<T5Deck>());
+}
+std::unique_ptr<TextEncoder> make_umt5(const Deck& deck) {
+  return std::make_unique<T5TextEncoder>(deck.get<UmT5Deck>());
+}
+
+std::vector<DeckTable> joined(std::initializer_list<std::vector<DeckTable>> parts) {
+  std::vector<DeckTable> tables;
+  for (const auto& part : parts) tables.insert(tables.end(), part.begin(), part.end());
+  return tables;
+}
+std::vector<DeckTable> tables_of_wan() {
+  return joined({wan_tables(), wan_vae_tables(), umt5_tables()});
+}
+std::vector<DeckTable> tables_of_wan_vae() { return joined({wan_vae_tables(), umt5_tables()}); }
 
 std::vector<Model>& table() {
   static std::vector<Model> models = {
@@ -44,7 +67,9 @@ std::vector<Model>& table() {
       {"sadtalker", sadtalker_tables},
       {"", t5_tables},
       {"", clip_tables},
-      {"wan", wan_tables},
+      {"wan", tables_of_wan, make<WanTask>, make_wan, make_wan_vae, make_umt5},
+      {"wan_vae", tables_of_wan_vae, nullptr, nullptr, make_wan_vae, make_umt5},
+      {"umt5", umt5_tables, nullptr, nullptr, nullptr, make_umt5},
   };
   return models;
 }
@@ -116,9 +141,18 @@ std::unique_ptr<VideoCodec> make_codec(const Deck& deck) {
 
 std::unique_ptr<TextEncoder> make_text_encoder(const Deck& deck) {
   const Model& m = model_with(deck, [](const Model& model) {
-    return model.make_denoiser != nullptr || model.make_codec != nullptr;
+    return model.make_denoiser != nullptr || model.make_codec != nullptr ||
+           model.make_text_encoder != nullptr;
   });
   return m.make_text_encoder != nullptr ? m.make_text_encoder(deck) : nullptr;
+}
+
+T5Deck t5_deck(const Deck& deck) {
+  const std::unique_ptr<TextEncoder> encoder = make_text_encoder(deck);
+  const auto* t5 = dynamic_cast<const T5TextEncoder*>(encoder.get());
+  WEFT_CHECK(t5 != nullptr, Exit::usage, "take a deck of a model with T5",
+             "model.name = \"{}\" has no T5", deck.model.name);
+  return t5->deck();
 }
 
 }  // namespace weft

@@ -38,6 +38,25 @@ TEST(Cleaning, VectorsOfTheOriginal) {
   for (const auto& [given, wanted] : vectors) EXPECT_EQ(clean_text(given), wanted) << given;
 }
 
+// docs/models/t5.md, umT5: made with ftfy 6.3.1.
+TEST(Cleaning, VectorsOfWan) {
+  const std::pair<const char*, const char*> vectors[] = {
+      {"  A  cat\n\tsits ", "A cat sits"},
+      {"caf\u00c3\u00a9 \u2014 \u201cquoted\u201d", "caf\u00e9 \u2014 \"quoted\""},
+      {"&amp;lt;b&amp;gt; &amp; &lt;i&gt;", "<b> & <i>"},
+      {"full\uff37idth \uff0c\u3000space", "fullWidth , space"},
+      {"\u00a0nbsp\u00a0 x\u200bzero", "nbsp x\u200bzero"},
+      {"&nbsp;x&nbsp;&nbsp;y", "x y"},
+      {"it\u2019s \ufb01ne", "it's fine"},
+      {"&amp;amp;amp;", "&"},
+      {"e\u0301", "\u00e9"},
+      {"x\u2028y\u0085z", "x y\u2026z"},
+      {"CaSe Kept: #1, 50%+1", "CaSe Kept: #1, 50%+1"},
+      {"", ""},
+  };
+  for (const auto& [given, wanted] : vectors) EXPECT_EQ(clean_basic(given), wanted) << given;
+}
+
 TEST(Cleaning, LongCaptionsAreCleanedToo) {
   std::string text;
   for (int i = 0; i < 20000; ++i) text += "a-b (c) ";
@@ -83,6 +102,26 @@ TEST(FixText, RepairsWhatItSays) {
       {"\x1b[36;44mblue\x1b[0m \x01 \ufeff", "blue  "},
       {"e\u0301", "é"},
       {"&lt;tag&gt; &nosuch;", "<tag> &nosuch;"},
+  };
+  for (const auto& [given, wanted] : texts) EXPECT_EQ(fix_text(given), wanted) << given;
+}
+
+// What ftfy 6.3.1 makes of them: Windows-1251, 1250, 1253, 1254, 1257, Latin-2, Mac Roman, code
+// page 437, surrogates, a lost byte, a reference in capitals; and what is none of these.
+TEST(FixText, RepairsTextsOfOtherEncodings) {
+  const std::pair<const char*, const char*> texts[] = {
+      {"РџСЂРёРІРµС‚ РјРёСЂ", "Привет мир"},
+      {"ĹĽĂłĹ‚Ä‡ â€śxâ€ť", "żółć \"x\""},
+      {"Ξ³Ξ¬Ο„Ξ± β€“ Ξ\u00adΞ½Ξ±", "γάτα – ένα"},
+      {"aÄŸÃ¼ÅŸâ€™s", "ağüş's"},
+      {"Ä…Ä¨Ä™ ā€” Ä—", "ąčę — ė"},
+      {"PĹ\u0099Ă\u00adliĹĄ ĹžluĹĽ", "Příliš žluť"},
+      {"na√Øve caf√©‚Äôs", "naïve café's"},
+      {"na├»ve caf├⌐ΓÇÖs", "naïve café's"},
+      {"a í\u00a0½í²©", "a 💩"},
+      {"â€œ like this â€\ufffd", "\" like this \ufffd"},
+      {"P&EACUTE;REZ &GTDOT; &SUP3;", "PÉREZ &GTDOT; ³"},
+      {"Россия ‚Ä кот √2 ≈3 (╯°□°)╯", "Россия 'Ä кот √2 ≈3 (╯°□°)╯"},
   };
   for (const auto& [given, wanted] : texts) EXPECT_EQ(fix_text(given), wanted) << given;
 }
