@@ -30,6 +30,9 @@ class Stdit3Task : public TrainingTask {
   void set_state(const std::string& text) override;
   void share_clips(Communicator* group) override;
   double blocked_seconds() const override { return model_.sequence_group().blocked_seconds; }
+  std::vector<std::string> blocks_named() const override {
+    return {"spatial_blocks.", "temporal_blocks."};
+  }
   std::int64_t blocks(const Bucket&) const override { return 2 * deck_.get<Stdit3Deck>().depth; }
   double least_recompute() const override { return deck_.model.recompute; }
   double cost(const Bucket& bucket, double recompute) const override;
