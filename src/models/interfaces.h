@@ -60,6 +60,8 @@ struct DenoiserInput {
   bool reuse_blocks = false;
 };
 
+struct SamplerDeck;  // models/flow_sampler.h
+
 // What [generate] takes where the deck leaves it to the model.
 struct ClipDefaults {
   double fps = 24;
@@ -79,6 +81,8 @@ class Denoiser : public ModelPart {
   // Whether DenoiserInput::x_mask is heeded: frames that are given, and frames to edit.
   virtual bool takes_given_frames() const { return true; }
   virtual ClipDefaults clip_defaults() const { return {}; }
+  // The deck's table [sampler]; a model with defaults of its own has a table of its own.
+  virtual const SamplerDeck& sampler(const Deck& deck) const;
   // Rows and columns of its latents must be multiples of this.
   virtual std::int64_t side_multiple() const { return 1; }
 
