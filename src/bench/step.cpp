@@ -358,8 +358,9 @@ int bench_t5(const Deck& deck, const BenchT5Request& request) {
                  *std::min_element(request.lengths.begin(), request.lengths.end()) >= 1,
              Exit::usage, "give --lengths as tokens of each caption, such as 20,35,60",
              "captions must have 1 token or more");
-  T5Encoder t5(deck.get<T5Deck>(), 0, deck.get<T5Deck>().num_layers);
-  t5.params().allocate(1, deck.get<T5Deck>().dtype == "bf16", false);
+  const T5Deck config = t5_deck(deck);
+  T5Encoder t5(config, 0, config.num_layers);
+  t5.params().allocate(1, config.dtype == "bf16", false);
   t5.params().initialise(static_cast<std::uint64_t>(deck.run.seed));
   t5.pack_weights();
 
@@ -374,7 +375,7 @@ int bench_t5(const Deck& deck, const BenchT5Request& request) {
   in.longest = longest;
   std::vector<std::int32_t> ids;
   for (std::int64_t i = 0; i < tokens; ++i)
-    ids.push_back(static_cast<std::int32_t>((i * 7919 + 3) % deck.get<T5Deck>().vocab_size));
+    ids.push_back(static_cast<std::int32_t>((i * 7919 + 3) % config.vocab_size));
   in.ids = Tensor::from_host(std::span<const std::int32_t>(ids), {tokens});
   in.offsets = Tensor::from_host(std::span<const std::int32_t>(offsets),
                                  {static_cast<std::int64_t>(offsets.size())});

@@ -127,6 +127,19 @@ std::string kind_of_tensor(const std::string& name) {
   return kind;
 }
 
+std::string renamed_parts(std::string name,
+                          const std::vector<std::pair<std::string_view, std::string_view>>& parts) {
+  const auto ends_part = [&](std::size_t at) { return at == name.size() || name[at] == '.'; };
+  for (const auto& [from, to] : parts)
+    for (std::size_t at = 0; at != name.npos; at = name.find('.', at)) {
+      if (at > 0) ++at;  // behind the dot
+      if (name.compare(at, from.size(), from) != 0 || !ends_part(at + from.size())) continue;
+      name.replace(at, from.size(), to);
+      break;
+    }
+  return name;
+}
+
 WeightNames to_start_from(const ModelDeck& deck, WeightNames names) {
   names.matching = deck.weights_partial == "matching";
   names.hashed = true;

@@ -5,6 +5,9 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "checkpoint/weight_files.h"
 #include "config/deck.h"
@@ -29,6 +32,10 @@ struct WeightNames {
   // What is returned for the log has the files' hash too, on rank 0.
   bool hashed = false;
 };
+// `name` with parts of it renamed, for WeightNames::others: each (from, to) in order, where `from`
+// is whole parts between the dots of the name.
+std::string renamed_parts(std::string name,
+                          const std::vector<std::pair<std::string_view, std::string_view>>& parts);
 // The same for a training that starts from files, as its deck asks.
 WeightNames to_start_from(const ModelDeck& deck, WeightNames names = {});
 

@@ -19,6 +19,7 @@
 #include "data/text_images/text_images.h"
 #include "jobs/jobs.h"
 #include "media/writers.h"
+#include "models/registry.h"
 
 namespace weft {
 namespace {
@@ -125,6 +126,36 @@ bool holds_weights(const fs::path& folder) {
   });
 }
 
+// A deck: how large the parts of its model are. Nothing is allocated and no file but the deck is
+// read.
+void inspect_deck(const std::string& path, const std::vector<std::string>& overrides) {
+  const Deck deck = load_deck(path, overrides);
+  const auto model = std::ranges::find(models(), deck.model.name, &Model::name);
+  WEFT_CHECK(model != models().end(), Exit::usage, "weft help model.name lists the models",
+             "{}: no model has the name \"{}\"", path, deck.model.name);
+  fmt::print("deck {}\n  model         {}\n", printable(path), deck.model.name);
+  bool any = false;
+  const auto print = [&](const char* role, const std::string& name, const ModelSize& size) {
+    any = true;
+    fmt::print("  {:<12}  {}: {} in {}\n", role, name, counted(size.parameters, "parameter"),
+               counted(size.tensors, "tensor"));
+  };
+  const auto print_part = [&](const char* role, ModelPart& part) {
+    print(role, part.name(), size_of(part.params()));
+  };
+  if (model->make_denoiser != nullptr) print_part("denoiser", *model->make_denoiser(deck));
+  if (model->make_codec != nullptr) print_part("codec", *model->make_codec(deck));
+  if (model->make_text_encoder != nullptr) {
+    const std::unique_ptr<TextEncoder> encoder = model->make_text_encoder(deck);
+    print("text encoder", encoder->name(), encoder->size());
+  }
+  if (!any && model->make_task != nullptr)
+    print("network", deck.model.name, size_of(model->make_task(deck)->params()));
+  WEFT_CHECK(any, Exit::usage, "weft inspect FILE of its weights lists their tensors",
+             "{}: model.name = \"{}\" is not one network whose size a deck decides", path,
+             deck.model.name);
+}
+
 // A run directory: every checkpoint in a line, then the newest sound one in full.
 void inspect_run(const fs::path& dir) {
   const std::vector<std::int64_t> steps = checkpoint::list_steps(dir);
@@ -182,10 +213,20 @@ void inspect_text_images(const std::string& path, const MediaDeck& limits,
 }
 
 // Prints to stdout. PATH is a clip store, a safetensors file, a run directory, a checkpoint in it
-// (step_N) or its link `latest`, or pictures with text (data/text_images/text_images.h), the first
-// of which is written to the PNG `picture` unless that is empty. Every hash there is gets checked.
-// Returns 0; throws Exit::data for a broken file and Exit::checkpoint for a broken checkpoint.
-int inspect(const std::string& path, const MediaDeck& limits, const std::string& picture) {
+// (step_N) or its link `latest`, a deck (with `overrides`), or pictures with text
+// (data/text_images/text_images.h), the first of which is written to the PNG `picture` unless that
+// is empty. Every hash there is gets checked. Returns 0; throws Exit::data for a broken file and
+// Exit::checkpoint for a broken checkpoint.
+int inspect(const std::string& path, const std::vector<std::string>& overrides,
+            const MediaDeck& limits, const std::string& picture) {
+  const bool is_deck = path.ends_with(".toml");
+  WEFT_CHECK(is_deck || overrides.empty(), Exit::usage, "leave it out",
+             "\"{}\" is for decks; {} is not one", overrides.empty() ? "" : overrides.front(),
+             path);
+  if (is_deck) {
+    inspect_deck(path, overrides);
+    return 0;
+  }
   // A run may hold pictures too.
   std::error_code ec;
   const bool saved = fs::is_directory(path, ec) && (is_checkpoint(path) || is_run(path));
@@ -255,13 +296,16 @@ int inspect(const std::string& path, const MediaDeck& limits, const std::string&
 Command inspect_command() {
   const auto file = std::make_shared<std::string>();
   const auto picture = std::make_shared<std::string>();
+  const auto overrides = std::make_shared<std::vector<std::string>>();
   Command c{
       "inspect",
-      "check and describe a clip store, a checkpoint, a safetensors file or pictures with text",
-      [file, picture](const Deck& deck, MPI_Comm) { return inspect(*file, deck.media, *picture); }};
+      "check and describe a clip store, a checkpoint, a safetensors file, a deck's model or "
+      "pictures with text",
+      [=](const Deck& deck, MPI_Comm) { return inspect(*file, *overrides, deck.media, *picture); }};
   c.first_rank_only = true;
-  c.option("file", *file, "file, checkpoint directory, or list of pictures with text").required =
-      true;
+  c.option("file", *file, "file, checkpoint directory, deck, or list of pictures with text")
+      .required = true;
+  c.option("overrides", *overrides, "section.key=value, applied over a deck");
   c.option("--picture", *picture,
            "of pictures with text: PNG for the first one with its regions outlined");
   return c;

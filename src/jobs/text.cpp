@@ -9,11 +9,11 @@
 #include "core/file.h"
 #include "core/log.h"
 #include "jobs/jobs.h"
+#include "models/registry.h"
 #include "models/t5/options.h"
 #include "models/t5/t5.h"
 #include "models/t5/text_encoder.h"
 #include "parallel/rank_device.h"
-#include "text/cleaning.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
 
@@ -62,16 +62,16 @@ int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
              Exit::usage, "ask for --cleaned, --tokens or --features, each with a file",
              "weft text {}: nothing is asked for", request.file);
   const std::vector<std::string> captions = read_lines(request.file, deck.media);
+  const T5Deck t5 = t5_deck(deck);
   if (log::rank() == 0 && (!request.cleaned.empty() || !request.tokens.empty())) {
     std::optional<Tokenizer> tokenizer;
-    if (!request.tokens.empty()) tokenizer.emplace(t5_tokenizer(deck.get<T5Deck>()));
+    if (!request.tokens.empty()) tokenizer.emplace(t5_tokenizer(t5));
     std::vector<std::string> cleaned, tokens;
     for (const std::string& caption : captions) {
-      cleaned.push_back(deck.get<T5Deck>().clean ? clean_text(caption) : caption);
+      cleaned.push_back(t5_clean(t5, caption));
       if (tokenizer)
-        tokens.push_back(fmt::format(
-            "{}",
-            fmt::join(tokenizer->encode(cleaned.back(), deck.get<T5Deck>().max_length), " ")));
+        tokens.push_back(
+            fmt::format("{}", fmt::join(tokenizer->encode(cleaned.back(), t5.max_length), " ")));
     }
     if (!request.cleaned.empty()) write_lines(request.cleaned, cleaned);
     if (tokenizer) write_lines(request.tokens, tokens);
@@ -79,7 +79,7 @@ int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
   if (!request.features.empty()) {
     const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
     set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
-    const EncodedTexts done = encode_texts(deck, captions, request.features, world);
+    const EncodedTexts done = encode_texts(t5, captions, request.features, world);
     std::int64_t tokens = 0;
     for (const std::int64_t n : done.tokens) tokens += n;
     log::info("{}, {} in {:.1f} s: {}", counted(std::ssize(captions), "caption"),

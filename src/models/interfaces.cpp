@@ -22,6 +22,10 @@ Tensor VideoCodec::encode_moments(const Part&, std::int64_t, std::int64_t, const
               "set encode.latents = \"sampled\"", __FILE__, __LINE__);
 }
 
+ModelSize size_of(const ParameterTable& table) {
+  return {std::ssize(table.all()), table.total_elements()};
+}
+
 std::string VideoCodec::describe(const Normalisation& n) const {
   return fmt::format("shift=[{:.4g}] scale=[{:.4g}]", fmt::join(n.shift, ","),
                      fmt::join(n.scale, ","));

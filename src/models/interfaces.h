@@ -66,6 +66,7 @@ struct SamplerDeck;  // models/flow_sampler.h
 struct ClipDefaults {
   double fps = 24;
   double aes = 6.5;  // aesthetic score behind each prompt; 0: its captions carry no scores
+  std::string negative_prompt;  // empty: the null caption, or an empty text where there is none
 };
 
 // Predicts in which direction a noisy latent becomes data. Samplers (models/flow_sampler.h) know
@@ -232,6 +233,12 @@ struct TextFile {
   std::map<std::string, std::string> metadata;
 };
 
+// How large a network is.
+struct ModelSize {
+  std::int64_t tensors = 0, parameters = 0;
+};
+ModelSize size_of(const ParameterTable& table);
+
 // Texts to features. A denoiser has its own null caption for texts that are not encoded.
 class TextEncoder {
  public:
@@ -240,8 +247,9 @@ class TextEncoder {
   virtual std::string name() const = 0;  // for messages
   // What the deck lacks to encode texts, such as "t5.weights is empty"; "": nothing.
   virtual std::string lacks() const { return ""; }
-  virtual std::int64_t channels() const = 0;    // of a token's features
-  virtual std::int64_t max_tokens() const = 0;  // of a text, its end mark included
+  virtual std::int64_t channels() const = 0;     // of a token's features
+  virtual std::int64_t max_tokens() const = 0;   // of a text, its end mark included
+  virtual ModelSize size() const { return {}; }  // zero: it has no network
   // A line of all that decides the features besides the texts: weights, tokenizer, settings.
   virtual std::string describe() const = 0;
   // Exit::data, naming the deck's key, where there are no such weights. On rank 0.

@@ -31,7 +31,10 @@ std::unique_ptr<VideoCodec> make_video_vae(const Deck& deck) {
   return std::make_unique<VideoVae>(deck.get<VaeDeck>());
 }
 std::unique_ptr<TextEncoder> make_t5(const Deck& deck) {
-  return std::make_unique<T5TextEncoder>(deck);
+  return std::make_unique<T5TextEncoder>(deck.get<T5Deck>());
+}
+std::unique_ptr<TextEncoder> make_umt5(const Deck& deck) {
+  return std::make_unique<T5TextEncoder>(deck.get<UmT5Deck>());
 }
 
 std::vector<Model>& table() {
@@ -41,6 +44,7 @@ std::vector<Model>& table() {
       {"segmentation", segmentation_tables, make<SegmentationTask>},
       {"dbnet", dbnet_tables, make<DbnetTask>},
       {"sadtalker", sadtalker_tables},
+      {"umt5", umt5_tables, nullptr, nullptr, nullptr, make_umt5},
       {"", t5_tables},
       {"", clip_tables},
   };
@@ -88,9 +92,18 @@ std::unique_ptr<VideoCodec> make_codec(const Deck& deck) {
 
 std::unique_ptr<TextEncoder> make_text_encoder(const Deck& deck) {
   const Model& m = model_with(deck, [](const Model& model) {
-    return model.make_denoiser != nullptr || model.make_codec != nullptr;
+    return model.make_denoiser != nullptr || model.make_codec != nullptr ||
+           model.make_text_encoder != nullptr;
   });
   return m.make_text_encoder != nullptr ? m.make_text_encoder(deck) : nullptr;
+}
+
+T5Deck t5_deck(const Deck& deck) {
+  const std::unique_ptr<TextEncoder> encoder = make_text_encoder(deck);
+  const auto* t5 = dynamic_cast<const T5TextEncoder*>(encoder.get());
+  WEFT_CHECK(t5 != nullptr, Exit::usage, "take a deck of a model with T5",
+             "model.name = \"{}\" has no T5", deck.model.name);
+  return t5->deck();
 }
 
 }  // namespace weft

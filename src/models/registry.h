@@ -36,5 +36,9 @@ std::unique_ptr<TrainingTask> make_task(const Deck& deck);
 std::unique_ptr<Denoiser> make_denoiser(const Deck& deck);
 std::unique_ptr<VideoCodec> make_codec(const Deck& deck);
 std::unique_ptr<TextEncoder> make_text_encoder(const Deck& deck);
+// The table [t5] of that text encoder, for what is about T5 by its nature (weft text, plan);
+// Exit::usage where it is another kind of encoder, or none.
+struct T5Deck;
+T5Deck t5_deck(const Deck& deck);
 
 }  // namespace weft

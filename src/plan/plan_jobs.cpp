@@ -39,7 +39,7 @@ struct TextPlan {
 };
 
 TextPlan plan_text(const Deck& deck, const PlanRequest& request, int ranks) {
-  const T5Deck& t5 = deck.get<T5Deck>();
+  const T5Deck t5 = t5_deck(deck);
   TextPlan plan;
   plan.work = t5_arena_bytes(t5, t5.micro_batch * t5.max_length, t5.max_length);
   const auto place = [&](int count) {
@@ -121,11 +121,11 @@ std::size_t allocate_weights(auto& part) {
 std::string dtype_name(const auto& part) { return part.bf16() ? "bf16" : "f32"; }
 
 void print_text(const Deck& deck, const TextPlan& text, nlohmann::ordered_json& j) {
-  fmt::print("\ntext encoder, {} layers in {}, before the others are loaded\n  {}\n",
-             deck.get<T5Deck>().num_layers, deck.get<T5Deck>().dtype, describe(text.placement));
+  const T5Deck t5 = t5_deck(deck);
+  fmt::print("\ntext encoder, {} layers in {}, before the others are loaded\n  {}\n", t5.num_layers,
+             t5.dtype, describe(text.placement));
   row(j, "t5 beside weights", text.work,
-      fmt::format("of each part: {} captions of {} tokens", deck.get<T5Deck>().micro_batch,
-                  deck.get<T5Deck>().max_length));
+      fmt::format("of each part: {} captions of {} tokens", t5.micro_batch, t5.max_length));
   fmt::print("  {:.2f} ms a caption of full length, all parts together\n",
              1e3 * text.seconds_a_caption);
   for (const T5Part& p : text.placement.parts)
@@ -350,8 +350,9 @@ int plan_job(const Deck& deck, const PlanRequest& request, const std::string& jo
   j["memory_gb"] = request.memory_gb;
   fmt::print("{}\nweft {} on {} of {:.1f} GB, of which a sixteenth stays free\n", version_line(),
              job, counted(ranks, "rank"), request.memory_gb);
-  const bool text =
-      !deck.get<T5Deck>().weights.empty() && (job == "generate" || deck.get<EncodeDeck>().text);
+  const std::unique_ptr<TextEncoder> encoder = make_text_encoder(deck);
+  const bool text = encoder != nullptr && encoder->lacks().empty() &&
+                    (job == "generate" || deck.get<EncodeDeck>().text);
   if (text) print_text(deck, plan_text(deck, request, ranks), j);
   if (job == "encode")
     plan_encode_job(deck, request, ranks, j);

@@ -134,6 +134,11 @@ std::string clean_caption(const std::string& caption) {
 
 std::string clean_text(const std::string& text) { return clean_caption(clean_caption(text)); }
 
+std::string clean_basic(const std::string& text) {
+  static const Pattern spaces(R"(\s+)");
+  return strip(spaces.replace(html_unescape(html_unescape(fix_text(text))), " "));
+}
+
 // html_text and html_unescape of text/cleaning.h: a tokenizer that follows Python's html.parser,
 // and character references.
 

@@ -143,6 +143,11 @@ class Golden(WeftTest):
     def test_vae_temporal(self):
         self.check("vae_temporal_small", "forward", "--backward")
 
+    def test_umt5(self):
+        if not (GOLDEN / "umt5.toml").exists():
+            self.skipTest("umt5 is not there")
+        self.check("umt5", "forward")
+
     def segmentation(self, case, what, *options, tolerance=SEGMENTATION_TOLERANCE, ranks=0, script="compare.py"):
         if not (GOLDEN / f"{case}.toml").exists():
             self.skipTest(f"{case} is not there")

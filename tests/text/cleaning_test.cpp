@@ -38,6 +38,25 @@ TEST(Cleaning, VectorsOfTheOriginal) {
   for (const auto& [given, wanted] : vectors) EXPECT_EQ(clean_text(given), wanted) << given;
 }
 
+// docs/models/t5.md, umT5: made with ftfy 6.3.1.
+TEST(Cleaning, VectorsOfWan) {
+  const std::pair<const char*, const char*> vectors[] = {
+      {"  A  cat\n\tsits ", "A cat sits"},
+      {"caf\u00c3\u00a9 \u2014 \u201cquoted\u201d", "caf\u00e9 \u2014 \"quoted\""},
+      {"&amp;lt;b&amp;gt; &amp; &lt;i&gt;", "<b> & <i>"},
+      {"full\uff37idth \uff0c\u3000space", "fullWidth , space"},
+      {"\u00a0nbsp\u00a0 x\u200bzero", "nbsp x\u200bzero"},
+      {"&nbsp;x&nbsp;&nbsp;y", "x y"},
+      {"it\u2019s \ufb01ne", "it's fine"},
+      {"&amp;amp;amp;", "&"},
+      {"e\u0301", "\u00e9"},
+      {"x\u2028y\u0085z", "x y\u2026z"},
+      {"CaSe Kept: #1, 50%+1", "CaSe Kept: #1, 50%+1"},
+      {"", ""},
+  };
+  for (const auto& [given, wanted] : vectors) EXPECT_EQ(clean_basic(given), wanted) << given;
+}
+
 TEST(Cleaning, LongCaptionsAreCleanedToo) {
   std::string text;
   for (int i = 0; i < 20000; ++i) text += "a-b (c) ";

@@ -108,6 +108,22 @@ class ConvertWeights(unittest.TestCase):
         (model / files[1]).unlink()
         self.assert_refused(model, f"{files[1]},")
 
+    def test_the_files_of_wan(self):
+        """Flat tables of released names, which stay as they are, the text encoder's in bf16; of two in a folder one must be named."""
+        folder = self.dir / "Wan2.1-T2V-1.3B"
+        folder.mkdir()
+        umt5 = {n: torch.randn(4, 4).bfloat16() for n in (
+            "token_embedding.weight", "blocks.0.norm1.weight", "blocks.0.attn.q.weight", "blocks.0.ffn.gate.0.weight",
+            "blocks.0.pos_embedding.embedding.weight", "norm.weight")}
+        vae = {"conv1.weight": torch.randn(4, 4, 1, 1, 1), "encoder.middle.1.to_qkv.weight": torch.randn(12, 4, 1, 1),
+               "encoder.middle.1.norm.gamma": torch.randn(4, 1, 1), "decoder.upsamples.3.time_conv.bias": torch.randn(8)}
+        for file, weights in (("models_t5_umt5-xxl-enc-bf16.pth", umt5), ("Wan2.1_VAE.pth", vae)):
+            torch.save(weights, folder / file)
+            found = self.converted(folder / file, (self.dir / file).with_suffix(".safetensors"))
+            self.assert_same(found, weights)
+            self.assertEqual({n: t.dtype for n, t in found.items()}, {n: t.dtype for n, t in weights.items()})
+        self.assert_refused(folder, "2 sets of PyTorch weights: name the file you mean (Wan2.1_VAE.pth, models_t5_")
+
     def test_the_files_of_sadtalker_and_its_enhancer(self):
         def values(*names):
             return {n: torch.randn(3, 2) for n in names}

@@ -189,9 +189,11 @@ void describe_sizes(const GenerateJob& job, const Deck& deck, const VideoCodec& 
   }
 }
 
-std::string item_key(const nlohmann::json& common, const ClipItem& item, const Prompt& p) {
+std::string item_key(const nlohmann::json& common, const ClipItem& item, const Prompt& p,
+                     const std::vector<std::string>& texts) {
   nlohmann::json j = common;
   for (const Prompt::Segment& s : p.segments) j["texts"].push_back({s.from_loop, s.text});
+  if (item.negative >= 0) j["negative"] = texts[item.negative];
   j["index"] = {p.index, item.sample};
   j["size"] = {item.pixels.frames, item.pixels.height, item.pixels.width};
   j["mask"] = p.mask_strategy;
@@ -253,6 +255,12 @@ ClipItem item_of_prompt(const Deck& deck, const Prompt& p, const ClipParts& part
   return item;
 }
 
+// What guidance leads a prompt's clips away from; empty: the null caption, where there is one.
+std::string negative_prompt(const GenerateDeck& g, const Prompt& p, const Denoiser& model) {
+  const std::string& asked = p.negative.value_or(g.negative_prompt);
+  return asked.empty() ? model.clip_defaults().negative_prompt : asked;
+}
+
 LoopLengths loop_lengths(const GenerateDeck& g, const VideoCodec& codec) {
   LoopLengths l;
   if (g.loop == 1) return l;
@@ -300,15 +308,20 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
     const Prompt& p = job.prompts[i];
     ClipItem item = item_of_prompt(deck, p, parts, job.loops);
     item.prompt = static_cast<std::int64_t>(i);
-    for (std::int64_t loop = 0; loop < g.loop; ++loop) {
+    const auto place_of_text = [&](const std::string& text) {
       const auto [place, is_new] =
-          text_places.emplace(p.text_of_loop(loop), static_cast<std::int64_t>(job.texts.size()));
+          text_places.emplace(text, static_cast<std::int64_t>(job.texts.size()));
       if (is_new) job.texts.push_back(place->first);
-      item.texts.push_back(place->second);
-    }
+      return place->second;
+    };
+    for (std::int64_t loop = 0; loop < g.loop; ++loop)
+      item.texts.push_back(place_of_text(p.text_of_loop(loop)));
+    const std::string negative = negative_prompt(g, p, *parts.denoiser);
+    if (parts.encodes_texts() && !(negative.empty() && parts.denoiser->has_null_caption()))
+      item.negative = place_of_text(negative);
     for (item.sample = 0; item.sample < g.num_samples; ++item.sample) {
       item.name = item_name(g, p, item.sample, names);
-      item.key = item_key(common, item, p);
+      item.key = item_key(common, item, p, job.texts);
       job.items.push_back(item);
     }
   }
@@ -346,17 +359,19 @@ std::vector<ClipBatch> make_batches(const Deck& deck, const GenerateJob& job,
                                     const std::vector<std::int64_t>& order,
                                     const BatchLimits& limits) {
   std::vector<ClipBatch> batches;
-  std::map<PixelSize, std::size_t> open;  // the batch that clips of a size go into
+  // The batch that clips of a size, with a negative prompt or without, go into.
+  std::map<std::pair<PixelSize, bool>, std::size_t> open;
   for (const std::int64_t number : order) {
     const ClipItem& item = item_of(job, number);
     const bool shares = may_share(deck, job, item);
-    const auto found = open.find(item.pixels);
+    const std::pair kind(item.pixels, item.negative >= 0);
+    const auto found = open.find(kind);
     if (shares && found != open.end() &&
         std::ssize(batches[found->second]) < limits.at(item.pixels)) {
       batches[found->second].push_back(number);
       continue;
     }
-    if (shares) open[item.pixels] = batches.size();
+    if (shares) open[kind] = batches.size();
     batches.push_back({number});
   }
   const auto cost = [&](const ClipBatch& batch) {

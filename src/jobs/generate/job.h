@@ -49,7 +49,9 @@ struct ClipItem {
   std::int64_t latent_frames = 1, latent_height = 1, latent_width = 1;
   double cost = 0;                  // operations, about
   std::vector<std::int64_t> texts;  // [loop], places in GenerateJob::texts
-  std::vector<MaskGroup> masks;     // without what loops add
+  // Likewise, of the negative prompt, for all loops; -1: guidance takes the null caption.
+  std::int64_t negative = -1;
+  std::vector<MaskGroup> masks;  // without what loops add
   std::string key;  // hash of all that decides its pixels: a finished clip of the same key is not
                     // made again
 
@@ -82,8 +84,8 @@ struct GenerateJob {
 GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, const ClipParts& parts,
                               const std::string& weights);
 
-// Places in GenerateJob::items: clips of one size and length, which make one tensor, without
-// references, masks or loops; or any one clip.
+// Places in GenerateJob::items: clips of one size and length, which make one tensor, all with
+// negative prompts or none, without references, masks or loops; or any one clip.
 using ClipBatch = std::vector<std::int64_t>;
 
 // The most clips of a size in one batch.

@@ -12,6 +12,7 @@ struct GenerateDeck {
   std::vector<std::string> prompts;
   std::string prompt_file;
   std::string prompt_generator;
+  std::string negative_prompt;
   std::string refine;
   std::int64_t start_index = 0;
   std::int64_t end_index = 0;

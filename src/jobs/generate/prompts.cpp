@@ -219,7 +219,7 @@ std::vector<float> edit_ratios(const std::vector<Placement>& placements, std::in
 namespace {
 
 const std::vector<std::string> options = {"reference_path", "mask_strategy", "num_frames",
-                                          "resolution", "aspect_ratio"};
+                                          "resolution",     "aspect_ratio",  "negative_prompt"};
 
 bool whole_number(const std::string& s, std::int64_t& value) {
   const std::string t = strip(s);
@@ -268,6 +268,7 @@ void read_options(const std::string& json, const std::string& where, Prompt& p) 
     if (key == "num_frames") p.num_frames = text;
     if (key == "resolution") p.resolution = text;
     if (key == "aspect_ratio") p.aspect_ratio = text;
+    if (key == "negative_prompt" && !value.is_null()) p.negative = strip(text);
   }
 }
 

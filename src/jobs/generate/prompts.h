@@ -6,6 +6,7 @@
 #include <compare>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -91,6 +92,7 @@ struct Prompt {
   bool own_references = false, own_mask = false;  // the prompt's, not the deck's
   // weft's own options, so that one file may ask for clips of many sizes; empty: the deck's.
   std::string num_frames, resolution, aspect_ratio;
+  std::optional<std::string> negative;  // likewise, instead of generate.negative_prompt
 
   // What counts in that loop.
   const std::string& text_of_loop(std::int64_t loop) const;

@@ -43,11 +43,7 @@ std::vector<ByteCharacter> byte_characters() {
 }
 
 // OpenAI's basic_clean, whitespace_clean and lower().
-std::string cleaned(const std::string& text) {
-  static const Pattern spaces(R"(\s+)");
-  const std::string plain = strip(html_unescape(html_unescape(fix_text(text))));
-  return lower_case(strip(spaces.replace(plain, " ")));
-}
+std::string cleaned(const std::string& text) { return lower_case(clean_basic(text)); }
 
 // Marks, English contractions, runs of letters, single digits, runs of anything else but spaces.
 const Pattern& word_pattern() {

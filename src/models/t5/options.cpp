@@ -5,7 +5,7 @@
 namespace weft {
 namespace {
 
-void t5_rows(Rows& r, T5Deck& d) {
+void rows_of(Rows& r, T5Deck& d, const char* clean) {
   r.text("weights", d.weights,
          "Safetensors file, index or folder with the T5 encoder; empty conditions on the null "
          "caption.");
@@ -20,15 +20,21 @@ void t5_rows(Rows& r, T5Deck& d) {
   r.number("max_length", d.max_length, 1, 65536,
            "Longest caption in tokens, its end mark included; longer ones are cut.");
   r.text("dtype", d.dtype, "Number format of its weights and activations.", {"f32", "bf16"});
-  r.flag("clean", d.clean, "Clean captions as Open-Sora's inference does.");
+  r.flag("clean", d.clean, clean);
   r.number("memory_gib", d.memory_gib, 0, 1e6,
            "Memory in GiB that the encoder may take on each rank; one value counts for all, none "
            "takes what is free.");
   r.number("micro_batch", d.micro_batch, 1, 65536, "Captions that go through the layers together.");
 }
 
+void t5_rows(Rows& r, T5Deck& d) { rows_of(r, d, "Clean captions as Open-Sora's inference does."); }
+void umt5_rows(Rows& r, UmT5Deck& d) {
+  rows_of(r, d, "Clean captions as Wan does: encodings, HTML entities, white space; case is kept.");
+}
+
 }  // namespace
 
 std::vector<DeckTable> t5_tables() { return {deck_table("t5", t5_rows)}; }
+std::vector<DeckTable> umt5_tables() { return {deck_table("t5", umt5_rows)}; }
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// T5's table of the deck: [t5].
+// The table [t5] of the deck: T5's, and umT5's where the model is Wan's.
 #pragma once
 
 #include "config/deck.h"
@@ -20,8 +20,21 @@ struct T5Deck {
   bool clean = true;
   std::vector<double> memory_gib;
   std::int64_t micro_batch = 4;
+  // Not a key. umT5: every layer has a position bias of its own, files may have Wan's names, ids
+  // are those of the tokenizer's file, and texts are cleaned as Wan does.
+  bool umt5 = false;
+};
+
+// The encoder of Wan (docs/models/t5.md, umT5). The default is XXL.
+struct UmT5Deck : T5Deck {
+  UmT5Deck() {
+    vocab_size = 256384;
+    max_length = 512;
+    umt5 = true;
+  }
 };
 
 std::vector<DeckTable> t5_tables();
+std::vector<DeckTable> umt5_tables();
 
 }  // namespace weft

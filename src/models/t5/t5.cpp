@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 #include <utility>
 
 #include "core/error.h"
@@ -11,6 +12,7 @@
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/pointwise.h"
+#include "text/cleaning.h"
 
 namespace weft {
 namespace {
@@ -48,8 +50,10 @@ T5Encoder::T5Encoder(const T5Deck& config, std::int64_t first, std::int64_t last
     return add(name, {C}, {Init::Kind::constant, 1.0f});
   };
   if (first == 0) embedding_ = matrix("shared.weight", {config.vocab_size, C}, 1.0);
-  bias_ = add("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-              {buckets, config.num_heads}, normal(deviation(C)));
+  const auto bias = [&](std::int64_t layer) {
+    return add(t5_bias_name(layer), {buckets, config.num_heads}, normal(deviation(C)));
+  };
+  Parameter* shared_bias = config.umt5 ? nullptr : bias(0);
   for (std::int64_t i = first; i < last; ++i) {
     const std::string block = "encoder.block." + std::to_string(i) + ".layer.";
     const std::string attention = block + "0.SelfAttention.", mlp = block + "1.DenseReluDense.";
@@ -59,6 +63,7 @@ T5Encoder::T5Encoder(const T5Deck& config, std::int64_t first, std::int64_t last
     l.k = matrix(attention + "k.weight", {inner, C}, deviation(C));
     l.v = matrix(attention + "v.weight", {inner, C}, deviation(C));
     l.o = matrix(attention + "o.weight", {C, inner}, deviation(inner));
+    l.bias = config.umt5 ? bias(i) : shared_bias;
     l.norm1 = norm(block + "1.layer_norm.weight");
     l.wi_0 = matrix(mlp + "wi_0.weight", {F, C}, deviation(C));
     l.wi_1 = matrix(mlp + "wi_1.weight", {F, C}, deviation(C));
@@ -128,7 +133,7 @@ Tensor T5Encoder::forward(const PackedTokens& in, const Tensor& given) {
     product_into(x, l.v, M, qkv, 2);
     x.release();
     Tensor attended = Tensor::empty({M, H * D}, dtype);
-    ops::relative_attention_forward(qkv, bias_->value, in.offsets, in.longest, attended);
+    ops::relative_attention_forward(qkv, l.bias->value, in.offsets, in.longest, attended);
     qkv.release();
     attended = operand(attended);
     h = added(h, attended, l.o);
@@ -186,24 +191,60 @@ T5Encoder::Sizes T5Encoder::sizes(const T5Deck& c) {
     return static_cast<std::size_t>(elements) * each;
   };
   Sizes s;
+  const std::size_t bias = bytes(buckets * c.num_heads, both);
   s.layer = bytes(4 * c.d_model * c.num_heads * c.d_kv + 3 * c.d_model * c.d_ff, size) +
-            bytes(2 * c.d_model, both);
+            bytes(2 * c.d_model, both) + (c.umt5 ? bias : 0);
   s.embedding = bytes(c.vocab_size * c.d_model, size);
-  s.every_part = bytes(buckets * c.num_heads + c.d_model, both);
+  s.every_part = bytes(c.d_model, both) + (c.umt5 ? 0 : bias);
   return s;
 }
 
-WeightNames t5_weight_names() {
+std::string t5_bias_name(std::int64_t layer) {
+  return "encoder.block." + std::to_string(layer) +
+         ".layer.0.SelfAttention.relative_attention_bias.weight";
+}
+
+namespace {
+
+// The name that Wan releases for a parameter of umT5.
+std::string released_name(const std::string& name) {
+  return renamed_parts(
+      name, {{"shared", "token_embedding"},
+             {"encoder.final_layer_norm", "norm"},
+             {"encoder.block", "blocks"},
+             {"layer.0.layer_norm", "norm1"},
+             {"layer.0.SelfAttention.relative_attention_bias", "pos_embedding.embedding"},
+             {"layer.0.SelfAttention", "attn"},
+             {"layer.1.layer_norm", "norm2"},
+             {"layer.1.DenseReluDense.wi_0", "ffn.gate.0"},
+             {"layer.1.DenseReluDense.wi_1", "ffn.fc1"},
+             {"layer.1.DenseReluDense.wo", "ffn.fc2"}});
+}
+
+}  // namespace
+
+WeightNames t5_weight_names(const T5Deck& t5) {
   return {"t5",
           [](const std::string& n) {
             return n.starts_with("decoder.") || n.starts_with("lm_head.") ||
                    n == "encoder.embed_tokens.weight";
           },
-          [](const std::string& n) {
+          [released = t5.umt5](const std::string& n) {
             std::vector<std::string> names;
             if (n == "shared.weight") names.push_back("encoder.embed_tokens.weight");
+            if (released) names.push_back(released_name(n));
             return names;
           }};
+}
+
+Tokenizer t5_tokenizer(const T5Deck& t5) {
+  return open_tokenizer(t5.tokenizer, t5.weights, t5.vocab_size,
+                        t5.umt5 ? Tokenizer::Ids::of_file : Tokenizer::Ids::t5);
+}
+
+std::string t5_clean(const T5Deck& t5, const std::string& text) {
+  if (!t5.clean) return text;
+  return t5.umt5 ? clean_basic(text) : clean_text(text);
 }
 
 }  // namespace weft

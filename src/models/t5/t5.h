@@ -1,5 +1,6 @@
 // The T5 v1.1 encoder (docs/models/t5.md, Shape, Forward, Parameters; transformers'
-// T5EncoderModel): some consecutive layers of it.
+// T5EncoderModel) and umT5's (umT5 there), which differs in its position biases: some consecutive
+// layers of it.
 #pragma once
 
 #include <vector>
@@ -22,10 +23,10 @@ struct PackedTokens {
 class T5Encoder {
  public:
   // Layers [first, last) of config.num_layers; the embedding where first is 0, the final norm where
-  // last is all. Registers their parameters (none trainable) under the released names;
-  // params().allocate() is the caller's. Every part has the bias table of block 0. Matrices and the
-  // embedding are bf16_only: where their bf16 copy is there it is read, otherwise the f32 value;
-  // norms and the bias table are always read in f32.
+  // last is all. Registers their parameters (none trainable) under transformers' names;
+  // params().allocate() is the caller's. Every part of a T5 has the bias table of block 0; of
+  // umT5, each layer has its own. Matrices and the embedding are bf16_only: where their bf16 copy
+  // is there it is read, otherwise the f32 value; norms and bias tables are always read in f32.
   T5Encoder(const T5Deck& config, std::int64_t first, std::int64_t last);
 
   ParameterTable& params() { return params_; }
@@ -43,8 +44,8 @@ class T5Encoder {
   // Bytes of an arena that forward() and its input go into, for M tokens in captions of `longest`.
   std::size_t plan(std::int64_t tokens, std::int64_t longest);
 
-  // Bytes of one layer's parameters, of the embedding, of final norm and bias table: for
-  // placements, without a model.
+  // Bytes of one layer's parameters, of the embedding, of what a part has besides (the final norm,
+  // and T5's bias table): for placements, without a model.
   struct Sizes {
     std::size_t layer = 0, embedding = 0, every_part = 0;
   };
@@ -54,6 +55,7 @@ class T5Encoder {
   struct Layer {
     Parameter *norm0, *norm1;
     Parameter *q, *k, *v, *o, *wi_0, *wi_1, *wo;
+    Parameter* bias;  // [32,num_heads]; T5's layers share one
   };
   bool packs() const;
   Tensor operand(const Tensor& x) const;
@@ -65,17 +67,20 @@ class T5Encoder {
   T5Deck config_;
   bool packed_ = false;
   ParameterTable params_;
-  Parameter *embedding_ = nullptr, *bias_ = nullptr, *final_norm_ = nullptr;
+  Parameter *embedding_ = nullptr, *final_norm_ = nullptr;
   std::vector<Layer> layers_;
   std::int64_t first_, last_;
 };
 
-// decoder.* and lm_head.* are spare; encoder.embed_tokens.weight is another name of shared.weight
-// (docs/models/t5.md, Parameters).
-WeightNames t5_weight_names();
+// The bias table of a layer; T5 has that of layer 0 alone.
+std::string t5_bias_name(std::int64_t layer);
 
-inline Tokenizer t5_tokenizer(const T5Deck& t5) {
-  return open_tokenizer(t5.tokenizer, t5.weights, t5.vocab_size);
-}
+// decoder.* and lm_head.* are spare; encoder.embed_tokens.weight is another name of shared.weight
+// (docs/models/t5.md, Parameters). umT5's parameters may have the names that Wan releases, too.
+WeightNames t5_weight_names(const T5Deck& t5 = {});
+
+// How texts become ids, as the deck asks.
+Tokenizer t5_tokenizer(const T5Deck& t5);
+std::string t5_clean(const T5Deck& t5, const std::string& text);
 
 }  // namespace weft

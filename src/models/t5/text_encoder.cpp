@@ -28,7 +28,6 @@
 #include "models/t5/t5.h"
 #include "parallel/mpi.h"
 #include "tensor/tensor.h"
-#include "text/cleaning.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
 
@@ -337,9 +336,6 @@ class PipelineStage {
 
 // ---- The encoder over all ranks
 
-constexpr const char* bias_table =
-    "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight";
-
 constexpr double progress_seconds = 10;
 
 int rank_in(MPI_Comm comm) {
@@ -359,22 +355,24 @@ struct OwnComm {
 };
 
 // Loads the weights of this rank's layers. Only one rank reads each byte of the files: the first
-// part reads the bias table, which all parts need, and broadcasts it. Returns the bytes read.
+// part reads T5's bias table, which all parts need, and broadcasts it (umT5's belong to the
+// layers). Returns the bytes read.
 std::uint64_t load_part(const T5Deck& config, T5Encoder* part, const T5Job& job, MPI_Comm comm) {
   const int first = job.placement.parts.front().rank;
+  const std::string shared = config.umt5 ? "" : t5_bias_name(0);
   std::uint64_t bytes = 0;
   if (part != nullptr) {
     part->params().allocate_for_inference(config.dtype == "bf16");
     const WeightFiles files = WeightFiles::open(config.weights);
     T5Encoder whole(config, 0, config.num_layers);  // its names and shapes: it has no memory
-    check_weights(files, whole.params(), t5_weight_names());
-    read_weights(files, part->params(), t5_weight_names(), [&](const Parameter& p) {
-      return p.name == bias_table && rank_in(comm) != first;
-    });
+    check_weights(files, whole.params(), t5_weight_names(config));
+    read_weights(files, part->params(), t5_weight_names(config),
+                 [&](const Parameter& p) { return p.name == shared && rank_in(comm) != first; });
     bytes = files.bytes_read();
     part->pack_weights();
   }
-  Parameter* table = part == nullptr ? nullptr : part->params().find(bias_table);
+  if (shared.empty()) return bytes;
+  Parameter* table = part == nullptr ? nullptr : part->params().find(shared);
   std::vector<float> bias(32 * config.num_heads);
   if (table != nullptr && rank_in(comm) == first) {
     const Tensor host = table->value.to_host();
@@ -445,10 +443,9 @@ std::vector<std::size_t> gather(std::size_t mine, MPI_Comm comm) {
 
 }  // namespace
 
-EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::int32_t>>& ids,
+EncodedTexts encode_tokens(const T5Deck& config, const std::vector<std::vector<std::int32_t>>& ids,
                            const std::vector<TextFile>& files, const std::function<bool()>& stop,
                            MPI_Comm world) {
-  const T5Deck& config = deck.get<T5Deck>();
   WEFT_CHECK(!config.weights.empty(), Exit::usage,
              "name the encoder's weights with t5.weights=PATH",
              "no text encoder: t5.weights is empty");
@@ -523,30 +520,34 @@ EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::
   return done;  // the gathers synchronised all ranks: rank 0's files exist
 }
 
-EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
+EncodedTexts encode_texts(const T5Deck& t5, const std::vector<std::string>& texts,
                           const std::vector<TextFile>& files, const std::function<bool()>& stop,
                           MPI_Comm world) {
   std::vector<std::vector<std::int32_t>> ids;
   if (rank_in(world) == 0) {
-    const Tokenizer tokenizer = t5_tokenizer(deck.get<T5Deck>());
+    const Tokenizer tokenizer = t5_tokenizer(t5);
     for (const std::string& text : texts) {
       check_utf8(text, fmt::format("text {}", ids.size()));
-      ids.push_back(tokenizer.encode(deck.get<T5Deck>().clean ? clean_text(text) : text,
-                                     deck.get<T5Deck>().max_length));
+      ids.push_back(tokenizer.encode(t5_clean(t5, text), t5.max_length));
     }
   }
-  return encode_tokens(deck, ids, files, stop, world);
+  return encode_tokens(t5, ids, files, stop, world);
 }
 
-EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
+EncodedTexts encode_texts(const T5Deck& t5, const std::vector<std::string>& texts,
                           const std::filesystem::path& file, MPI_Comm world) {
-  return encode_texts(deck, texts, {{file, texts.size(), {}}}, {}, world);
+  return encode_texts(t5, texts, {{file, texts.size(), {}}}, {}, world);
 }
 
 std::string T5TextEncoder::describe() const {
-  return fmt::format("t5 {} {} {} {} {} length {} {} clean {} tokenizer {} weights {}", t5_.d_model,
-                     t5_.d_kv, t5_.num_heads, t5_.d_ff, t5_.num_layers, t5_.max_length, t5_.dtype,
-                     t5_.clean, file_identity(t5_.tokenizer), folder_identity(t5_.weights));
+  return fmt::format("{} {} {} {} {} {} length {} {} clean {} tokenizer {} weights {}",
+                     t5_.umt5 ? "umt5" : "t5", t5_.d_model, t5_.d_kv, t5_.num_heads, t5_.d_ff,
+                     t5_.num_layers, t5_.max_length, t5_.dtype, t5_.clean,
+                     file_identity(t5_.tokenizer), folder_identity(t5_.weights));
+}
+
+ModelSize T5TextEncoder::size() const {
+  return size_of(T5Encoder(t5_, 0, t5_.num_layers).params());
 }
 
 void T5TextEncoder::check_weights() const { check_weights_exist("t5.weights", t5_.weights); }

@@ -1,5 +1,5 @@
-// Captions to T5 features. The encoder is split over the ranks: each holds as many layers as fit
-// its free memory, and captions pass through them in consecutive micro-batches.
+// Captions to features of T5 or umT5. The encoder is split over the ranks: each holds as many
+// layers as fit its free memory, and captions pass through them in consecutive micro-batches.
 #pragma once
 
 #include <mpi.h>
@@ -24,42 +24,43 @@ namespace weft {
 // every rank gets the whole answer. No arena needs to be current. Exit::usage
 // where the ranks' memory is too small together, with what is missing; Exit::data for weights or a
 // tokenizer that do not fit, and for text that is not UTF-8.
-EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
+EncodedTexts encode_texts(const T5Deck& t5, const std::vector<std::string>& texts,
                           const std::filesystem::path& file, MPI_Comm world);
 
 // The same into several files, each written when its texts are done; names count from "0" in each.
 // `files` counts on rank 0 alone. `stop`, if given, is asked between micro-batches by the rank that
 // has the first layers, any one of them: it must know what any rank was asked. Micro-batches in
 // flight are finished, but their file is not written; earlier files are complete.
-EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
+EncodedTexts encode_texts(const T5Deck& t5, const std::vector<std::string>& texts,
                           const std::vector<TextFile>& files, const std::function<bool()>& stop,
                           MPI_Comm world);
 
 // The same behind the tokenizer: the ids of each text, 1 to t5.max_length of them.
-EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::int32_t>>& ids,
+EncodedTexts encode_tokens(const T5Deck& t5, const std::vector<std::vector<std::int32_t>>& ids,
                            const std::vector<TextFile>& files, const std::function<bool()>& stop,
                            MPI_Comm world);
 
-// The role of jobs: encode_texts() of a deck, which it copies.
+// The role of jobs: encode_texts() of a table of the deck.
 class T5TextEncoder : public TextEncoder {
  public:
-  explicit T5TextEncoder(const Deck& deck) : deck_(deck), t5_(deck_.get<T5Deck>()) {}
+  explicit T5TextEncoder(const T5Deck& t5) : t5_(t5) {}
 
-  std::string name() const override { return "T5"; }
+  const T5Deck& deck() const { return t5_; }
+  std::string name() const override { return t5_.umt5 ? "umT5" : "T5"; }
   std::string lacks() const override { return t5_.weights.empty() ? "t5.weights is empty" : ""; }
   std::int64_t channels() const override { return t5_.d_model; }
   std::int64_t max_tokens() const override { return t5_.max_length; }
+  ModelSize size() const override;
   // Shape and precision, cleaning, weights, tokenizer.
   std::string describe() const override;
   void check_weights() const override;
   EncodedTexts encode(const std::vector<std::string>& texts, const std::vector<TextFile>& files,
                       const std::function<bool()>& stop, MPI_Comm world) override {
-    return encode_texts(deck_, texts, files, stop, world);
+    return encode_texts(t5_, texts, files, stop, world);
   }
 
  private:
-  const Deck deck_;
-  const T5Deck& t5_;
+  const T5Deck t5_;
 };
 
 }  // namespace weft

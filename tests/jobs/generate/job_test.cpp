@@ -93,6 +93,41 @@ TEST(GenerateJob, KeysChangeWithWhatDecidesPixels) {
   EXPECT_EQ(job.items[0].key, job_of(same).items[0].key);
 }
 
+TEST(GenerateJob, NegativePromptsAreTextsLikeOthers) {
+  const Deck deck = parse_deck(to_toml(small()), "deck", {"t5.weights=w"});
+  const auto job_with = [&](std::vector<std::string> prompts, const std::string& negative) {
+    Deck own = deck;
+    own.get<GenerateDeck>().prompts = std::move(prompts);
+    own.get<GenerateDeck>().negative_prompt = negative;
+    return job_of(own);
+  };
+  const auto negatives = [](const GenerateJob& job) {
+    std::vector<std::string> of;
+    for (const ClipItem& item : job.items)
+      of.push_back(item.negative < 0 ? "-" : job.texts[item.negative]);
+    return of;
+  };
+  const std::vector<std::string> prompts = {"a", R"(b {"negative_prompt": " low "})",
+                                            R"(c {"negative_prompt": null})",
+                                            R"(d {"negative_prompt": ""})"};
+  using testing::ElementsAre;
+  // STDiT3 has a null caption.
+  const GenerateJob own = job_with(prompts, "");
+  EXPECT_THAT(negatives(own), ElementsAre("-", "low", "-", "-"));
+  EXPECT_EQ(own.items[0].key, job_with({"a"}, "").items[0].key);
+  const GenerateJob all = job_with(prompts, "bad");
+  EXPECT_THAT(negatives(all), ElementsAre("bad", "low", "bad", "-"));
+  EXPECT_THAT(all.texts, ElementsAre("a", "bad", "b", "low", "c", "d")) << "each once";
+  EXPECT_NE(all.items[0].key, own.items[0].key);
+  EXPECT_EQ(all.items[1].key, own.items[1].key);
+  // A text and a null caption do not share a batch.
+  Deck batched = deck;
+  batched.get<GenerateDeck>().batch_size = 4;
+  const auto order = all.longest_first();
+  EXPECT_THAT(make_batches(batched, all, order, limit_batches(batched, all, order, 1)),
+              ElementsAre(ClipBatch{0, 1, 2}, ClipBatch{3}));
+}
+
 TEST(GenerateJob, ErrorsNameThePrompt) {
   const auto error_of = [](const char* prompt) {
     Deck deck = small();

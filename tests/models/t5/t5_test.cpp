@@ -1,5 +1,5 @@
-// The T5 encoder against docs/models/t5.md, Forward, in f64, in one piece and in parts.
-// validation/check_t5.py holds it to transformers.
+// The encoders of T5 and umT5 against docs/models/t5.md, Forward, in f64, in one piece and in
+// parts. validation/check_t5.py holds it to transformers.
 #include "models/t5/t5.h"
 #include "models/t5/options.h"
 
@@ -71,13 +71,13 @@ Vec encode(const T5Deck& d, const ParameterTable& table, const std::vector<int>&
   const std::int64_t C = d.d_model, D = d.d_kv, inner = d.num_heads * D,
                      n = std::int64_t(ids.size());
   const Vec embedding = value("shared.weight");
-  const Vec bias = value("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight");
   Vec h;
   for (const int id : ids)
     h.insert(h.end(), embedding.begin() + id * C, embedding.begin() + (id + 1) * C);
   for (std::int64_t layer = 0; layer < d.num_layers; ++layer) {
     const std::string block = "encoder.block." + std::to_string(layer) + ".layer.";
     const auto weight = [&](const std::string& rest) { return value(block + rest + ".weight"); };
+    const Vec bias = value(t5_bias_name(d.umt5 ? layer : 0));
     const Vec a = rms_norm(h, weight("0.layer_norm"));
     const Vec q = product(a, weight("0.SelfAttention.q"), C);
     const Vec k = product(a, weight("0.SelfAttention.k"), C);
@@ -112,17 +112,20 @@ Vec encode(const T5Deck& d, const ParameterTable& table, const std::vector<int>&
 }
 
 TEST_F(T5Test, MatchesTheFormulasCaptionByCaption) {
-  const T5Deck d = small_t5();
-  T5Encoder t5(d, 0, d.num_layers);
-  start(t5, false);
-  Vec wanted;
-  for (const auto& c : captions) {
-    const Vec one = encode(d, t5.params(), c);
-    wanted.insert(wanted.end(), one.begin(), one.end());
+  for (const bool umt5 : {false, true}) {
+    T5Deck d = small_t5();
+    d.umt5 = umt5;
+    T5Encoder t5(d, 0, d.num_layers);
+    start(t5, false);
+    Vec wanted;
+    for (const auto& c : captions) {
+      const Vec one = encode(d, t5.params(), c);
+      wanted.insert(wanted.end(), one.begin(), one.end());
+    }
+    EXPECT_LT(relative_error(to_values(t5.forward(packed(), Tensor())), wanted), 1e-5) << umt5;
+    t5.pack_weights();
+    EXPECT_LT(relative_error(to_values(t5.forward(packed(), Tensor())), wanted), 1e-5) << umt5;
   }
-  EXPECT_LT(relative_error(to_values(t5.forward(packed(), Tensor())), wanted), 1e-5);
-  t5.pack_weights();
-  EXPECT_LT(relative_error(to_values(t5.forward(packed(), Tensor())), wanted), 1e-5);
 }
 
 TEST_F(T5Test, PartsOfTheLayersGiveTheSameBits) {
@@ -172,11 +175,19 @@ TEST_F(T5Test, PlansWhatItTakesAndCountsItsWeights) {
   // The plan allows for as many captions as tokens, and for holes between blocks.
   EXPECT_GE(planned, arena->peak());
   EXPECT_LE(planned, arena->peak() * 3 / 2);
-  EXPECT_EQ(T5Encoder::sizes(d).layer * 2 + T5Encoder::sizes(d).every_part,
-            static_cast<std::size_t>(t5.params().total_elements()) * 4);
-  // docs/models/t5.md, Shape: all of XXL.
-  const T5Encoder::Sizes xxl = T5Encoder::sizes(T5Deck{});
-  EXPECT_EQ(xxl.embedding + 24 * xxl.layer + xxl.every_part, 4762310656u * 4);
+  const auto bytes = [](const T5Deck& deck, std::size_t layers, bool embedding) {
+    const T5Encoder::Sizes s = T5Encoder::sizes(deck);
+    return layers * s.layer + s.every_part + (embedding ? s.embedding : 0);
+  };
+  T5Deck umt5 = d;
+  umt5.umt5 = true;
+  for (const T5Deck& deck : {d, umt5})
+    EXPECT_EQ(
+        bytes(deck, 2, false),
+        static_cast<std::size_t>(T5Encoder(deck, 1, d.num_layers).params().total_elements()) * 4);
+  // docs/models/t5.md, Shape, umT5: all of XXL.
+  EXPECT_EQ(bytes(T5Deck{}, 24, true), 4762310656u * 4);
+  EXPECT_EQ(bytes(UmT5Deck{}, 24, true), 5680910336u * 4);
 }
 
 }  // namespace

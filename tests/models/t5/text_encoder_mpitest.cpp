@@ -54,7 +54,8 @@ class TextEncoder : public testing::Test {
     if (rank_ == 0) fs::remove_all(dir_);
   }
 
-  // Weights drawn at random, in two shards with their index, the decoder's beside them.
+  // Weights drawn at random, in two shards with their index, the decoder's beside them. umT5's have
+  // the names that Wan releases.
   void write_weights() {
     deck_.get<T5Deck>().weights = dir_.string();
     if (rank_ == 0) {
@@ -66,11 +67,14 @@ class TextEncoder : public testing::Test {
       std::size_t i = 0;
       for (const auto& p : whole.params().all()) {
         const std::size_t shard = i++ % 3 == 0 ? 0 : 1;
-        shards[shard].push_back({p->name,
+        const std::string name = deck_.get<T5Deck>().umt5
+                                     ? t5_weight_names(deck_.get<T5Deck>()).others(p->name).back()
+                                     : p->name;
+        shards[shard].push_back({name,
                                  DType::f32,
                                  {p->shape.dims().begin(), p->shape.dims().end()},
                                  std::as_bytes(p->value.span<float>())});
-        index["weight_map"][p->name] = std::to_string(shard) + ".safetensors";
+        index["weight_map"][name] = std::to_string(shard) + ".safetensors";
       }
       shards[1].push_back({"decoder.final_layer_norm.weight",
                            DType::f32,
@@ -88,7 +92,7 @@ class TextEncoder : public testing::Test {
   std::vector<std::vector<float>> features_in_one_piece() const {
     T5Encoder whole(deck_.get<T5Deck>(), 0, deck_.get<T5Deck>().num_layers);
     whole.params().allocate_for_inference(deck_.get<T5Deck>().dtype == "bf16");
-    load_weights(dir_, whole.params(), t5_weight_names());
+    load_weights(dir_, whole.params(), t5_weight_names(deck_.get<T5Deck>()));
     const auto arena = Arena::reserve(std::size_t{1} << 28);
     const ArenaScope scope(*arena);
     std::vector<std::vector<float>> features;
@@ -108,7 +112,7 @@ class TextEncoder : public testing::Test {
 
   EncodedTexts encode() {
     // Only rank 0 has the captions.
-    return encode_tokens(deck_, rank_ == 0 ? ids_ : decltype(ids_){},
+    return encode_tokens(deck_.get<T5Deck>(), rank_ == 0 ? ids_ : decltype(ids_){},
                          {{dir_ / "f", ids_.size(), {}}}, {}, MPI_COMM_WORLD);
   }
 
@@ -175,6 +179,13 @@ TEST_F(TextEncoder, GivesTheSameFeaturesOnAnyNumberOfRanks) {
   write_weights();
   const EncodedTexts done = encode_and_check();
   for (const std::size_t bytes : done.bytes_taken) EXPECT_GT(bytes, 0u) << "all have a part";
+}
+
+// Its layers have a bias table each, so none is shared among the ranks.
+TEST_F(TextEncoder, GivesTheSameFeaturesOfUmT5) {
+  deck_.get<T5Deck>().umt5 = true;
+  write_weights();
+  encode_and_check();
 }
 
 TEST_F(TextEncoder, PassesBf16FromRankToRank) {
@@ -248,9 +259,9 @@ TEST_F(TextEncoder, WritesSeveralFilesAndStopsAmongThem) {
       {dir_ / "a", 3, {{"key", "k"}}}, {dir_ / "b", 4, {}}, {dir_ / "c", ids_.size(), {}}};
   const auto encode_files = [&](const std::function<bool()>& stop) {
     // Only rank 0 knows texts and files.
-    return rank_ == 0 ? encode_tokens(deck_, ids_, files, stop, MPI_COMM_WORLD)
-                      : encode_tokens(deck_, decltype(ids_){}, std::vector<TextFile>{}, stop,
-                                      MPI_COMM_WORLD);
+    return rank_ == 0 ? encode_tokens(deck_.get<T5Deck>(), ids_, files, stop, MPI_COMM_WORLD)
+                      : encode_tokens(deck_.get<T5Deck>(), decltype(ids_){},
+                                      std::vector<TextFile>{}, stop, MPI_COMM_WORLD);
   };
   // Asked to stop when a file is there: the first stage ends the stream, all know by the end of the
   // next file.
