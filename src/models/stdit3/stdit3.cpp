@@ -331,6 +331,7 @@ Var Stdit3::cached_blocks(Pass& p, const Var& x) {
     ops::add_inplace(added, before->value);
     return before;
   }
+  added.release();  // not to be held beside the blocks' own memory
   Var after = run_blocks(p, x, embed_captions(p, nullptr));
   added = Tensor::empty(after->value.shape(), after->value.dtype());
   ops::convert(after->value, added);
