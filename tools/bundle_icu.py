@@ -1,5 +1,5 @@
 """A small library of ICU's data for the bundle: of its 28 MiB weft asks for one table, that of the normal form NFKC
-(src/text/utf8.cpp). NFC and lower case are code in libicuuc.
+(src/text/fix_text.cpp). NFC and lower case are code in libicuuc.
 
 ICU's data is one symbol, icudtVERSION_dat: a header, then a count, as many pairs (offset of a name, offset of its table) in
 the order of names, the names and the tables. Offsets count from the count on. From ICU's own documents (ucmndata.h).

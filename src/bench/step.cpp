@@ -15,6 +15,7 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "core/philox.h"
+#include "models/registry.h"
 #include "models/stdit3/options.h"
 #include "models/t5/options.h"
 #include "models/t5/t5.h"

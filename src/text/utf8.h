@@ -21,18 +21,15 @@ std::string to_utf8(std::u32string_view text);
 bool is_space(char32_t c);
 std::string strip(const std::string& text);
 
-// What of ftfy.fix_text matters to captions that clean_caption has gone over already.
-// Covered, in ftfy's order, repeated until nothing changes:
-//   UTF-8 that was read as Latin-1 or Windows-1252 is decoded, the whole text or the sequences in
-//     it, where it looks wrong (a letter with an accent beside a sign, C1 controls ...), a lost
-//     no-break space inside such a sequence restored;
+// ftfy.fix_text of version 6.3.1. In ftfy's order, repeated until nothing changes:
+//   HTML references that end in a semicolon, in texts without tags;
+//   UTF-8 that was read in another encoding (Latin-1 and 2, Windows-1250 to 1254 and 1257, Mac
+//     Roman, code page 437) is decoded, the whole text or the sequences in it, where it looks wrong
+//     (a letter with an accent beside a sign, C1 controls ...), a lost no-break space inside such a
+//     sequence restored and lost bytes as U+FFFD;
 //   C1 controls as Windows-1252; ligatures of Latin letters taken apart; full- and half-width forms
 //     to usual ones;
 //   curly quotes straight; line breaks \n; terminal escapes and control characters removed; NFC.
-// Not covered: repair of text read as other encodings (Windows-1250, 1251, 1253, 1254, 1257, ISO
-// 8859-2, Mac Roman, cp437), lossy sequences with U+FFFD or a question mark in them, CESU-8, box
-// drawings. Of 10,000 texts made of words in many languages, read wrongly once or twice or damaged,
-// 21 differ from ftfy 6.3.1, all for these reasons.
 std::string fix_text(const std::string& text);
 
 class Pattern {

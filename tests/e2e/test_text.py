@@ -11,6 +11,24 @@ class Text(WeftTest):
         self.weft("text", "deck.toml", "in.txt", "--cleaned", "out.txt", ranks=1)
         self.assertEqual((self.dir / "out.txt").read_text("utf-8"), 'a "drone" shot - of\n\ncafé bar more\n')
 
+    def test_cleans_as_the_model_wants(self):
+        """umT5's texts keep their case and their signs."""
+        (self.dir / "in.txt").write_text("A  “Drone” shot — of www.foo.org\nCAFÃ‰ &amp;lt;3 ﬁne \n", "utf-8")
+        self.weft("text", "deck.toml", "in.txt", "--cleaned", "out.txt", "model.name=umt5", ranks=1)
+        self.assertEqual((self.dir / "out.txt").read_text("utf-8"), 'A "Drone" shot — of www.foo.org\nCAFÉ <3 fine\n')
+
+    def test_how_large_a_model_is(self):
+        """Of a deck, without weights."""
+        sizes = self.weft("inspect", "deck.toml", "model.name=umt5", ranks=1).stdout
+        self.assertIn("text encoder  umT5: 5680910336 parameters in 242 tensors", sizes)
+        self.assertNotIn("denoiser", sizes)
+        sizes = self.weft("inspect", "deck.toml", ranks=1).stdout
+        self.assertRegex(sizes, r"denoiser +STDiT3: \d+ parameters in \d+ tensors")
+        self.assertIn("text encoder  T5: 4762310656 parameters in 219 tensors", sizes)
+        self.refused(self.weft("inspect", "deck.toml", "model.name=sadtalker", ranks=1, expect=None), 2, "sadtalker")
+        (self.dir / "x.safetensors").write_bytes(b"")
+        self.refused(self.weft("inspect", "x.safetensors", "model.depth=2", ranks=1, expect=None), 2, "model.depth=2")
+
     def test_refuses_what_does_not_fit(self):
         (self.dir / "in.txt").write_bytes(b"fine\ncaf\xe9\n")
         self.refused(self.weft("text", "deck.toml", "in.txt", "--cleaned", "out.txt", ranks=2, expect=None), 3,
