@@ -1,5 +1,7 @@
 // The rows of the tables that config/deck.h declares, and the list of all tables.
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "config/deck_table.h"
 #include "core/log.h"
@@ -355,19 +357,50 @@ void set_deck_tables(std::vector<DeckTable> tables, std::vector<std::string> mod
   std::vector<DeckTable>& all = all_tables();
   all = common_tables();
   for (DeckTable& t : tables) {
-    const auto next = std::find_if(all.rbegin(), all.rend(),
-                                   [&](const DeckTable& other) { return other.section == t.next; });
-    all.insert(next == all.rend() ? all.end() : next.base() - 1, std::move(t));
+    const auto last = [&](const std::string& section) {
+      return std::find_if(all.rbegin(), all.rend(),
+                          [&](const DeckTable& other) { return other.section == section; });
+    };
+    const auto same = last(t.section), next = last(t.next);
+    auto place = next == all.rend() ? all.end() : next.base() - 1;
+    if (same != all.rend() && t.next != t.section) place = same.base();
+    all.insert(place, std::move(t));
   }
 }
 
 std::vector<Option> option_table(Deck& deck) {
+  const std::vector<DeckTable>& tables = deck_tables();
+  const auto named = [&](const Option& o) {
+    return std::ranges::find(o.models, deck.model.name) != o.models.end();
+  };
   std::vector<Option> options;
-  for (const DeckTable& table : deck_tables()) {
-    Rows rows(table.section, table.fixed);
-    table.rows(rows, deck);
-    for (Option& o : rows.take()) options.push_back(std::move(o));
+  std::vector<std::size_t> table_of;                 // [option]
+  std::vector<bool> replaced(tables.size(), false);  // by another model's table
+  std::map<std::string, std::size_t> place;
+  for (std::size_t t = 0; t < tables.size(); ++t) {
+    Rows rows(tables[t].section, tables[t].fixed);
+    tables[t].rows(rows, deck);
+    for (Option& o : rows.take()) {
+      o.models = tables[t].models;
+      const auto [known, is_new] = place.try_emplace(o.key, options.size());
+      if (is_new) {
+        options.push_back(std::move(o));
+        table_of.push_back(t);
+        continue;
+      }
+      Option& used = options[known->second];
+      WEFT_ASSERT(used.models != o.models);  // one model, two rows of a key
+      std::size_t loser = t;
+      if (named(o) && !named(used)) {
+        o.others = std::exchange(used.others, {});
+        std::swap(o, used);
+        std::swap(loser, table_of[known->second]);
+      }
+      replaced[loser] = true;
+      used.others.push_back(std::move(o));
+    }
   }
+  for (std::size_t i = 0; i < options.size(); ++i) options[i].applies = !replaced[table_of[i]];
   return options;
 }
 

@@ -315,26 +315,33 @@ toml::table parse_value(const std::string& text, const Option& option, const Ori
           : "weft help deck shows every key with its type");
 }
 
+// "train.lr" of "train.lr=2e-4".
+std::string override_key(const std::string& text) {
+  std::string key = text.substr(0, text.find('='));
+  while (!key.empty() && key.back() == ' ') key.pop_back();
+  return key;
+}
+
 // "train.lr=2e-4" of the command line.
 void apply_override(const std::string& text, const std::vector<Option>& table) {
   const Origin origin{fmt::format("override '{}'", text), true};
   const std::size_t equals = text.find('=');
   if (equals == std::string::npos || text.find('.') > equals)
     refuse(origin.name + " is not of the form section.key=value", "for example: train.steps=100");
-  std::string key = text.substr(0, equals);
-  while (!key.empty() && key.back() == ' ') key.pop_back();
-  const Option& option = find(key, table, origin.name + ": ");
+  const Option& option = find(override_key(text), table, origin.name + ": ");
   const toml::table value = parse_value(text.substr(equals + 1), option, origin);
   Assign(option, origin).set(*value.get("v"));
 }
 
-// Checks conditions over several keys.
-void cross_check(const Deck& deck, const std::string& origin) {
-  const DeckDemand demand = [&](bool holds, const std::string& what, const std::string& hint) {
-    if (!holds) refuse(origin + ": " + what, hint);
-  };
-  for (const DeckTable& table : deck_tables())
-    if (table.check) table.check(deck, demand);
+// model.name, which chooses the rows of the keys that several models have.
+void apply_model_name(Deck& deck, const toml::table& root, const Origin& origin,
+                      const std::vector<std::string>& overrides) {
+  const std::string key = "model.name";
+  const std::vector<Option> table = option_table(deck);
+  if (const auto node = root["model"]["name"])
+    Assign(find(key, table, ""), origin).set(*node.node());
+  for (const std::string& o : overrides)
+    if (override_key(o) == key) apply_override(o, table);
 }
 
 // The target's present value.
@@ -361,6 +368,24 @@ std::string value_as_toml(const Option& o) {
   return std::visit(Visitor{o.or_one}, o.target);
 }
 
+// Checks conditions over several keys.
+void cross_check(const Deck& deck, const std::string& origin) {
+  const DeckDemand demand = [&](bool holds, const std::string& what, const std::string& hint) {
+    if (!holds) refuse(origin + ": " + what, hint);
+  };
+  for (const DeckTable& table : deck_tables())
+    if (table.check) table.check(deck, demand);
+
+  // What other models have in this model's place: a value there is a wish without effect.
+  Deck copy = deck, plain;  // the table points into mutable decks
+  plain.model.name = deck.model.name;
+  const std::vector<Option> rows = option_table(copy), defaults = option_table(plain);
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    demand(rows[i].applies || value_as_toml(rows[i]) == value_as_toml(defaults[i]),
+           fmt::format("{} has no effect with model.name = \"{}\"", rows[i].key, deck.model.name),
+           fmt::format("leave it out: it is a key of {}", fmt::join(rows[i].models, ", ")));
+}
+
 // "whole number, 1 to 64", "one of: f32, bf16": the type and range in a comment.
 std::string type_as_comment(const Option& o) {
   if (o.list != nullptr) return "text, or list of texts";
@@ -383,6 +408,18 @@ std::string type_as_comment(const Option& o) {
   return text;
 }
 
+// " Default of wan: 1536." where other models have another.
+std::string other_defaults(const Option& option) {
+  std::map<std::string, Texts> models;  // of each value
+  for (const Option& o : option.others)
+    if (const std::string value = value_as_toml(o); value != value_as_toml(option))
+      models[value].insert(models[value].end(), o.models.begin(), o.models.end());
+  std::string text;
+  for (const auto& [value, names] : models)
+    text += fmt::format(" Default of {}: {}.", fmt::join(names, ", "), value);
+  return text;
+}
+
 // Every key with its value, table by table; with_help puts its row of the option table above it.
 // `only`: a table, a key, or the name of a key in any table.
 std::string write(const Deck& deck, bool with_help, const std::string& only = "") {
@@ -395,7 +432,8 @@ std::string write(const Deck& deck, bool with_help, const std::string& only = ""
       section = section_of(o.key);
       out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", section);
     }
-    if (with_help) out += fmt::format("# {} ({})\n", o.help, type_as_comment(o));
+    if (with_help)
+      out += fmt::format("# {}{} ({})\n", o.help, other_defaults(o), type_as_comment(o));
     out += fmt::format("{} = {}\n", name_of(o.key), value_as_toml(o));
   }
   return out;
@@ -444,7 +482,6 @@ Deck load_deck(const std::filesystem::path& path, const std::vector<std::string>
 Deck parse_deck(const std::string& toml_text, const std::string& origin,
                 const std::vector<std::string>& overrides) {
   Deck deck;
-  const std::vector<Option> table = option_table(deck);
   toml::table root;
   try {
     root = toml::parse(toml_text);
@@ -453,6 +490,8 @@ Deck parse_deck(const std::string& toml_text, const std::string& origin,
                        e.source().begin.column, e.description()),
            "a deck has lines of the form [section] and key = value, texts in quotes");
   }
+  apply_model_name(deck, root, Origin{origin}, overrides);
+  const std::vector<Option> table = option_table(deck);
   apply(root, table, Origin{origin});
   for (const std::string& o : overrides) apply_override(o, table);
   cross_check(deck, origin);
@@ -481,7 +520,7 @@ std::vector<DeckLine> identity(const Deck& deck, const std::set<std::string>& ta
   Deck copy = deck;  // the table points into a mutable deck
   std::vector<DeckLine> lines;
   for (const Option& o : option_table(copy))
-    if (o.decides && tables.contains(section_of(o.key)))
+    if (o.decides && o.applies && tables.contains(section_of(o.key)))
       lines.push_back(
           {section_of(o.key), fmt::format("{} = {}", name_of(o.key), value_as_toml(o))});
   return lines;
@@ -524,9 +563,12 @@ std::vector<std::string> changed_keys(Deck a, Deck b, bool fixed) {
   const std::vector<Option> left = option_table(a), right = option_table(b);
   std::vector<std::string> keys;
   for (std::size_t i = 0; i < left.size(); ++i) {
-    const bool same = std::visit(
-        [&](auto* value) { return *value == *std::get<decltype(value)>(right[i].target); },
-        left[i].target);
+    // Rows of two models may be of different types.
+    const bool same =
+        left[i].target.index() == right[i].target.index() &&
+        std::visit(
+            [&](auto* value) { return *value == *std::get<decltype(value)>(right[i].target); },
+            left[i].target);
     if (!same && (left[i].fixed || !fixed)) keys.push_back(left[i].key);
   }
   return keys;

@@ -37,6 +37,13 @@ struct Option {
   std::vector<std::string>* list = nullptr;
   bool decides = true;  // results of running a model depend on it (identity)
   bool or_one = false;  // of a list: a deck may give one value without brackets
+  // Several models may have a row for a key (DeckTable::models); this one is model.name's, or else
+  // the first. The rows of the others:
+  std::vector<Option> others = {};
+  std::vector<std::string> models = {};  // of its table
+  // False: another model's table stands in for this row's, so the key has no effect with
+  // model.name.
+  bool applies = true;
 };
 
 // The rows of one table, in the order of the reference page.
@@ -89,8 +96,12 @@ struct DeckTable {
   std::function<void(Rows&, Deck&)> rows;
   std::function<void(const Deck&, const DeckDemand&)> check;
   std::string next =
-      {};              // the section whose last table it stands in front of; empty: it comes last
+      {};  // the section whose last table it stands in front of; empty: it comes last. A table of
+           // a section that there is already comes behind that, unless `next` is the section
   bool fixed = false;  // of its rows (Option::fixed)
+  // The values of model.name that it is for, set by the registry; empty: any. If two tables have
+  // rows of the same key, the table that model.name names is used, or else the first.
+  std::vector<std::string> models = {};
 };
 
 // The table that is kept as a T.
@@ -104,13 +115,15 @@ DeckTable deck_table(std::string section, void (*rows)(Rows&, T&),
 }
 
 // What decides the results of a job that runs models: every key of these tables but those whose row
-// says otherwise (Option::decides), in the order of the reference page.
+// says otherwise (Option::decides) and those of other models (Option::applies), in the order of the
+// reference page.
 struct DeckLine {
   std::string table, text;  // "vae", "filters = 128"
 };
 std::vector<DeckLine> identity(const Deck& deck, const std::set<std::string>& tables);
 
-// Every key, in the order of the reference page, with targets in `deck`.
+// Every key once, in the order of the reference page, with targets in `deck`; deck.model.name
+// chooses among the rows of several models.
 std::vector<Option> option_table(Deck& deck);
 
 // For config/deck.cpp: the tables of the run itself, and all tables in order.

@@ -16,18 +16,12 @@
 namespace weft {
 
 void register_deck_tables() {
-  std::vector<DeckTable> tables;
-  std::vector<std::string> names;
-  for (const Model& m : models()) {
-    if (!m.name.empty()) names.push_back(m.name);
-    if (m.tables == nullptr) continue;
-    for (DeckTable& t : m.tables()) tables.push_back(std::move(t));
-  }
+  std::vector<DeckTable> tables = model_tables();
   for (DeckTable (*table)() : {ingest_table, reconstruct_table, encode_table, generate_table,
                                evaluate_table, evaluate_clips_table, segment_table, score_table,
                                animate_table, validation_table, samples_table})
     tables.push_back(table());
-  set_deck_tables(std::move(tables), std::move(names));
+  set_deck_tables(std::move(tables), model_names());
 }
 
 }  // namespace weft

@@ -58,9 +58,9 @@ DeckTable lora_table() {
   t.check = [](const Deck& deck, const DeckDemand& demand) {
     const LoraDeck& lora = deck.get<LoraDeck>();
     if (!lora.on()) return;
-    demand(deck.model.name == "stdit3",
+    demand(deck.model.name == "stdit3" || deck.model.name == "wan",
            fmt::format("lora.rank = {} with model.name = \"{}\"", lora.rank, deck.model.name),
-           "adapters are trained for \"stdit3\" alone; set lora.rank = 0");
+           "adapters are trained for \"stdit3\" and \"wan\" alone; set lora.rank = 0");
     demand(deck.model.weights_partial == "strict",
            fmt::format("lora.rank = {} with model.weights_partial = \"{}\"", lora.rank,
                        deck.model.weights_partial),

@@ -15,6 +15,7 @@
 #include "models/t5/text_encoder.h"
 #include "models/video_vae/task.h"
 #include "models/video_vae/video_vae.h"
+#include "models/wan/options.h"
 
 namespace weft {
 namespace {
@@ -47,6 +48,7 @@ std::vector<Model>& table() {
       {"umt5", umt5_tables, nullptr, nullptr, nullptr, make_umt5},
       {"", t5_tables},
       {"", clip_tables},
+      {"wan", wan_tables},
   };
   return models;
 }
@@ -69,6 +71,25 @@ const Model& model_with(const Deck& deck, bool (*has)(const Model&)) {
 const std::vector<Model>& models() { return table(); }
 void add_model(Model model) { table().push_back(std::move(model)); }
 
+std::vector<DeckTable> model_tables() {
+  std::vector<DeckTable> tables;
+  for (const Model& m : models()) {
+    if (m.tables == nullptr) continue;
+    for (DeckTable& t : m.tables()) {
+      if (!m.name.empty()) t.models = {m.name};
+      tables.push_back(std::move(t));
+    }
+  }
+  return tables;
+}
+
+std::vector<std::string> model_names() {
+  std::vector<std::string> names;
+  for (const Model& m : models())
+    if (!m.name.empty()) names.push_back(m.name);
+  return names;
+}
+
 const Model* find_model(const std::string& name) {
   const Model* m = model_named(name);
   return m != nullptr && m->make_task ? m : nullptr;
@@ -76,9 +97,16 @@ const Model* find_model(const std::string& name) {
 
 std::unique_ptr<TrainingTask> make_task(const Deck& deck) {
   if (const Model* m = find_model(deck.model.name)) return m->make_task(deck);
-  throw Error(
-      Exit::usage, fmt::format("weft train has no task for model.name = \"{}\"", deck.model.name),
-      "set model.name to \"stdit3\", \"vae\", \"segmentation\" or \"dbnet\"", __FILE__, __LINE__);
+  throw Error(Exit::usage,
+              fmt::format("weft train has no task for model.name = \"{}\"", deck.model.name),
+              fmt::format("set model.name to one of: {}", trained_models()), __FILE__, __LINE__);
+}
+
+std::string trained_models() {
+  std::vector<std::string> names;
+  for (const Model& m : table())
+    if (!m.name.empty() && m.make_task) names.push_back(m.name);
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 std::unique_ptr<Denoiser> make_denoiser(const Deck& deck) {

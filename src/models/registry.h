@@ -14,6 +14,8 @@ namespace weft {
 
 struct Model {
   std::string name;  // model.name; empty: no deck names it
+  // A table that stands in for another model's of the same section (DeckTable::models) comes after
+  // that in the list of models.
   std::vector<DeckTable> (*tables)() = nullptr;
   TaskFactory make_task = nullptr;  // null: it does not train by itself
   // Its other roles (models/interfaces.h); null: the model lacks that part.
@@ -25,9 +27,15 @@ struct Model {
 // The models of registry.cpp and those added.
 const std::vector<Model>& models();
 void add_model(Model model);
+// For set_deck_tables(): their tables, each with the model that lists it, and the values of
+// model.name.
+std::vector<DeckTable> model_tables();
+std::vector<std::string> model_names();
 
 // The model of that name that trains by itself; null if there is none.
 const Model* find_model(const std::string& name);
+// The names of all such models, for hints.
+std::string trained_models();
 // The task that model.name asks for. `deck` outlives it.
 std::unique_ptr<TrainingTask> make_task(const Deck& deck);
 // The parts of the model that model.name asks for. Jobs of clips ignore a model.name that has no

@@ -15,6 +15,7 @@
 #include "jobs/generate/options.h"
 #include "jobs/jobs.h"
 #include "models/stdit3/options.h"
+#include "models/wan/options.h"
 
 namespace weft {
 namespace {
@@ -302,6 +303,54 @@ TEST(Deck, ReferenceOfATableOrAKey) {
       EXPECT_THAT(e.hint(), HasSubstr(std::string("did you mean ") + near));
     }
   }
+}
+
+// model.hidden_size is a key of STDiT3 and of Wan: the row of model.name's model counts, else the
+// first.
+TEST(Deck, AKeyOfSeveralModelsHasARowForEach) {
+  const auto hidden = [](const Deck& d) {
+    return std::pair(d.get<Stdit3Deck>().hidden_size, d.get<WanDeck>().hidden_size);
+  };
+  const std::string wide = "[model]\nhidden_size = 64\nnum_heads = 4\n";
+  EXPECT_EQ(hidden(parse_deck(wide, "x", {})), std::pair(std::int64_t{64}, WanDeck().hidden_size));
+  EXPECT_EQ(hidden(parse_deck(wide + "name = \"dbnet\"\n", "x", {})),
+            std::pair(std::int64_t{64}, WanDeck().hidden_size));
+  const auto of_wan = std::pair(Stdit3Deck().hidden_size, std::int64_t{64});
+  EXPECT_EQ(hidden(parse_deck(wide + "name = \"wan\"\n", "x", {})), of_wan);
+  // An override names the model as well as the deck does, wherever it stands.
+  EXPECT_EQ(hidden(parse_deck(wide, "x", {"model.name=wan"})), of_wan);
+  EXPECT_EQ(hidden(parse_deck(
+                "", "x", {"model.hidden_size=64", "model.num_heads=4", "model.name = \"wan\""})),
+            of_wan);
+  EXPECT_EQ(hidden(parse_deck(wide + "name = \"wan\"\n", "x", {"model.name=stdit3"})).first, 64);
+
+  const Deck wan = parse_deck(wide + "name = \"wan\"\nffn_dim = 96\n", "x", {});
+  EXPECT_THAT(to_toml(wan), HasSubstr("\nhidden_size = 64\n"));
+  EXPECT_EQ(hidden(parse_deck(to_toml(wan), "copy", {})), of_wan);
+  EXPECT_THAT(changed_keys(wan, parse_deck(wide, "x", {})),
+              testing::IsSupersetOf({"model.name", "model.ffn_dim", "model.depth"}));
+  EXPECT_THAT(refusal("[model]\nname = \"wan\"\nhidden_size = 40\nnum_heads = 12\n"),
+              HasSubstr("does not divide"));
+
+  // Keys of the model that another stands in for.
+  EXPECT_THAT(
+      refusal("[model]\nname = \"wan\"\nmlp_ratio = 2\n"),
+      HasSubstr("model.mlp_ratio has no effect with model.name = \"wan\" | leave it out: it "
+                "is a key of stdit3"));
+  EXPECT_THAT(refusal("[model]\nffn_dim = 96\n"), HasSubstr("it is a key of wan"));
+
+  const auto decides = [](const Deck& d, const std::string& text) {
+    const auto lines = identity(d, {"model"});
+    return std::ranges::any_of(lines, [&](const DeckLine& l) { return l.text == text; });
+  };
+  EXPECT_TRUE(decides(wan, "ffn_dim = 96"));
+  EXPECT_FALSE(decides(wan, "mlp_ratio = 4.0"));
+  EXPECT_TRUE(decides(Deck{}, "mlp_ratio = 4.0"));
+  EXPECT_FALSE(decides(Deck{}, "ffn_dim = 8960"));
+
+  const std::string help = deck_help("model.hidden_size");
+  EXPECT_THAT(help, HasSubstr(" Default of wan: 1536. (whole number"));
+  EXPECT_THAT(help, EndsWith("\nhidden_size = 1152\n"));
 }
 
 TEST(NearestName, FindsSlipsAndLeavesStrangersAlone) {

@@ -89,14 +89,7 @@ const bool registered = [] {
   add_model({"toy", toy_tables, [](const Deck& deck) -> std::unique_ptr<TrainingTask> {
                return std::make_unique<ToyTask>(deck);
              }});
-  std::vector<DeckTable> tables;
-  std::vector<std::string> names;
-  for (const Model& m : models()) {
-    if (!m.name.empty()) names.push_back(m.name);
-    if (m.tables == nullptr) continue;
-    for (DeckTable& t : m.tables()) tables.push_back(std::move(t));
-  }
-  set_deck_tables(std::move(tables), std::move(names));
+  set_deck_tables(model_tables(), model_names());
   return true;
 }();
 

@@ -1,0 +1,41 @@
+// Wan2.1's tables of the deck: [model], and [diffusion] for its training.
+#pragma once
+
+#include <vector>
+
+#include "config/deck.h"
+
+namespace weft {
+
+// The network's shape (docs/models/wan.md, Configuration) and how it trains. The default is that of
+// Wan2.1-T2V-1.3B.
+struct WanDeck {
+  std::int64_t in_channels = 16;
+  std::vector<std::int64_t> patch_size = {1, 2, 2};
+  std::int64_t hidden_size = 1536;
+  std::int64_t depth = 30;
+  std::int64_t num_heads = 12;
+  std::int64_t ffn_dim = 8960;
+  std::int64_t text_dim = 4096;
+  std::int64_t text_len = 512;
+  std::int64_t freq_dim = 256;
+  double class_dropout_prob = 0;
+};
+// What the network is made of: its shape, and what the deck says of any model.
+struct WanConfig : WanDeck {
+  std::string dtype = "f32";
+  double recompute = 0;  // share of the blocks
+};
+WanConfig wan_config(const Deck& deck);
+
+// Noise levels of training and the weight of each in the loss (docs/models/wan.md, Training).
+struct WanDiffusionDeck {
+  std::string sample_method = "uniform";
+  double loc = 0.0;
+  double scale = 1.0;
+  double shift = 3.0;
+  std::string weighting = "none";
+};
+std::vector<DeckTable> wan_tables();
+
+}  // namespace weft
