@@ -201,7 +201,7 @@ class FlowSampler : public OpTest {
     r.captions = {{0, 1, 3}, {0, 2, 3}};
     if (negative) {
       r.negative_y = to_tensor({-0.2, -0.4, -0.9, -0.7, 9}, {1, 5, 1});
-      r.negative = {{0, 1, 2, 0, 1, 3}, {0, 3, 6}};
+      r.negative = {{0, 1, 2, 0, 2, 3}, {0, 3, 6}};
     }
     r.fps = {24, 24};
     r.size = {240, 432, 51};
@@ -261,7 +261,7 @@ TEST_F(FlowSampler, EachSolverHasItsOrder) {
   for (const auto& [solver, order] :
        {std::pair{"euler", 1.0}, std::pair{"dpm++", 2.0}, std::pair{"unipc", 2.0}}) {
     Vec errors;
-    for (const std::int64_t steps : {16, 32, 64}) {
+    for (const std::int64_t steps : {128, 256}) {
       SamplerDeck sampler = sampler_of(solver, steps, 0);
       sampler.cfg_scale = 1;
       NormalDenoiser model(true);
@@ -271,8 +271,7 @@ TEST_F(FlowSampler, EachSolverHasItsOrder) {
         exact.push_back(Normal{mean[i / clip_size]}.data(noise_[i]));
       errors.push_back(relative_error(samples, exact));
     }
-    EXPECT_NEAR(std::log2(errors[1] / errors[2]), order, 0.35) << solver;
-    EXPECT_NEAR(std::log2(errors[0] / errors[1]), order, 0.5) << solver;
+    EXPECT_NEAR(std::log2(errors[0] / errors[1]), order, 0.3) << solver;
   }
 }
 
@@ -338,7 +337,7 @@ double mean_size(const Vec& a) { return mean_change(a, Vec(a.size(), 0.0)); }
 // EasyCache's rule in f64, with Euler steps: what it skips, and where that leads to.
 TEST_F(FlowSampler, EasyCacheFollowsItsRule) {
   constexpr std::int64_t K = 30;
-  constexpr double guidance = 3, threshold = 0.08;
+  constexpr double guidance = 3, threshold = 0.2;
   SamplerDeck sampler = sampler_of("euler", K, 3);
   sampler.cfg_scale = guidance;
   const Vec t = timesteps(sampler);
@@ -375,7 +374,7 @@ TEST_F(FlowSampler, EasyCacheFollowsItsRule) {
     for (std::size_t j = 0; j < x.size(); ++j) x[j] -= v[j] * (t[i] - next) / 1000;
   }
   ASSERT_GT(std::ssize(expected_times), 8);
-  ASSERT_LT(std::ssize(expected_times), K - 6);
+  ASSERT_LT(std::ssize(expected_times), K - 10);
 
   sampler.cache = "easycache";
   sampler.cache_threshold = threshold;
