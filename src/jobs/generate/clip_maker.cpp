@@ -397,10 +397,10 @@ MemoryNeed plan_sampling(const Deck& deck, const ClipParts& parts, const ClipIte
   SampleRequest request = make_request(deck, item, clips);
   request.z = Tensor::empty(latent_shape(model, item, clips), DType::f32);
   const std::int64_t rows = model.max_caption();
-  const bool texts = parts.encodes_texts() || !model.has_null_caption();
-  if (texts) request.y = Tensor::empty({clips, rows, model.caption_channels()}, DType::f32);
-  request.captions = pack_captions({}, rows, clips, !texts);
-  if (item.negative >= 0 || !model.has_null_caption()) {
+  if (parts.encodes_texts())
+    request.y = Tensor::empty({clips, rows, model.caption_channels()}, DType::f32);
+  request.captions = pack_captions({}, rows, clips, !parts.encodes_texts());
+  if (item.negative >= 0) {
     request.negative_y = Tensor::empty({clips, rows, model.caption_channels()}, DType::f32);
     request.negative = pack_captions({}, rows, clips, false);
   }

@@ -85,10 +85,6 @@ ClipParts::ClipParts(const Deck& deck)
 }
 
 void ClipParts::check_texts() const {
-  WEFT_CHECK(encodes_texts() || denoiser->has_null_caption(), Exit::usage,
-             "name the text encoder's weights: without them there is no caption at all",
-             "{}, and {} has no null caption", texts ? texts->lacks() : "there is no text encoder",
-             denoiser->name());
   if (!encodes_texts()) return;
   WEFT_CHECK(texts->channels() == denoiser->caption_channels() &&
                  texts->max_tokens() <= denoiser->max_caption(),
@@ -349,6 +345,11 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
   if (parts.denoiser->takes_given_frames()) job.loops = loop_lengths(g, codec);
   warn_of_unused(g, job.prompts);
   check_cache(parts.denoiser->sampler(deck), *parts.denoiser);
+  WEFT_CHECK(parts.encodes_texts() || parts.denoiser->has_null_caption(), Exit::usage,
+             "name the text encoder's weights: without them there is no caption at all",
+             "{}, and {} has no null caption",
+             parts.texts ? parts.texts->lacks() : "there is no text encoder",
+             parts.denoiser->name());
   const nlohmann::json common = common_key(deck, parts, weights);
   std::map<std::string, std::int64_t> text_places;
   std::set<std::string> names;

@@ -37,7 +37,7 @@ struct ClipParts {
   std::set<std::string> tables;
 
   bool on_pixels = false;  // the denoiser's latents are the frames themselves
-  // Exit::usage where the denoiser cannot take the encoder's features, or cannot do without any.
+  // Exit::usage where the denoiser cannot take the encoder's features.
   void check_texts() const;
   // Whether texts are encoded.
   bool encodes_texts() const { return texts != nullptr && texts->lacks().empty(); }
