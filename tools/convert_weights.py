@@ -23,6 +23,8 @@ detection_Resnet50_Final.pth, alignment_WFLW_4HG.pth, parsing_parsenet.pth and G
 CLIP (docs/models/clip.md): OpenAI's ViT-L-14.pt gets the names of Hugging Face's model, which weft reads as it is released. Such
 a file is a TorchScript archive; only its tensors are taken, and the program in it is neither loaded nor run. The aesthetic
 predictor, sac+logos+ava1-l14-linearMSE.pth or Open-Sora's aesthetic.pth, needs no option.
+
+Wan2.1_VAE.pth (docs/models/wan_vae.md) needs no option, and keeps its names.
 """
 import argparse
 import collections

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""How fast does weft's VAE encode and decode a clip, beside diffusers' AutoencoderKL and the temporal VAE in PyTorch?
+"""How fast does weft's VAE encode and decode a clip, beside diffusers' AutoencoderKL and the temporal VAE in PyTorch? With --model
+wan_vae: Wan2.1's VAE, beside diffusers' AutoencoderKLWan.
 
-    compare_vae.py [--weft build/weft] [--frames 17] [--size 128] [--rounds 3] [--threads 2] [--require 1.2] [--json FILE]
-                   [--device cpu|cuda] [--dtype f32|bf16] [--tf32]
+    compare_vae.py [--weft build/weft] [--model vae|wan_vae] [--frames 17] [--size 128] [--rounds 3] [--threads 2] [--require 1.2]
+                   [--json FILE] [--device cpu|cuda] [--dtype f32|bf16] [--tf32]
 
-Both have the released shape, random weights, one number format, micro-batches of four frames and chunks of 17.
-PyTorch (reference/vae.py) runs in inference mode with channels-last weights and frames, after one round that does not count. A
-round of weft is a process of its own, in which the first of two equal clips does not count. On a GPU PyTorch's convolutions are
-cuDNN's; with --tf32 both sides may round f32 to TF32, else neither does; there only the sum of encode and decode counts, for weft's
-encoding may still run when it is done asking. The sides take turns; medians count. That they compute the same is check_vae.py's
-question. Exit status 1, with --require, if weft is not that many times as fast.
+Both have the released shape, random weights, one number format, micro-batches of four frames and chunks of 17; Wan's go by one
+latent frame, which is four of pixels, on both sides. PyTorch (reference/vae.py) runs in inference mode with channels-last weights
+and frames (Wan's if they are faster), after one round that does not count. A round of weft is a process of its own, in which the
+first of two equal clips does not count. On a GPU PyTorch's convolutions are cuDNN's; with --tf32 both sides may round f32 to TF32,
+else neither does; there only the sum of encode and decode counts, for weft's encoding may still run when it is done asking. The
+sides take turns; medians count. That they compute the same is the question of check_vae.py and check_wan_vae.py. Exit status 1, with
+--require, if weft is not that many times as fast.
 """
 import json
 import pathlib
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import time
 
+import diffusers
 import torch
 
 import common
@@ -28,7 +31,7 @@ PARTS = ("encode", "decode", "both")
 def weft_side(args, folder):
     clip = f"lavfi:testsrc2=duration={args.frames}:rate=1:size={args.size}x{args.size}"
     (folder / "deck.toml").write_text(common.toml({
-        "run": {"dir": str(folder / "run"), "threads": args.threads}, "model": {"name": "vae"}, "vae": {"weights": "random:1"},
+        "run": {"dir": str(folder / "run"), "threads": args.threads}, "model": {"name": args.model}, "vae": {"weights": "random:1"},
         "reconstruct": {"frames": args.frames, "inputs": [clip, clip]}}))
     options = [f"device.kind={args.device}", f"device.tf32={str(args.tf32).lower()}", f"vae.dtype={args.dtype}", *args.small]
 
@@ -44,7 +47,7 @@ def torch_side(args):
     torch.set_num_threads(args.threads)
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = args.tf32
     device, dtype = args.torch_device, torch.bfloat16 if args.dtype == "bf16" else torch.float32
-    codec = vae.Codec(dtype, device)
+    codec = (WanCodec if args.model == "wan_vae" else vae.Codec)(dtype, device)
     frames = (torch.rand(args.frames, 3, args.size, args.size) * 2 - 1).to(device=device, dtype=dtype)
     frames = frames.contiguous(memory_format=torch.channels_last)
 
@@ -65,12 +68,47 @@ def torch_side(args):
     return once
 
 
+class WanCodec:
+    """diffusers' AutoencoderKLWan, frames in and out as vae.Codec has them. Its layers go through frames in the order that its
+    weights are in: the faster of two on a few frames."""
+
+    def __init__(self, dtype, device):
+        self.model = diffusers.AutoencoderKLWan().to(device=device, dtype=dtype).eval()
+        trial = torch.rand(1, 3, 5, 64, 64, device=device, dtype=dtype)
+        times = {order: self.time_of(order, trial) for order in (torch.contiguous_format, torch.channels_last_3d)}
+        self.order = min(times, key=times.get)
+        self.model = self.ordered(self.order)
+
+    def ordered(self, order):
+        for p in self.model.parameters():
+            if p.dim() == 5:
+                p.data = p.data.contiguous(memory_format=order)
+        return self.model
+
+    @torch.inference_mode()
+    def time_of(self, order, trial):
+        self.ordered(order)
+        for _ in range(2):
+            begin = time.perf_counter()
+            float(self.model.encode(trial.contiguous(memory_format=order)).latent_dist.mode().sum())
+            took = time.perf_counter() - begin
+        return took
+
+    def encode(self, frames):
+        x = frames.permute(1, 0, 2, 3)[None].contiguous(memory_format=self.order)
+        return self.model.encode(x).latent_dist.mode()
+
+    def decode(self, z, count):
+        return self.model.decode(z.contiguous(memory_format=self.order)).sample
+
+
 def seconds(encode, decode):
     return {"encode": encode, "decode": decode, "both": encode + decode}
 
 
 def main():
     parser = common.parser(__doc__, frames=17, size=128, rounds=3, threads=2)
+    parser.add_argument("--model", choices=["vae", "wan_vae"], default="vae")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--torch-device", help="PyTorch's, if not the same")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
@@ -84,7 +122,7 @@ def main():
         rounds = common.in_turn({"weft": weft_side(args, pathlib.Path(name)), "torch": torch_side(args)}, args.rounds)
     median = {part: common.medians(rounds, part) for part in PARTS}
     times = {part: m["torch"] / m["weft"] for part, m in median.items()}
-    print(f"{args.frames} frames of {args.size}x{args.size}, {args.dtype}: weft {median['both']['weft']:.3f} s, PyTorch "
+    print(f"{args.model}: {args.frames} frames of {args.size}x{args.size}, {args.dtype}: weft {median['both']['weft']:.3f} s, PyTorch "
           f"{median['both']['torch']:.3f} s; weft is {times['encode']:.2f} times as fast to encode, {times['decode']:.2f} to decode, "
           f"{times['both']:.2f} in all")
     common.write(args, facts, {"seconds": rounds, "median": median, "times_as_fast": times})

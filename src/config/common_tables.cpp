@@ -370,8 +370,10 @@ void set_deck_tables(std::vector<DeckTable> tables, std::vector<std::string> mod
 
 std::vector<Option> option_table(Deck& deck) {
   const std::vector<DeckTable>& tables = deck_tables();
-  const auto named = [&](const Option& o) {
-    return std::ranges::find(o.models, deck.model.name) != o.models.end();
+  // Of the rows of a key the one with the greatest counts, of equal ones the first.
+  const auto claim = [&](const Option& o) {
+    if (o.models.empty()) return 1;
+    return std::ranges::find(o.models, deck.model.name) != o.models.end() ? 2 : 0;
   };
   std::vector<Option> options;
   std::vector<std::size_t> table_of;                 // [option]
@@ -391,7 +393,7 @@ std::vector<Option> option_table(Deck& deck) {
       Option& used = options[known->second];
       WEFT_ASSERT(used.models != o.models);  // one model, two rows of a key
       std::size_t loser = t;
-      if (named(o) && !named(used)) {
+      if (claim(o) > claim(used)) {
         o.others = std::exchange(used.others, {});
         std::swap(o, used);
         std::swap(loser, table_of[known->second]);

@@ -38,7 +38,7 @@ struct Option {
   bool decides = true;  // results of running a model depend on it (identity)
   bool or_one = false;  // of a list: a deck may give one value without brackets
   // Several models may have a row for a key (DeckTable::models); this one is model.name's, or else
-  // the first. The rows of the others:
+  // that of any model, or else the first. The rows of the others:
   std::vector<Option> others = {};
   std::vector<std::string> models = {};  // of its table
   // False: another model's table stands in for this row's, so the key has no effect with
@@ -100,7 +100,8 @@ struct DeckTable {
            // a section that there is already comes behind that, unless `next` is the section
   bool fixed = false;  // of its rows (Option::fixed)
   // The values of model.name that it is for, set by the registry; empty: any. If two tables have
-  // rows of the same key, the table that model.name names is used, or else the first.
+  // rows of the same key, the table that model.name names is used, or else that of any model, or
+  // else the first.
   std::vector<std::string> models = {};
 };
 

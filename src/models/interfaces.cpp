@@ -60,7 +60,7 @@ MemoryNeed VideoCodec::plan_decode(std::int64_t frames, std::int64_t height, std
     const std::int64_t side = pixels_a_latent();
     decode(Tensor::empty({1, channels(), latent_frames(frames), height / side, width / side},
                          DType::f32),
-           frames, [](std::int64_t, const Tensor&) {});
+           coded_frames(frames), [](std::int64_t, const Tensor&) {});
   });
 }
 

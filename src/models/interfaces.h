@@ -125,12 +125,13 @@ class VideoCodec : public ModelPart {
 
   virtual std::int64_t channels() const = 0;  // C of its latents
   virtual std::int64_t latent_frames(std::int64_t frames) const = 0;
+  // Of a clip of `frames`, how many its latents stand for: decode() makes no others, and encode()
+  // reads none behind them.
+  virtual std::int64_t coded_frames(std::int64_t frames) const { return frames; }
   virtual std::int64_t pixels_a_latent() const = 0;  // pixels of one side of a latent's
   // Pixel frames that are coded independently of the others. Exit::usage from a codec that is set
-  // to code clips whole.
+  // to code clips whole, or whose chunks go on where those before them ended.
   virtual std::int64_t chunk_pixels() const = 0;
-  // `frames`, or the next larger number that a latent can be decoded to (such as 4n + 1).
-  virtual std::int64_t whole_frames(std::int64_t frames) const { return frames; }
   // Of a clip of `frames`, as many as could be coded at once.
   virtual std::int64_t chunk_frames(std::int64_t frames) const { return frames; }
 
@@ -147,14 +148,17 @@ class VideoCodec : public ModelPart {
   virtual std::string describe(const Normalisation& n) const;
   virtual void set_normalisation(Deck& deck, const Normalisation& n) const {}
 
-  // Whole chunks of a clip of `clip_frames`: pixel frames [first_frame, first_frame + frames),
-  // which are the latent frames [first_latent, first_latent + latents). Chunks know nothing of each
-  // other, so a part is coded as it is within the clip.
+  // Of a clip of `clip_frames`: pixel frames [first_frame, first_frame + frames), which are the
+  // latent frames [first_latent, first_latent + latents). A part needs no other frame, so it is
+  // coded as it is within the clip: whole chunks, where chunks know nothing of each other, else the
+  // clip from its beginning on.
   struct Part {
     std::int64_t clip_frames = 0, first_frame = 0, frames = 0, first_latent = 0, latents = 0;
   };
-  Part whole(std::int64_t frames) const { return {frames, 0, frames, 0, latent_frames(frames)}; }
-  // The chunks that hold latent frames [first, last) of a clip, 0 <= first < last <=
+  Part whole(std::int64_t frames) const {
+    return {frames, 0, coded_frames(frames), 0, latent_frames(frames)};
+  }
+  // The smallest part that has latent frames [first, last) of a clip, 0 <= first < last <=
   // latent_frames(frames).
   virtual Part part_with(std::int64_t frames, std::int64_t first, std::int64_t last) const = 0;
 
@@ -180,7 +184,8 @@ class VideoCodec : public ModelPart {
   // Decoded frames f32 [count,H,W,3], in order, not clamped; `first` is the number of the first.
   // While planning they hold no values.
   using FrameSink = std::function<void(std::int64_t first, const Tensor& frames)>;
-  // latent f32 [1,C,latent_frames(frames),h,w] as the denoiser makes it -> `frames` pixel frames.
+  // latent f32 [1,C,latent_frames(frames),h,w] as the denoiser makes it -> `frames` pixel frames,
+  // of which all are coded_frames().
   virtual void decode(const Tensor& latent, std::int64_t frames, const FrameSink& sink) = 0;
   // Operations of decoding a frame, about.
   virtual double decoding_flops(double height, double width) const = 0;

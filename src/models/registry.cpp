@@ -1,6 +1,7 @@
 #include "models/registry.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "core/error.h"
 #include "models/clip/options.h"
@@ -16,6 +17,7 @@
 #include "models/video_vae/task.h"
 #include "models/video_vae/video_vae.h"
 #include "models/wan/options.h"
+#include "models/wan/vae.h"
 
 namespace weft {
 namespace {
@@ -31,12 +33,25 @@ std::unique_ptr<Denoiser> make_stdit3(const Deck& deck) {
 std::unique_ptr<VideoCodec> make_video_vae(const Deck& deck) {
   return std::make_unique<VideoVae>(deck.get<VaeDeck>());
 }
+std::unique_ptr<VideoCodec> make_wan_vae(const Deck& deck) {
+  return std::make_unique<WanVae>(deck.get<WanVaeDeck>());
+}
 std::unique_ptr<TextEncoder> make_t5(const Deck& deck) {
   return std::make_unique<T5TextEncoder>(deck.get<T5Deck>());
 }
 std::unique_ptr<TextEncoder> make_umt5(const Deck& deck) {
   return std::make_unique<T5TextEncoder>(deck.get<UmT5Deck>());
 }
+
+std::vector<DeckTable> joined(std::initializer_list<std::vector<DeckTable>> parts) {
+  std::vector<DeckTable> tables;
+  for (const auto& part : parts) tables.insert(tables.end(), part.begin(), part.end());
+  return tables;
+}
+std::vector<DeckTable> tables_of_wan() {
+  return joined({wan_tables(), wan_vae_tables(), umt5_tables()});
+}
+std::vector<DeckTable> tables_of_wan_vae() { return joined({wan_vae_tables(), umt5_tables()}); }
 
 std::vector<Model>& table() {
   static std::vector<Model> models = {
@@ -45,10 +60,11 @@ std::vector<Model>& table() {
       {"segmentation", segmentation_tables, make<SegmentationTask>},
       {"dbnet", dbnet_tables, make<DbnetTask>},
       {"sadtalker", sadtalker_tables},
-      {"umt5", umt5_tables, nullptr, nullptr, nullptr, make_umt5},
       {"", t5_tables},
       {"", clip_tables},
-      {"wan", wan_tables},
+      {"wan", tables_of_wan, nullptr, nullptr, make_wan_vae, make_umt5},
+      {"wan_vae", tables_of_wan_vae, nullptr, nullptr, make_wan_vae, make_umt5},
+      {"umt5", umt5_tables, nullptr, nullptr, nullptr, make_umt5},
   };
   return models;
 }

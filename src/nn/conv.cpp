@@ -93,6 +93,23 @@ Var group_norm(Context c, const Var& x, const NormWeights& w, int groups, float 
   return out;
 }
 
+Var channel_norm(Context c, const Var& x, Parameter& gamma, bool silu) {
+  use(c, {&gamma});
+  Tensor y = Tensor::empty(x->value.shape(), x->value.dtype());
+  ops::channel_norm_forward(x->value, gamma.value, silu, y);
+  const Var out = make_var(y);
+  if (!c.tape.recording()) return out;
+  c.tape.record([x, &gamma, silu, out, &table = c.parameters] {
+    const Tensor dy = std::move(out->grad);
+    Tensor none;
+    const auto [dx, accumulate] = grad_target(x);
+    ops::channel_norm_backward(x->value, gamma.value, silu, dy, dx, accumulate,
+                               gamma.trainable ? gamma.grad_to_add() : none);
+    note_done(table, {&gamma});
+  });
+  return out;
+}
+
 Var wide_attention(Context c, const Var& qkv) {
   const Shape& s = qkv->value.shape();
   WEFT_ASSERT(s.rank() == 4 && s[2] == 3);
@@ -170,25 +187,75 @@ Tensor frames_of(const Tensor& x, std::int64_t first, std::int64_t count) {
       .view({1, count, s[2], s[3], s[4]});
 }
 
+namespace {
+
+// The same of sample b of x [B,T,H,W,C].
+Tensor frames_of_sample(const Tensor& x, std::int64_t b, std::int64_t first, std::int64_t count) {
+  const Shape& s = x.shape();
+  return x.view({s[0] * s[1], s[2], s[3], s[4]}).slice(b * s[1] + first, b * s[1] + first + count);
+}
+
+}  // namespace
+
 Var join_frames(Context c, const std::vector<Var>& pieces) {
   const Shape s = pieces.front()->value.shape();
   std::int64_t frames = 0;
   for (const Var& p : pieces) frames += p->value.dim(1);
-  Tensor y = Tensor::empty({1, frames, s[2], s[3], s[4]}, pieces.front()->value.dtype());
-  std::int64_t first = 0;
-  for (const Var& p : pieces) {
-    Tensor part = frames_of(y, first, p->value.dim(1));
-    ops::convert(p->value, part);
-    first += p->value.dim(1);
+  Tensor y = Tensor::empty({s[0], frames, s[2], s[3], s[4]}, pieces.front()->value.dtype());
+  for (std::int64_t b = 0; b < s[0]; ++b) {
+    std::int64_t first = 0;
+    for (const Var& p : pieces) {
+      const std::int64_t count = p->value.dim(1);
+      Tensor part = frames_of_sample(y, b, first, count);
+      ops::convert(frames_of_sample(p->value, b, 0, count), part);
+      first += count;
+    }
   }
   const Var out = make_var(y);
   if (c.tape.recording())
-    c.tape.record([pieces, out] {
+    c.tape.record([pieces, out, batch = s[0]] {
       const Tensor dy = std::move(out->grad);
-      std::int64_t at = 0;
+      std::int64_t first = 0;
       for (const Var& p : pieces) {
-        give_grad(p, frames_of(dy, at, p->value.dim(1)));
-        at += p->value.dim(1);
+        const std::int64_t count = p->value.dim(1);
+        if (batch == 1) {
+          give_grad(p, frames_of(dy, first, count));
+        } else {
+          Tensor& g = zeroed_grad(p);
+          for (std::int64_t b = 0; b < batch; ++b) {
+            Tensor to = frames_of_sample(g, b, 0, count);
+            ops::add_inplace(frames_of_sample(dy, b, first, count), to);
+          }
+        }
+        first += count;
+      }
+    });
+  return out;
+}
+
+Var take_frames(Context c, const Var& x, std::int64_t first, std::int64_t count) {
+  const Shape& s = x->value.shape();
+  WEFT_ASSERT(0 <= first && 0 < count && first + count <= s[1]);
+  if (count == s[1]) return x;
+  Tensor y;
+  if (s[0] == 1) {
+    y = frames_of(x->value, first, count);
+  } else {
+    y = Tensor::empty({s[0], count, s[2], s[3], s[4]}, x->value.dtype());
+    for (std::int64_t b = 0; b < s[0]; ++b) {
+      Tensor to = frames_of_sample(y, b, 0, count);
+      ops::convert(frames_of_sample(x->value, b, first, count), to);
+    }
+  }
+  const Var out = make_var(y, x->needs_grad);
+  if (c.tape.recording() && x->needs_grad)
+    c.tape.record([x, out, first, count] {
+      const Tensor dy = std::move(out->grad);
+      if (!dy.defined()) return;
+      Tensor& g = zeroed_grad(x);
+      for (std::int64_t b = 0; b < x->value.dim(0); ++b) {
+        Tensor to = frames_of_sample(g, b, first, count);
+        ops::add_inplace(frames_of_sample(dy, b, 0, count), to);
       }
     });
   return out;

@@ -26,6 +26,9 @@ Var conv(Context c, const Var& x, const ConvWeights& w, ops::Conv geometry,
 // GroupNorm, with SiLU behind it where `silu`.
 Var group_norm(Context c, const Var& x, const NormWeights& w, int groups, float eps, bool silu);
 
+// Channel norm, gamma of C values, with SiLU behind it where `silu` (ops/norm.h).
+Var channel_norm(Context c, const Var& x, Parameter& gamma, bool silu);
+
 // qkv [N,P,3,C] -> [N,P,C], one head (ops/attention.h).
 Var wide_attention(Context c, const Var& qkv);
 
@@ -43,8 +46,10 @@ Var leaky_relu(Context c, const Var& x, float slope);
 // Maximum of each 2x2 square: [N,T,H,W,C] -> [N,T,H/2,W/2,C].
 Var max_pool(Context c, const Var& x);
 
-// Concatenates frames: pieces [1,t,H,W,C] -> [1,sum t,H,W,C].
+// Concatenates frames: pieces [B,t,H,W,C] -> [B,sum t,H,W,C].
 Var join_frames(Context c, const std::vector<Var>& pieces);
+// Frames [first, first + count) of x [B,T,H,W,C].
+Var take_frames(Context c, const Var& x, std::int64_t first, std::int64_t count);
 
 // Frames [first, first + count) of x [1,T,H,W,C]: the same memory.
 Tensor frames_of(const Tensor& x, std::int64_t first, std::int64_t count);

@@ -165,4 +165,14 @@ WEFT_OP(batch_norm_backward,
         void(const Tensor& x, const Tensor& stats, const Tensor& gamma, const Tensor& beta,
              Activation act, const Tensor& dy, const Tensor& sums, Tensor& dx, bool accumulate));
 
+// Channel norm of Wan's VAE (docs/models/wan_vae.md, Parts): y = act(gamma sqrt(C) x / max(|x|,
+// shortest_channels)), |x| the length over the C channels of a position; act is SiLU where `silu`,
+// else nothing. x, y [..., C] f32 or bf16, gamma f32 [C]; lengths in f32. y may be x.
+constexpr float shortest_channels = 1e-12f;
+WEFT_OP(channel_norm_forward, void(const Tensor& x, const Tensor& gamma, bool silu, Tensor& y));
+// dx (+)=, dgamma f32 [C] += (undefined: not wanted). All but dy is made again from x. dx may be dy
+// where it does not accumulate. A position shorter than shortest_channels is a linear map.
+WEFT_OP(channel_norm_backward, void(const Tensor& x, const Tensor& gamma, bool silu,
+                                    const Tensor& dy, Tensor& dx, bool accumulate, Tensor& dgamma));
+
 }  // namespace weft::ops

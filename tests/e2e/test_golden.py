@@ -143,6 +143,9 @@ class Golden(WeftTest):
     def test_vae_temporal(self):
         self.check("vae_temporal_small", "forward", "--backward")
 
+    def test_wan_vae(self):
+        self.check("wan_vae", "forward", "--backward")
+
     def test_umt5(self):
         if not (GOLDEN / "umt5.toml").exists():
             self.skipTest("umt5 is not there")

@@ -62,7 +62,7 @@ class GenerateWan(WeftTest):
         def refused(*said, overrides=()):
             self.refused(self.generate(*overrides, expect=None), 2, *said)
 
-        refused("decodes no clip of 4 frames", "ask for 5 frames", overrides=["generate.num_frames=4"])
+        refused("makes no clip of 4 frames", "ask for 1 frames or for 5", overrides=["generate.num_frames=4"])
         refused("multiples of 16, such as generate.image_size = [32, 32]", overrides=["generate.image_size=[32, 40]"])
         refused("cannot begin with given frames", overrides=["generate.loop=2"])
         refused("Wan has no null caption", overrides=["t5.weights="])

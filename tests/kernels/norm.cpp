@@ -357,6 +357,96 @@ void add_batch_norm_tangent(Cases& cases, std::int64_t P, std::int64_t C, DType 
   cases.push_back(std::move(c));
 }
 
+// One position in four is so short that it counts as a linear map.
+Tensor with_short_rows(const Tensor& x) {
+  const std::int64_t C = x.dim(-1);
+  for (std::int64_t r = 1; r < x.numel() / C; r += 4)
+    for (std::int64_t i = r * C; i < (r + 1) * C; ++i)
+      if (x.dtype() == DType::f32)
+        x.data<float>()[i] *= 1e-15f;
+      else
+        x.data<bf16>()[i] = bf16(static_cast<float>(x.data<bf16>()[i]) * 1e-15f);
+  return x;
+}
+
+void add_channel_norm(Cases& cases, std::int64_t P, std::int64_t C, DType dtype, bool silu,
+                      bool accumulate, bool short_rows = false) {
+  const Shape shape{1, P, C};
+  const std::string text = fmt::format("P{} C{}{}", P, C, silu ? " SiLU" : "");
+  const double elements = static_cast<double>(P * C);
+  const Tensor drawn = random_tensor(shape, dtype, 1, 2.0f, 0.5f),
+               x = short_rows ? with_short_rows(drawn) : drawn,
+               gamma = random_tensor({C}, DType::f32, 2, 0.5f, 1.0f);
+  // Of a row: its length over sqrt(C), as it counts.
+  const auto scale = [=](const Values& v, std::int64_t r) {
+    double squares = 0;
+    for (std::int64_t i = r * C; i < (r + 1) * C; ++i) squares += v[i] * v[i];
+    return std::sqrt(static_cast<double>(C)) / std::max(std::sqrt(squares), 1e-12);
+  };
+  auto forward = make_group_case("channel_norm_forward", text, dtype, 2 * elements);
+  forward.inputs = {x, gamma};
+  forward.run = [=](std::vector<Tensor>& in) {
+    Tensor y = Tensor::empty(shape, dtype);
+    ops::channel_norm_forward(in[0], in[1], silu, y);
+    return std::vector<Tensor>{y};
+  };
+  forward.reference = [=](const std::vector<Values>& in) {
+    Values y = in[0];
+    for (std::int64_t r = 0; r < P; ++r) {
+      const double s = scale(in[0], r);
+      for (std::int64_t c = 0; c < C; ++c) {
+        const double u = y[r * C + c] * s * in[1][c];
+        y[r * C + c] = silu ? fp64::silu(u) : u;
+      }
+    }
+    return std::vector<Values>{y};
+  };
+  cases.push_back(std::move(forward));
+
+  auto backward = make_group_case("channel_norm_backward", text + (accumulate ? " accumulate" : ""),
+                                  dtype, (accumulate ? 4 : 3) * elements);
+  backward.inputs = {x, gamma, random_tensor(shape, dtype, 3), random_tensor({C}, DType::f32, 4),
+                     accumulate ? random_tensor(shape, dtype, 5) : Tensor()};
+  // Gradients of short positions are 1e12 times as large as the others: they have outputs of their
+  // own.
+  backward.run = [=](std::vector<Tensor>& in) {
+    Tensor dx = accumulate ? in[4] : in[2];  // dy itself
+    ops::channel_norm_backward(in[0], in[1], silu, in[2], dx, accumulate, in[3]);
+    std::vector<Tensor> out{in[3]};
+    if (!short_rows) out.push_back(dx);
+    for (std::int64_t r = 0; short_rows && r < P; ++r)
+      out.push_back(dx.view({P, C}).slice(r, r + 1));
+    return out;
+  };
+  backward.reference = [=](const std::vector<Values>& in) {
+    std::vector<Values> out{in[3]};
+    for (std::int64_t r = 0; r < P; ++r) {
+      const double s = scale(in[0], r);
+      Values b(C);
+      double product = 0, squares = 0;
+      for (std::int64_t c = 0; c < C; ++c) {
+        const double v = in[0][r * C + c], h = v * s;
+        const double d = in[2][r * C + c] * (silu ? fp64::silu_slope(h * in[1][c]) : 1);
+        out[0][c] += d * h;
+        b[c] = d * in[1][c];
+        product += b[c] * v;
+        squares += v * v;
+      }
+      if (std::sqrt(squares) <= 1e-12) product = 0;
+      for (std::int64_t c = 0; c < C; ++c) {
+        const double along = product == 0 ? 0 : in[0][r * C + c] * product / squares;
+        b[c] = s * (b[c] - along) + (accumulate ? in[4][r * C + c] : 0);
+      }
+      if (short_rows || r == 0)
+        out.push_back(b);
+      else
+        out.back().insert(out.back().end(), b.begin(), b.end());
+    }
+    return out;
+  };
+  cases.push_back(std::move(backward));
+}
+
 }  // namespace
 
 void norm_cases(CaseSize size, Cases& cases) {
@@ -378,6 +468,11 @@ void norm_cases(CaseSize size, Cases& cases) {
                             Groups{4, 60 * 107, 512, 32}, Groups{1, 17 * 60 * 107, 128, 32}})
       add_group_norm(cases, s, DType::bf16, true, false, 0.5f);
     add_group_norm(cases, {1, 120 * 214, 512, 32}, DType::f32, true, true, 0.5f);
+    // Wan's VAE at 480 x 832: a frame of its largest maps, and four of its narrowest.
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      add_channel_norm(cases, 480 * 832, 96, dtype, true, false);
+      add_channel_norm(cases, 4 * 60 * 104, 384, dtype, true, true);
+    }
     return;
   }
   // One token; one frame; every number of steps that a warp takes over a row, full and not;
@@ -412,6 +507,13 @@ void norm_cases(CaseSize size, Cases& cases) {
     add_rms_norm(cases, 2, 2056, dtype);
     add_batch_norm_tangent(cases, 131, 12, dtype);
     add_batch_norm_tangent(cases, 7, 6, dtype);
+    // A warp's rows, full and not; every number of steps; channels that no vector divides; more
+    // positions than a chunk.
+    constexpr std::pair<int, int> sizes[] = {{1, 8},   {9, 37},   {70, 96},  {5, 384},
+                                             {3, 640}, {2, 1152}, {3, 1156}, {300, 12}};
+    for (const auto& [P, C] : sizes)
+      for (const bool silu : {false, true})
+        add_channel_norm(cases, P, C, dtype, silu, silu == (dtype == DType::f32), true);
   }
 }
 

@@ -34,6 +34,7 @@ const std::vector<Probe>& probes() {
   static const std::vector<Probe> table = {
       {{"stdit3"}, {"forward", "loss", "sample"}, true, alone(probe_stdit3)},
       {{"vae", "vae_temporal"}, {"forward"}, true, alone(probe_vae)},
+      {{"wan_vae"}, {"forward"}, true, alone(probe_wan_vae)},
       {{"umt5"}, {"forward"}, true, alone(probe_umt5)},
       {{"segmentation"}, {"forward", "loss", "train_steps"}, true, probe_segmentation},
       {{"sync_batch_norm"}, {"sync_batch_norm"}, false, probe_segmentation},

@@ -19,6 +19,7 @@ struct ProbeRequest {
 
 int probe_stdit3(const Deck& deck, const ProbeRequest& request);
 int probe_vae(const Deck& deck, const ProbeRequest& request);
+int probe_wan_vae(const Deck& deck, const ProbeRequest& request);
 int probe_umt5(const Deck& deck, const ProbeRequest& request);
 
 // Collective: train_steps and sync_batch_norm take inputs for each rank.

@@ -81,6 +81,13 @@ class ConvertWeights(unittest.TestCase):
         self.assertTrue(same(found["spatial_vae.module.turned"], weights["turned"].bfloat16()))
         self.assertEqual(found["spatial_vae.module.turned"].dtype, torch.bfloat16)
 
+    def test_the_vae_of_wan_keeps_its_names(self):
+        weights = {"conv1.weight": torch.randn(4, 4, 1, 1, 1), "encoder.conv1.weight": torch.randn(2, 3, 3, 3, 3),
+                   "encoder.middle.1.to_qkv.weight": torch.randn(6, 2, 1, 1), "decoder.upsamples.3.time_conv.bias": torch.randn(4),
+                   "decoder.upsamples.0.residual.0.gamma": torch.randn(2, 1, 1, 1)}
+        torch.save(weights, self.dir / "Wan2.1_VAE.pth")
+        self.assert_same(self.converted(self.dir / "Wan2.1_VAE.pth", self.dir / "wan_vae.safetensors"), weights)
+
     def test_the_format_before_1_6(self):
         weights = {"a": torch.randn(3, 2).t()}
         torch.save(weights, self.dir / "old.pt", _use_new_zipfile_serialization=False)

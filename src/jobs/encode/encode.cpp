@@ -306,7 +306,8 @@ class EncodeJob : public ListJob {
     const VideoCodec::Part all = codec_.whole(b.frames);
     const Tensor values = (settings.latents == "moments"
                                ? codec_.encode_moments(all, b.height, b.width, frames, &noise)
-                               : codec_.encode(all, b.height, b.width, frames, &noise))
+                               : codec_.encode(all, b.height, b.width, frames,
+                                               settings.latents == "sampled" ? &noise : nullptr))
                               .to_host();
     return stored_values(values.span<float>(), settings.dtype == "f16" ? DType::f16 : DType::f32,
                          what);
@@ -628,8 +629,8 @@ void encode_rows(Rows& r, EncodeDeck& d) {
   r.text("output", d.output, "The store of latents (HDF5) to write.").decides = false;
   r.text("latents", d.latents,
          "moments: store mean and log variance, from which training samples in every step; "
-         "sampled: store one sample.",
-         {"moments", "sampled"});
+         "sampled: store one sample; mean: store the mean, as trainers of Wan2.1 do.",
+         {"moments", "sampled", "mean"});
   // Told in a line of its own (describe_job).
   r.text("dtype", d.dtype, "Number format in the store.", {"f16", "f32"}).decides = false;
   r.flag("text", d.text, "Also store the features of the captions.").decides = false;

@@ -149,9 +149,6 @@ void check_model(const Deck& deck, const Prompt& p, const ClipItem& item, const 
   const GenerateDeck& g = deck.get<GenerateDeck>();
   const Denoiser& model = *parts.denoiser;
   const auto [frames, height, width] = item.pixels;
-  const std::int64_t whole = parts.codec->whole_frames(frames);
-  WEFT_CHECK(whole == frames, Exit::usage, fmt::format("ask for {} frames", whole),
-             "{}: {} decodes no clip of {}", where, parts.codec->name(), counted(frames, "frame"));
   const std::int64_t side = model.side_multiple();
   const auto cut = [&](std::int64_t latent) {
     return std::max(latent / side, std::int64_t{1}) * side * parts.codec->pixels_a_latent();
@@ -275,6 +272,11 @@ ClipItem item_of_prompt(const Deck& deck, const Prompt& p, const ClipParts& part
   ClipItem item;
   item.pixels = size_of_prompt(g, p, where);
   const auto [frames, height, width] = item.pixels;
+  std::int64_t more = frames;
+  while (codec.coded_frames(more) != more) ++more;
+  WEFT_CHECK(more == frames, Exit::usage,
+             fmt::format("ask for {} frames or for {}", codec.coded_frames(frames), more),
+             "{}: the {} makes no clip of {} frames", where, codec.name(), frames);
   item.latent_frames = codec.latent_frames(frames);
   item.latent_height = height / codec.pixels_a_latent();
   item.latent_width = width / codec.pixels_a_latent();

@@ -45,6 +45,8 @@ Footage read_footage(const MediaSource& source, const MediaDeck& limits,
   const std::int64_t side = codec.pixels_a_latent();
   const std::string& path = source.path;
   Footage f = read_frames(source, deck.frames, deck.height, deck.width, {.access = {limits, {}}});
+  f.frames = codec.coded_frames(f.frames);
+  f.rgb.resize(static_cast<std::size_t>(f.frames * f.height * f.width * 3));
   const std::int64_t height = f.height / side * side, width = f.width / side * side;
   WEFT_CHECK(height > 0 && width > 0, Exit::data,
              fmt::format("the {0} takes frames of at least {1}x{1}", codec.name(), side),

@@ -35,7 +35,7 @@ class ToyTextModel : public ToyDenoiser {
 };
 class ToyOddCodec : public ToyCodec {
  public:
-  std::int64_t whole_frames(std::int64_t frames) const override { return (frames + 2) / 4 * 4 + 1; }
+  std::int64_t coded_frames(std::int64_t frames) const override { return (frames - 1) / 4 * 4 + 1; }
 };
 
 // The lines of the registry, and the parser's knowledge of them.
@@ -169,8 +169,8 @@ TEST_F(ToyVideo, ClipsThatAModelCannotMakeAreRefused) {
       EXPECT_THAT(e.what() + (" | " + e.hint()), testing::HasSubstr(why));
     }
   };
-  refused({"generate.num_frames=4"}, "decodes no clip of 4 frames | ask for 5 frames");
-  refused({"generate.num_frames=6"}, "ask for 9 frames");
+  refused({"generate.num_frames=4"}, "makes no clip of 4 frames | ask for 1 frames or for 5");
+  refused({"generate.num_frames=6"}, "ask for 5 frames or for 9");
   refused({"generate.image_size=[16,36]", "generate.num_frames=1", "sampler.cache=teacache",
            "sampler.cache_threshold=0.1"},
           "no published coefficients for toy");

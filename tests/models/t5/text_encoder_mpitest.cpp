@@ -296,7 +296,7 @@ TEST_F(TextEncoder, StopsBetweenMicroBatches) {
   ids_.assign(300, std::vector<std::int32_t>(200, 5));
   int asked = 0;
   const EncodedTexts done = encode_tokens(
-      deck_, rank_ == 0 ? ids_ : decltype(ids_){},
+      deck_.get<T5Deck>(), rank_ == 0 ? ids_ : decltype(ids_){},
       rank_ == 0 ? std::vector<TextFile>{{dir_ / "f", ids_.size(), {}}} : std::vector<TextFile>{},
       [&] { return ++asked == 3; }, MPI_COMM_WORLD);
   int stages_asked = asked > 0 ? 1 : 0;
