@@ -306,6 +306,31 @@ Var self_attention(Context c, const Var& qkv, Parameter* q_norm, Parameter* k_no
   return result;
 }
 
+Var attention(Context c, const Var& q, const Var& k, const Var& v, const Tensor& offsets,
+              const Tensor& last_bias, int heads) {
+  const Shape& s = q->value.shape();  // [B,N,C]
+  WEFT_ASSERT(s.rank() == 3 && s[2] % heads == 0 && k->value.shape() == v->value.shape());
+  const DType dtype = q->value.dtype();
+  WEFT_ASSERT(k->value.dim(-1) == s[2] && k->value.dtype() == dtype && v->value.dtype() == dtype);
+  Tensor out = Tensor::empty(s, dtype), lse = Tensor::empty({s[0], heads, s[1]}, DType::f32);
+  ops::attention_forward(q->value, k->value, v->value, offsets, last_bias, heads, out, lse);
+  const Var result = make_var(out);
+  if (c.tape.recording())
+    c.tape.record([q, k, v, offsets, last_bias, heads, result, lse] {
+      const Tensor dout = std::move(result->grad);
+      const auto like = [](const Var& x) {
+        return Tensor::empty(x->value.shape(), x->value.dtype());
+      };
+      Tensor dq = like(q), dk = like(k), dv = like(v);
+      ops::attention_backward(q->value, k->value, v->value, offsets, last_bias, heads,
+                              result->value, lse, dout, dq, dk, dv);
+      give_grad(q, dq);
+      give_grad(k, dk);
+      give_grad(v, dv);
+    });
+  return result;
+}
+
 Var view(Context c, const Var& x, const Shape& shape) {
   const Var out = make_var(x->value.view(shape), x->needs_grad);
   if (c.tape.recording())

@@ -127,6 +127,11 @@ Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Ten
 Var self_attention(Context c, const Var& qkv, Parameter* q_norm, Parameter* k_norm,
                    const Tensor& rope, ops::Axis axis);
 
+// q [B,N,H*D], k, v [rows,H*D] or [B,N,H*D] -> like q; offsets and last_bias as in ops/attention.h,
+// both may be undefined. Rows of k and v that are no sample's get a gradient of zero.
+Var attention(Context c, const Var& q, const Var& k, const Var& v, const Tensor& offsets,
+              const Tensor& last_bias, int heads);
+
 struct CrossAttention {
   Linear q, kv, proj;
 };

@@ -37,6 +37,26 @@ WEFT_OP(cross_attention_backward,
         void(const Tensor& q, const Tensor& kv, const Tensor& offsets, int heads, const Tensor& out,
              const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dkv));
 
+// Attention of samples whose q, k and v are tensors of their own (docs/models/wan.md): out =
+// softmax(q k^T / sqrt(D)) v. The N queries of sample b see the keys [offsets[b], offsets[b+1])
+// only.
+//   q, out [B,N,H*D], k, v [keys, H*D] (or [B,N,H*D]), f32 or bf16; D at most 128, of f32 a
+//     multiple of 4, of bf16 of 8,
+//   offsets i32 [B+1], undefined: the rows of k and v are B equal parts; rows from offsets[B] on
+//     are padding,
+//   last_bias f32 [B] or undefined: added to the scaled score of each sample's last key (ln n makes
+//     it count as n equal keys),
+//   lse f32 [B,H,N] = log-sum-exp of the scores, kept for the backward.
+// A sample without keys gets zeros.
+WEFT_OP(attention_forward,
+        void(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
+             const Tensor& last_bias, int heads, Tensor& out, Tensor& lse));
+// dq, dk and dv are written; padding gets zeros.
+WEFT_OP(attention_backward,
+        void(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
+             const Tensor& last_bias, int heads, const Tensor& out, const Tensor& lse,
+             const Tensor& dout, Tensor& dq, Tensor& dk, Tensor& dv));
+
 // Cross attention with short captions, its projections absorbed into the caption's side. With L
 // keys a sample,
 //   scores of head h = (x Wq_h^T + bq_h) K_h^T / sqrt(D) = x A_h^T + a0_h,   A_h = K_h Wq_h /

@@ -145,6 +145,9 @@ double operations_of(const std::string& name, std::span<const Tensor> t) {
   // qkv, wq, wk, rope, out [B,T,S,C], lse [sequences,H,length].
   if (name == "self_attention_forward" || name == "self_attention_backward")
     return a_position * numel(t[4]) * static_cast<double>(t[5].dim(2));
+  // q [B,N,C], k [rows,C] or [B,rows of one,C].
+  if (name == "attention_forward" || name == "attention_backward")
+    return a_position * numel(t[0]) * numel(t[1]) / static_cast<double>(t[0].dim(0) * t[0].dim(2));
   // q [B,N,C], kv [all rows, 2C], offsets [B+1]: a sample's share of the rows.
   if (name == "cross_attention_forward" || name == "cross_attention_backward")
     return a_position * numel(t[0]) * static_cast<double>(t[1].dim(0)) /

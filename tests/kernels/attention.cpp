@@ -303,6 +303,207 @@ void add_temporal(Cases& cases, CaseSize size) {
       add(s, dtype);
 }
 
+// ops::attention_*: keys of `lengths` rows a sample, then `padding` rows that are no sample's.
+struct Plain {
+  std::int64_t N, H, D;
+  std::vector<std::int32_t> lengths;
+  std::vector<float> bias = {};  // of the last keys
+  std::int64_t padding = 0;
+  bool offsets = true;  // else equal keys, without offsets
+  float deviation = 1.0f;
+
+  std::int64_t B() const { return std::ssize(lengths); }
+  std::int64_t C() const { return H * D; }
+  std::int64_t first(std::int64_t b) const {
+    return std::accumulate(lengths.begin(), lengths.begin() + b, std::int64_t{0});
+  }
+  std::int64_t rows() const { return first(B()) + padding; }
+  // Calls f(scores, first element of the query, first element of its keys, sample, head, query).
+  template <class F>
+  void query(const std::vector<Values>& in, std::int64_t b, std::int64_t h, std::int64_t i,
+             F&& f) const {
+    const std::int64_t at = (b * N + i) * C() + h * D, key = first(b) * C() + h * D;
+    const double last = bias.empty() ? 0.0 : static_cast<double>(bias[b]);
+    f(fp64::scores_of(in[0].data() + at, in[1].data() + key, C(), lengths[b], D, last), at, key);
+  }
+  template <class F>
+  void every_query(const std::vector<Values>& in, F&& f) const {
+    for (std::int64_t b = 0; b < B(); ++b)
+      for (std::int64_t h = 0; h < H; ++h)
+        for (std::int64_t i = 0; i < N; ++i)
+          query(in, b, h, i, [&](const Values& scores, std::int64_t at, std::int64_t key) {
+            f(scores, at, key, (b * H + h) * N + i);
+          });
+  }
+};
+
+// Rows of the first and the last head that are checked where all of them are too many.
+std::vector<std::int64_t> some_rows(std::int64_t n) { return {0, n / 3, n - 1}; }
+
+// q, k, v, offsets, bias; then out, lse, dout.
+void add_plain(Cases& cases, const Plain& a, DType dtype) {
+  const std::int64_t B = a.B(), N = a.N, C = a.C(), rows = a.rows();
+  const Shape q_shape{B, N, C}, lse_shape{B, a.H, N};
+  const Shape k_shape = a.offsets ? Shape{rows, C} : Shape{B, rows / B, C};
+  const std::int32_t longest = *std::max_element(a.lengths.begin(), a.lengths.end());
+  const auto element = static_cast<double>(size_of(dtype));
+  const double queries = element * static_cast<double>(B * N * C);
+  const double keys = element * static_cast<double>(2 * rows * C);
+  const double products = 2.0 * static_cast<double>(N * a.first(B)) * static_cast<double>(C);
+  const double statistics = 4.0 * static_cast<double>(B * a.H * N);
+  const bool large = products > 1e11;
+
+  KernelCase f;
+  f.op = "attention_forward";
+  f.shape = fmt::format("B{} N{} H{} D{} keys {}{}{}{}", B, N, a.H, a.D, a.first(B),
+                        a.offsets ? "" : " equal", a.bias.empty() ? "" : " bias",
+                        a.deviation > 1.0f ? " large" : "");
+  f.dtype = dtype;
+  f.inputs = {random_tensor(q_shape, dtype, 1, a.deviation),
+              random_tensor(k_shape, dtype, 2, a.deviation),
+              random_tensor(k_shape, dtype, 3, a.deviation), Tensor(), Tensor()};
+  // The padding must not be read.
+  for (const int t : {1, 2})
+    std::memset(static_cast<std::byte*>(f.inputs[t].raw()) +
+                    static_cast<std::size_t>(a.first(B) * C) * size_of(dtype),
+                0xff, static_cast<std::size_t>(a.padding * C) * size_of(dtype));
+  if (a.offsets) {
+    f.inputs[3] = Tensor::host({B + 1}, DType::i32);
+    for (std::int64_t b = 0; b <= B; ++b)
+      f.inputs[3].data<std::int32_t>()[b] = static_cast<std::int32_t>(a.first(b));
+  }
+  if (!a.bias.empty()) {
+    f.inputs[4] = Tensor::host({B}, DType::f32);
+    std::copy(a.bias.begin(), a.bias.end(), f.inputs[4].data<float>());
+  }
+  const auto forward = [=](const Tensors& in) {
+    Tensor out = Tensor::empty(q_shape, dtype), lse = Tensor::empty(lse_shape, DType::f32);
+    ops::attention_forward(in[0], in[1], in[2], in[3], in[4], static_cast<int>(a.H), out, lse);
+    return Tensors{out, lse};
+  };
+  f.run = forward;
+  f.reference = [=](const std::vector<Values>& in) {
+    Values out(B * N * C), lse(B * a.H * N);
+    a.every_query(in, [&](const Values& scores, std::int64_t at, std::int64_t key, std::int64_t i) {
+      lse[i] = fp64::attend(scores, in[2].data() + key, C, a.D, out.data() + at);
+    });
+    return std::vector<Values>{out, lse};
+  };
+  f.bytes = 2 * queries + keys + statistics;
+  f.flops = 2 * products;
+  f.bound = longest >= 256 ? Bound::tensor_cores : Bound::bandwidth;
+  f.tolerance = tolerance_of(dtype, false, a.deviation);
+
+  KernelCase b = f;
+  b.op = "attention_backward";
+  const Tensor dout = random_tensor(q_shape, dtype, 4);
+  b.run = [=](Tensors& in) {
+    Tensor dq = Tensor::empty(q_shape, dtype), dk = Tensor::empty(k_shape, dtype),
+           dv = Tensor::empty(k_shape, dtype);
+    ops::attention_backward(in[0], in[1], in[2], in[3], in[4], static_cast<int>(a.H), in[5], in[6],
+                            in[7], dq, dk, dv);
+    return Tensors{dq, dk, dv};
+  };
+  b.reference = [=](const std::vector<Values>& in) {
+    Values dq(B * N * C), dk(rows * C), dv(rows * C);
+    a.every_query(in, [&](const Values& scores, std::int64_t at, std::int64_t key, std::int64_t) {
+      fp64::attend_backward(scores, in[0].data() + at, in[1].data() + key, in[2].data() + key, C,
+                            a.D, in[7].data() + at, dq.data() + at, dk.data() + key,
+                            dv.data() + key);
+    });
+    return std::vector<Values>{dq, dk, dv};
+  };
+  b.bytes = 4 * queries + 2 * keys + statistics;
+  b.flops = 5 * products;
+  b.tolerance = tolerance_of(dtype, true, a.deviation);
+
+  if (!large) {
+    Tensor out = Tensor::host(q_shape, dtype), lse = Tensor::host(lse_shape, DType::f32);
+    ops::attention_forward(f.inputs[0], f.inputs[1], f.inputs[2], f.inputs[3], f.inputs[4],
+                           static_cast<int>(a.H), out, lse);
+    b.inputs.insert(b.inputs.end(), {out, lse, dout});
+  } else {
+    f.reference = b.reference = nullptr;
+    f.pieces = [=](const std::vector<Values>& in) {
+      std::vector<Piece> some;
+      for (const std::int64_t h : {std::int64_t{0}, a.H - 1})
+        for (const std::int64_t i : some_rows(N))
+          a.query(in, 0, h, i, [&](const Values& scores, std::int64_t at, std::int64_t key) {
+            Values out(a.D);
+            const double lse = fp64::attend(scores, in[2].data() + key, C, a.D, out.data());
+            some.push_back({0, at, out});
+            some.push_back({1, h * N + i, {lse}});
+          });
+      return some;
+    };
+    b.inputs.insert(b.inputs.end(), {Tensor(), Tensor(), dout});
+    b.prepare = [=](Tensors& in) {
+      const Tensors made = forward(in);
+      in[5] = made[0];
+      in[6] = made[1];
+    };
+    // Keys by the given lse and out, which spares the sums of all queries.
+    b.pieces = [=](const std::vector<Values>& in) {
+      std::vector<Piece> some;
+      const double scale = 1 / std::sqrt(static_cast<double>(a.D));
+      for (const std::int64_t h : {std::int64_t{0}, a.H - 1}) {
+        for (const std::int64_t i : some_rows(N))
+          a.query(in, 0, h, i, [&](const Values& scores, std::int64_t at, std::int64_t key) {
+            Values dq(a.D);
+            fp64::attend_backward(scores, in[0].data() + at, in[1].data() + key, in[2].data() + key,
+                                  C, a.D, in[7].data() + at, dq.data(), nullptr, nullptr);
+            some.push_back({0, at, dq});
+          });
+        for (const std::int64_t j : some_rows(a.lengths[0])) {
+          const std::int64_t key = j * C + h * a.D;
+          Values dk(a.D), dv(a.D);
+          for (std::int64_t i = 0; i < N; ++i) {
+            const std::int64_t at = i * C + h * a.D;
+            const auto dot = [&](int x, int y, std::int64_t other) {
+              return std::inner_product(in[x].begin() + at, in[x].begin() + at + a.D,
+                                        in[y].begin() + other, 0.0);
+            };
+            const double bias = a.bias.empty() || j + 1 < a.lengths[0] ? 0.0 : a.bias[0];
+            const double p = std::exp(dot(0, 1, key) * scale + bias - in[6][h * N + i]);
+            const double ds = p * (dot(7, 2, key) - dot(7, 5, at)) * scale;
+            for (std::int64_t d = 0; d < a.D; ++d) {
+              dk[d] += ds * in[0][at + d];
+              dv[d] += p * in[7][at + d];
+            }
+          }
+          some.push_back({1, key, dk});
+          some.push_back({2, key, dv});
+        }
+      }
+      return some;
+    };
+  }
+  cases.push_back(std::move(f));
+  cases.push_back(std::move(b));
+}
+
+void add_small_plain(Cases& cases, DType dtype) {
+  for (const Plain& a : std::vector<Plain>{
+           // Self attention: equal keys, with and without offsets, several blocks of keys.
+           {67, 2, 128, {67, 67}, {}, 0, false},
+           {301, 1, 128, {301}, {}, 0, false},
+           {130, 2, 64, {130}, {}, 0, false},
+           {139, 1, 72, {139, 139}, {}},
+           {270, 3, 128, {270}, {}},
+           {35, 1, 24, {35}, {}, 0, false},
+           // Captions with one key for all of their padding, one of full length, one empty.
+           {70, 2, 128, {5, 1, 66, 40}, {4.0f, 6.2383246f, 0.0f, 3.2188758f}, 3},
+           {33, 1, 64, {0, 40, 3}, {0.5f, 1.0f, 2.0f}, 1},
+           {45, 2, 72, {257, 7}, {5.5f, 0.0f}, 0},
+           // Many queries: the key side shares them out; several pieces of them on the CPU.
+           {1600, 1, 128, {130, 9}, {0.0f, 4.6151205f}, 2},
+           {600, 1, 8, {11, 2}, {}, 1},
+           // More tiles than multiprocessors, several blocks of keys.
+           {200, 3, 128, {220, 7, 225}, {1.0f, 2.0f, -3.0f}, 3},
+           {70, 1, 128, {270}, {2.0f}, 0, true, 8.0f}})
+    add_plain(cases, a, dtype);
+}
+
 void add_relative(Cases& cases, const std::vector<std::int32_t>& lengths, std::int64_t H,
                   std::int64_t D, DType dtype) {
   Tensor offsets = Tensor::host({static_cast<std::int64_t>(lengths.size()) + 1}, DType::i32);
@@ -445,6 +646,10 @@ void add_real(Cases& cases) {
   add_cross(cases, 23850, 16, 72, {300}, 0, dtype);
   add_cross(cases, 1024, 16, 72, {300, 120, 57, 300, 0, 211, 90, 16}, 10, dtype);
   add_cross(cases, 1024, 16, 72, {300}, 0, DType::f32);
+  // 81 frames of 480p: self attention, and cross attention with all rows of a text and with few.
+  add_plain(cases, {32760, 12, 128, {32760}, {}, 0, false}, dtype);
+  add_plain(cases, {32760, 12, 128, {513}, {1.0f}}, dtype);
+  add_plain(cases, {32760, 12, 128, {101}, {6.0185932f}}, dtype);
 }
 
 }  // namespace
@@ -455,6 +660,8 @@ void attention_cases(CaseSize size, Cases& cases) {
   } else {
     add_small(cases, DType::f32);
     add_small(cases, DType::bf16);
+    add_small_plain(cases, DType::f32);
+    add_small_plain(cases, DType::bf16);
   }
   add_temporal(cases, size);
   for (const DType dtype : {DType::f32, DType::bf16}) {

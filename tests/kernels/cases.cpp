@@ -140,4 +140,17 @@ std::vector<Values> values_of(const std::vector<Tensor>& tensors) {
   return all;
 }
 
+Verdict compare(const std::vector<Tensor>& got, const std::vector<Piece>& wanted,
+                double tolerance) {
+  std::vector<Values> a(got.size()), b(got.size());
+  for (const Piece& p : wanted) {
+    const auto n = static_cast<std::int64_t>(p.values.size());
+    const Values part =
+        values_of(got[p.output].view({got[p.output].numel()}).slice(p.first, p.first + n));
+    a[p.output].insert(a[p.output].end(), part.begin(), part.end());
+    b[p.output].insert(b[p.output].end(), p.values.begin(), p.values.end());
+  }
+  return compare(a, b, tolerance);
+}
+
 }  // namespace weft

@@ -24,6 +24,13 @@ enum class Bound { bandwidth, tensor_cores };
 
 using Values = std::vector<double>;  // of a tensor; empty for one that is not given
 
+// Elements of an output, from `first` on.
+struct Piece {
+  std::size_t output;
+  std::int64_t first;
+  Values values;
+};
+
 struct KernelCase {
   std::string op;     // "layer_norm_modulate_forward"
   std::string shape;  // "B2 T15 S1590 C1152"
@@ -40,6 +47,11 @@ struct KernelCase {
   // Largest |device - CPU| allowed, as a share of the largest |CPU| of the same output. For bf16
   // derived from 2^-8.
   double tolerance = 1e-5;
+  // For sizes at which the CPU side would take minutes. `prepare` makes, on the device, those
+  // inputs that are results of other operations. `pieces` stands in for a run on the CPU side:
+  // parts of the outputs in fp64, from host copies of the inputs.
+  std::function<void(std::vector<Tensor>& in)> prepare;
+  std::function<std::vector<Piece>(const std::vector<Values>& in)> pieces;
   // The outputs in fp64 by the formula in the specification, from the inputs' values as `run` finds
   // them; empty where the formula is tested otherwise (tests/ops), or where there is none, as for
   // random bits.
@@ -117,5 +129,8 @@ struct Verdict {
 // Output by output; NaN equals NaN alone.
 Verdict compare(const std::vector<Values>& got, const std::vector<Values>& wanted,
                 double tolerance);
+
+// The same for parts of the outputs.
+Verdict compare(const std::vector<Tensor>& got, const std::vector<Piece>& wanted, double tolerance);
 
 }  // namespace weft

@@ -97,6 +97,41 @@ inline double attend(const Values& scores, const double* v, std::int64_t stride,
   return max + std::log(sum);
 }
 
+// One query of one head of ops::attention_*: its scores of n keys, rows of D `stride` apart.
+inline Values scores_of(const double* q, const double* k, std::int64_t stride, std::int64_t n,
+                        std::int64_t D, double last_bias) {
+  Values scores(n);
+  for (std::int64_t j = 0; j < n; ++j)
+    for (std::int64_t d = 0; d < D; ++d)
+      scores[j] += q[d] * k[j * stride + d] / std::sqrt(static_cast<double>(D));
+  if (n > 0) scores[n - 1] += last_bias;
+  return scores;
+}
+
+// What that query adds to the gradients: dq [D], and of its keys dk, dv.
+inline void attend_backward(const Values& scores, const double* q, const double* k, const double* v,
+                            std::int64_t stride, std::int64_t D, const double* dout, double* dq,
+                            double* dk, double* dv) {
+  const auto n = static_cast<std::int64_t>(scores.size());
+  double max = -INFINITY, sum = 0, delta = 0;
+  for (const double s : scores) max = std::max(max, s);
+  for (const double s : scores) sum += std::exp(s - max);
+  Values p(n), dp(n);
+  for (std::int64_t j = 0; j < n; ++j) {
+    p[j] = std::exp(scores[j] - max) / sum;
+    for (std::int64_t d = 0; d < D; ++d) dp[j] += dout[d] * v[j * stride + d];
+    delta += p[j] * dp[j];
+  }
+  for (std::int64_t j = 0; j < n; ++j) {
+    const double ds = p[j] * (dp[j] - delta) / std::sqrt(static_cast<double>(D));
+    for (std::int64_t d = 0; d < D; ++d) {
+      dq[d] += ds * k[j * stride + d];
+      if (dk != nullptr) dk[j * stride + d] += ds * q[d];
+      if (dv != nullptr) dv[j * stride + d] += p[j] * dout[d];
+    }
+  }
+}
+
 // qkv [B,T,S,3,H,D] -> out [B,T,S,H,D] and lse [sequences,H,length].
 inline std::vector<Values> self_attention(std::int64_t B, std::int64_t T, std::int64_t S,
                                           std::int64_t H, std::int64_t D, ops::Axis axis,

@@ -306,6 +306,25 @@ TEST_F(NnTest, AttentionBlock) {
   }
 }
 
+TEST_F(NnTest, Attention) {
+  const std::int64_t B = 2, N = 5, H = 2, C = 16, L = 7;
+  // One projection for keys and values: a bias of keys alone changes nothing.
+  const nn::Linear q = add_linear("q", C, C), kv = add_linear("kv", C, C);
+  ready();
+  // Four and two keys, the last one of the first sample counted three times, and a row of padding.
+  const Tensor offsets = to_tensor({0, 4, 6}, {B + 1}, DType::i32);
+  const Tensor bias = to_tensor({std::log(3.0), 0.0}, {B});
+  check(
+      [&](nn::Context c, const std::vector<Var>& in) {
+        const Var own = nn::linear(c, in[0], kv), text = nn::linear(c, in[1], kv);
+        const Var self = nn::attention(c, nn::linear(c, in[0], q), own, own, Tensor(), Tensor(), H);
+        return nn::attention(c, nn::linear(c, self, q), text, text, offsets, bias, H);
+      },
+      {to_tensor(random_values(B * N * C, 1), {B, N, C}),
+       to_tensor(random_values(L * C, 2), {L, C})},
+      1e-3);
+}
+
 // Whether the absorbed form is taken is a matter of speed: a caption that is long enough for the
 // plain form has the same output when the longer caption beside it is taken away.
 TEST_F(NnTest, AbsorbedAndPlainCrossAttentionAgree) {

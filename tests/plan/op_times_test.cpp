@@ -125,6 +125,13 @@ TEST_F(OpTimesTest, Attention) {
     expect_flops(
         rates_, 5 * product, backward,
         [&] { ops::cross_attention_backward(q, kv, offsets, 2, out, lse, out, q, kv); }, 0.8);
+    // The same keys, and those of the clip itself.
+    Tensor k = tensor({7, 8}), none;
+    expect_flops(rates_, 2 * product, forward,
+                 [&] { ops::attention_forward(q, k, k, offsets, none, 2, out, lse); });
+    expect_flops(
+        rates_, 5 * product * 12 / 7, backward,
+        [&] { ops::attention_backward(q, q, q, none, none, 2, out, lse, out, q, q, q); }, 0.8);
   }
 }
 
