@@ -50,6 +50,12 @@ def clean_text(text):
     return clean_caption(clean_caption(text))
 
 
+def clean_basic(text):
+    """As Wan's tokenizer does with clean="whitespace"."""
+    text = html.unescape(html.unescape(ftfy.fix_text(text))).strip()
+    return re.sub(r"\s+", " ", text).strip()
+
+
 WORDS = ("a the drone shot of waterfall cliff ocean sunset city street cat dog slowly pans left aerial view cinematic 4k "
          "camera moves through forest woman walks umbrella rain snow mountain naïve café straße Ærø İstanbul ΟΔΟΣ Москва "
          "東京 你好 한국어 שלום مرحبا हिन्दी 🔥 ★ № ½ €5 £20 ¥300 it's don't l'eau rock'n'roll mother-in-law snake_case").split()
