@@ -6,6 +6,8 @@
 #include <optional>
 
 #include "core/error.h"
+#include "models/solver.h"
+#include "models/step_cache.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"
@@ -66,18 +68,8 @@ bool is_active(float edit, double tau) {
 
 namespace {
 
-// The timestep of sample b in step i; after the last step it is 0.
-double timestep(const SamplerDeck& sampler, const DiffusionDeck& diffusion,
-                const SampleRequest& request, std::int64_t i, std::int64_t b) {
-  if (i == sampler.steps) return 0.0;
-  double t = (1.0 - static_cast<double>(i) / static_cast<double>(sampler.steps)) * 1000.0;
-  if (diffusion.use_discrete_timesteps) t = std::nearbyint(t);
-  if (!sampler.use_timestep_transform) return t;
-  const ClipSize& size = request.sizes.empty() ? request.size : request.sizes[b];
-  return timestep_transform(t, size, 1.0, diffusion.fix_short_clips);
-}
-
-// The guided batch: the captions, and behind them null captions with the same token counts.
+// The guided batch where there is a null caption: the captions, and behind them null captions with
+// the same token counts.
 CaptionBatch with_null_captions(const CaptionBatch& captions) {
   CaptionBatch both = captions;
   const std::int32_t conditional = captions.offsets.back();
@@ -87,6 +79,41 @@ CaptionBatch with_null_captions(const CaptionBatch& captions) {
     both.offsets.push_back(conditional + captions.offsets[b]);
   }
   return both;
+}
+
+// Rows of `batch`, packed from texts of `length` rows, as those of texts of `longest` behind
+// `before` others.
+void append_captions(const CaptionBatch& batch, std::int64_t length, std::int64_t longest,
+                     std::int64_t before, CaptionBatch& both) {
+  for (const std::int32_t row : batch.index)
+    both.index.push_back(
+        static_cast<std::int32_t>((before + row / length) * longest + row % length));
+  const std::int32_t first = both.offsets.back();
+  for (std::size_t b = 1; b < batch.offsets.size(); ++b)
+    both.offsets.push_back(first + batch.offsets[b]);
+}
+
+// The guided batch with negative captions: texts of both, padded to the longest, in one tensor.
+Captions with_negative_captions(const SampleRequest& request) {
+  const Tensor &y = request.y, &negative = request.negative_y;
+  WEFT_ASSERT(y.defined() && negative.defined());
+  const std::int64_t texts = y.dim(0), longest = std::max(y.dim(1), negative.dim(1));
+  Tensor all = Tensor::empty({texts + negative.dim(0), longest, y.dim(2)}, DType::f32);
+  ops::fill_zero(all);
+  const auto copy = [&](const Tensor& from, std::int64_t first) {
+    for (std::int64_t t = 0; t < from.dim(0); ++t) {
+      Tensor to =
+          all.slice(first + t, first + t + 1).view({longest, y.dim(2)}).slice(0, from.dim(1));
+      ops::convert(from.slice(t, t + 1).view({from.dim(1), y.dim(2)}), to);
+    }
+  };
+  copy(y, 0);
+  copy(negative, texts);
+  CaptionBatch both;
+  both.offsets.push_back(0);
+  append_captions(request.captions, y.dim(1), longest, 0, both);
+  append_captions(request.negative, negative.dim(1), longest, texts, both);
+  return upload(both, all);
 }
 
 // Which frames of z [B,C,T,h,w] are denoised: those to generate always; a clean one joins once tau
@@ -107,8 +134,9 @@ class EditedFrames {
   // u8 [B,T], of the step that has begun.
   const Tensor& active() const { return active_; }
 
-  // `tau` gives a sample's timestep; `mask` u8 [2B,T] gets the frames of both halves.
-  void begin_step(std::int64_t step, const std::function<double(std::int64_t b)>& tau, Tensor& z,
+  // `tau` gives a sample's timestep; `mask` u8 [2B,T] gets the frames of both halves. Whether some
+  // have joined.
+  bool begin_step(std::int64_t step, const std::function<double(std::int64_t b)>& tau, Tensor& z,
                   Tensor& mask) {
     std::vector<std::uint8_t> joins(seen_.size()), active(seen_.size());
     bool any = false;
@@ -129,6 +157,7 @@ class EditedFrames {
     active_.set(std::span<const std::uint8_t>(active));
     for (Tensor half : {mask.slice(0, z.dim(0)), mask.slice(z.dim(0), 2 * z.dim(0))})
       half.set(std::span<const std::uint8_t>(active));
+    return any;
   }
 
  private:
@@ -140,17 +169,34 @@ class EditedFrames {
 
 }  // namespace
 
+void check_edit(const SamplerDeck& sampler, double edit, const std::string& where) {
+  WEFT_CHECK(sampler.solver == "euler" || edit == 0 || edit == 1, Exit::usage,
+             "set sampler.solver = \"euler\", or an edit ratio of 0 or 1",
+             "{}: an edit ratio of {} with sampler.solver = \"{}\"", where, edit, sampler.solver);
+}
+
 Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionDeck& diffusion,
                    const SampleRequest& request) {
   Tensor z = request.z;
   const std::int64_t B = z.dim(0), K = sampler.steps;
+  std::vector<SamplerTimes> times;
+  for (std::int64_t b = 0; b < B; ++b)
+    times.push_back(
+        sampler_times(sampler, diffusion, request.sizes.empty() ? request.size : request.sizes[b]));
   const auto tau = [&](std::int64_t i, std::int64_t b) {
-    return timestep(sampler, diffusion, request, i, b);
+    return i == K ? 0.0 : times[b].timestep[i];
   };
+  for (const float edit : request.edit) check_edit(sampler, edit, "frames");
+  WEFT_ASSERT(request.edit.empty() || model.takes_given_frames());
 
-  // 1. What all steps share: both halves of the guided batch, conditional and null.
+  // 1. What all steps share: both halves of the guided batch, with the captions and without.
   DenoiserInput in;
-  in.captions = upload(with_null_captions(request.captions), request.y);
+  if (request.negative.offsets.empty()) {
+    WEFT_ASSERT(model.has_null_caption());
+    in.captions = upload(with_null_captions(request.captions), request.y);
+  } else {
+    in.captions = with_negative_captions(request);
+  }
   in.height = request.size.height;
   in.width = request.size.width;
   std::vector<float> fps = request.fps;
@@ -164,24 +210,45 @@ Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionD
     edited.emplace(request);
     in.x_mask = Tensor::empty({2 * B, z.dim(2)}, DType::u8);
   }
+  // Euler steps alone add the velocity as it comes out of the model.
+  std::optional<StepCache> cache;
+  if (sampler.caches()) cache.emplace(sampler, model, z, request.agree);
+  std::optional<Solver> solver;
+  Tensor velocity, ones;
+  if (cache || sampler.solver != "euler") {
+    solver.emplace(sampler.solver, times, z);
+    velocity = Tensor::empty(z.shape(), DType::f32);
+    ones = Tensor::from_host(std::span<const float>(std::vector<float>(B, 1.0f)), {B});
+  }
 
-  // 2. Euler steps.
+  // 2. The steps.
   for (std::int64_t i = 0; i < K; ++i) {
     std::vector<float> taus, steps;
     for (std::int64_t b = 0; b < 2 * B; ++b) taus.push_back(static_cast<float>(tau(i, b % B)));
     for (std::int64_t b = 0; b < B; ++b)
       steps.push_back(static_cast<float>((tau(i, b) - tau(i + 1, b)) / 1000.0));
+    bool joined = false;
     if (edited)
-      edited->begin_step(
+      joined = edited->begin_step(
           i, [&](std::int64_t b) { return tau(i, b); }, z, in.x_mask);
     for (Tensor half : {in.x.slice(0, B), in.x.slice(B, 2 * B)}) ops::convert(z, half);
     in.timestep.set(std::span<const float>(taus));
     dt.set(std::span<const float>(steps));
-    const Tensor out = model.velocity(in);
-    ops::guided_euler_step(out, static_cast<float>(sampler.cfg_scale), dt,
-                           edited ? edited->active() : Tensor(), z);
+    const Tensor active = edited ? edited->active() : Tensor();
+    const auto guidance = static_cast<float>(sampler.cfg_scale);
+    if (cache) {
+      cache->velocity(in, joined, velocity);
+    } else {
+      const Tensor out = model.velocity(in);
+      if (solver)
+        guided_velocity(out, guidance, ones, velocity);
+      else
+        ops::guided_euler_step(out, guidance, dt, active, z);
+    }
+    if (solver) solver->step(i, velocity, active, z);
     if (request.progress) request.progress(static_cast<int>(i) + 1, static_cast<int>(K));
   }
+  if (request.skipped != nullptr) *request.skipped += cache ? cache->skipped() : 0;
   return z;
 }
 

@@ -1,12 +1,15 @@
 // The sampler of rectified flow (docs/models/stdit3.md, Rectified flow; opensora/schedulers/rf at
-// v1.2.0), for any denoiser. tau in [0,1000], s = tau/1000; s = 1 is pure noise, s = 0 is data.
+// v1.2.0), for any denoiser: times, guidance, frames that are given. What a step is, is its
+// solver's (models/solver.h). tau in [0,1000], s = tau/1000; s = 1 is pure noise, s = 0 is data.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "config/deck_table.h"
 #include "models/interfaces.h"
 
 namespace weft {
@@ -22,14 +25,29 @@ struct DiffusionDeck {
   double transform_scale = 1.0;
   bool fix_short_clips = true;
 };
-// Sampling by Euler steps (docs/generate.md).
+// Steps from noise to clip (docs/generate.md, Solvers, Step cache).
 struct SamplerDeck {
+  std::string solver = "euler";
   std::int64_t steps = 30;
   double cfg_scale = 7.0;
   bool use_timestep_transform = true;
+  double shift = 0;
+  std::string cache = "none";
+  double cache_threshold = 0;
+
+  bool caches() const { return cache != "none" && cache_threshold > 0; }
 };
 DeckTable diffusion_table();
-DeckTable sampler_table();
+
+void sampler_rows(Rows& r, SamplerDeck& d);
+void check_sampler(const SamplerDeck& d, const DeckDemand& demand);
+// The table [sampler]; T has a model's own defaults.
+template <class T = SamplerDeck>
+DeckTable sampler_table() {
+  return deck_table<T>(
+      "sampler", [](Rows& r, T& d) { sampler_rows(r, d); },
+      [](const T& d, const DeckDemand& demand) { check_sampler(d, demand); });
+}
 
 // The size of a clip for the resolution/length transform, in pixels and pixel frames.
 struct ClipSize {
@@ -73,9 +91,12 @@ struct SampleRequest {
   std::vector<float>
       edit;  // [B*T] or empty: 1 generate, 0 keep, between: keep until tau <= 1000 edit (Sampling)
   // Fresh noise of sample b for step i, like z; called only for frames that start to be edited
-  // late.
+  // late, which Euler steps alone can do (check_edit).
   std::function<void(int step, Tensor& noise)> fresh_noise;
   std::function<void(int step, int steps)> progress;
+  // For a step cache: the first rank's number on all ranks that sample together; empty: alone.
+  std::function<double(double)> agree;
+  std::int64_t* skipped = nullptr;  // gets how many steps it skipped
 };
 
 // Whether a frame of that edit ratio is denoised at tau. In f32, as the original compares: 0.7 then
@@ -83,8 +104,12 @@ struct SampleRequest {
 // also where rounding puts the first tau above 1000.
 bool is_active(float edit, double tau);
 
-// Euler steps with classifier-free guidance from tau = 1000 to 0 (Sampling). Returns z, denoised
-// in place.
+// Exit::usage for frames that join late, with edit ratios between 0 and 1, unless steps are
+// Euler's: the others go on from what they knew of a frame in the steps before. `where` begins the
+// message.
+void check_edit(const SamplerDeck& sampler, double edit, const std::string& where);
+
+// Steps with classifier-free guidance from noise to data (Sampling). Returns z, denoised in place.
 Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionDeck& diffusion,
                    const SampleRequest& request);
 

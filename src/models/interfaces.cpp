@@ -5,8 +5,11 @@
 
 #include "core/error.h"
 #include "core/host.h"
+#include "models/flow_sampler.h"
 
 namespace weft {
+
+const SamplerDeck& Denoiser::sampler(const Deck& deck) const { return deck.get<SamplerDeck>(); }
 
 void Denoiser::check_sequence(std::int64_t, std::int64_t, std::int64_t ranks) const {
   WEFT_CHECK(ranks == 1, Exit::usage, "set parallel.sp = 1",

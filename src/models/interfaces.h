@@ -60,6 +60,8 @@ struct DenoiserInput {
   bool reuse_blocks = false;
 };
 
+struct SamplerDeck;  // models/flow_sampler.h
+
 // What [generate] takes where the deck leaves it to the model.
 struct ClipDefaults {
   double fps = 24;
@@ -80,6 +82,8 @@ class Denoiser : public ModelPart {
   // Whether DenoiserInput::x_mask is heeded: frames that are given, and frames to edit.
   virtual bool takes_given_frames() const { return true; }
   virtual ClipDefaults clip_defaults() const { return {}; }
+  // The deck's table [sampler]; a model with defaults of its own has a table of its own.
+  virtual const SamplerDeck& sampler(const Deck& deck) const;
   // Rows and columns of its latents must be multiples of this.
   virtual std::int64_t side_multiple() const { return 1; }
 
@@ -128,8 +132,6 @@ class VideoCodec : public ModelPart {
   // Pixel frames that are coded independently of the others. Exit::usage from a codec that is set
   // to code clips whole, or whose chunks go on where those before them ended.
   virtual std::int64_t chunk_pixels() const = 0;
-  // `frames`, or the next larger number that a latent can be decoded to (such as 4n + 1).
-  virtual std::int64_t whole_frames(std::int64_t frames) const { return frames; }
   // Of a clip of `frames`, as many as could be coded at once.
   virtual std::int64_t chunk_frames(std::int64_t frames) const { return frames; }
 

@@ -25,17 +25,40 @@ void diffusion_rows(Rows& r, DiffusionDeck& d) {
          "Cure the shift for clips under 17 frames; false repeats Open-Sora 1.2 as released.");
 }
 
+}  // namespace
+
+// Keys that are newer than clips of today's decks count once they are used, so that such clips are
+// not made again.
 void sampler_rows(Rows& r, SamplerDeck& d) {
+  r.decide(d.solver != "euler");
+  r.text("solver", d.solver, "How a step goes from noise towards the clip.",
+         {"euler", "unipc", "dpm++"});
+  r.decide(true);
   r.number("steps", d.steps, 1, 100000, "Steps from noise to clip.");
   r.number("cfg_scale", d.cfg_scale, 0, 1000,
            "Weight of the caption in classifier-free guidance; 1 follows it plainly.");
   r.flag("use_timestep_transform", d.use_timestep_transform,
          "Shift timesteps towards noise for larger and longer clips.");
+  r.decide(d.shift > 0);
+  r.number(
+      "shift", d.shift, 0, 1000,
+      "Shift timesteps towards noise by this factor, whatever the clip's size; 0: by its size.");
+  r.decide(d.caches());
+  r.text("cache", d.cache,
+         "Rule by which steps take the model's work from the step before: teacache for models with "
+         "published coefficients, easycache for any.",
+         {"none", "teacache", "easycache"});
+  r.number("cache_threshold", d.cache_threshold, 0, 1000,
+           "Sum of relative changes up to which steps are skipped; 0 skips none.");
 }
 
-}  // namespace
+void check_sampler(const SamplerDeck& d, const DeckDemand& demand) {
+  demand(d.cache != "none" || d.cache_threshold == 0,
+         fmt::format("sampler.cache_threshold is {}, and sampler.cache is \"none\"",
+                     d.cache_threshold),
+         "set sampler.cache = \"easycache\", or leave the threshold out");
+}
 
 DeckTable diffusion_table() { return deck_table("diffusion", diffusion_rows); }
-DeckTable sampler_table() { return deck_table("sampler", sampler_rows); }
 
 }  // namespace weft

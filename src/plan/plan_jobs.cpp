@@ -152,7 +152,7 @@ ClipPlan plan_clip(const Deck& deck, const ClipParts& parts, const ClipItem& ite
     // One step of the sampler, with and without the caption.
     const OpTimes step(rates);
     plan.sampling = plan_sampling(deck, parts, item, plan.together).bytes;
-    plan.seconds = static_cast<double>(deck.get<SamplerDeck>().steps) *
+    plan.seconds = static_cast<double>(parts.denoiser->sampler(deck).steps) *
                    (step.seconds() + step.bytes_sent() / link) / static_cast<double>(plan.together);
   }
   // Clips that were sampled together are decoded one by one: the others wait in memory meanwhile.
@@ -227,8 +227,9 @@ std::string longest_that_fits(const Deck& deck, const ClipParts& parts, std::siz
   return "choose a lower generate.resolution, parallel.sp, or ranks with more memory";
 }
 
-void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
+void plan_generate(const Deck& written, const PlanRequest& request, int ranks,
                    nlohmann::ordered_json& j) {
+  const Deck deck = with_model_defaults(written);
   const int sp = static_cast<int>(deck.parallel.sp);
   WEFT_CHECK(ranks % sp == 0, Exit::usage, "choose parallel.sp so that it divides the ranks",
              "parallel.sp = {} does not divide {} ranks", sp, ranks);
@@ -310,7 +311,7 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
 }  // namespace
 
 SamplesPlan::SamplesPlan(const Deck& deck)
-    : deck_(with_scale_of_latents(samples_deck(deck), MPI_COMM_SELF)),
+    : deck_(complete_deck(samples_deck(deck), MPI_COMM_SELF)),
       parts_(std::make_shared<ClipParts>(deck_)) {
   weights_ = allocate_weights(*parts_->denoiser) + allocate_weights(*parts_->codec);
 }

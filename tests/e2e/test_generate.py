@@ -126,6 +126,36 @@ class Generate(WeftTest):
         self.assertIn("1 made, 7 finished before", self.generate(*settings, prompts=prompts).err)
         self.assert_same_frames("alone/sample_0001.safetensors", "out/sample_0001.safetensors", 1e-5)
 
+    def test_solvers_and_a_step_cache(self):
+        steps = ["sampler.steps=8"]
+        self.generate(*steps, ranks=2)
+        plain = self.pixels()
+        for solver in ("unipc", "dpm++"):
+            self.generate(*steps, f"sampler.solver={solver}", f"generate.output={solver}", ranks=2)
+            self.assertTrue(all(plain[name] != pixels for name, pixels in self.pixels(solver).items()), solver)
+        # A threshold of 0 gives the same pixels, and clips of before such keys count as finished.
+        off = ["sampler.cache=teacache", "sampler.cache_threshold=0"]
+        self.generate(*steps, *off, "generate.output=off")
+        self.assertEqual(self.pixels("off"), plain)
+        before = self.clips()
+        self.assertIn("2 finished before", self.generate(*steps, *off).err)
+        self.assertEqual(self.clips(), before)
+        # All but the first and the last, of EasyCache the first two, in groups of ranks too.
+        for cache, skipped in (("teacache", 6), ("easycache", 5)):
+            on = [*steps, f"sampler.cache={cache}", "sampler.cache_threshold=1000"]
+            log = self.generate(*on, f"generate.output={cache}", "generate.tensors=true").err
+            self.assertIn(f"{2 * skipped} of 16 steps skipped", log)
+            ranks = self.report(cache)["ranks"]
+            self.assertEqual([(r["steps"], r["steps_skipped"]) for r in ranks], [(16, 2 * skipped)])
+            self.assertTrue(all(plain[name] != pixels for name, pixels in self.pixels(cache).items()))
+            self.generate(*on, f"generate.output={cache}_sp", "generate.tensors=true", "parallel.sp=2", ranks=2)
+            ranks = self.report(f"{cache}_sp")["ranks"]
+            self.assertEqual(sum(r["steps_skipped"] for r in ranks), 2 * skipped)
+            for r in ranks:
+                self.assertLessEqual(r["arena_peak_bytes"], r["arena_planned_bytes"])
+            for name in plain:
+                self.assert_same_frames(f"{cache}/{name}.safetensors", f"{cache}_sp/{name}.safetensors")
+
     def test_killed_and_restarted(self):
         prompts = [f"prompt {i}" for i in range(8)]
         many = ["sampler.steps=40"]
@@ -301,6 +331,8 @@ class Generate(WeftTest):
         refused(2, "vae.weights is empty", overrides=["vae.weights="])
         refused(3, 't5.weights = "none" does not exist', overrides=["t5.weights=none"])
         refused(2, "cannot be the name of a file: it holds a slash", overrides=["generate.sample_name=a/b"])
+        refused(2, "sampler.solver", "euler, unipc, dpm++", overrides=["sampler.solver=heun"])
+        refused(2, 'sampler.cache is "none"', overrides=["sampler.cache_threshold=0.1"])
         refused(2, "cannot be the name of a file: it is too long",
                 overrides=["generate.sample_name=" + "a" * 225])
         (self.dir / "prompts.txt").write_bytes(b"caf\xe9\n")

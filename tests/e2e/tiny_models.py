@@ -64,6 +64,43 @@ output = "out"
 """
 
 
+# The same of Wan: its own VAE, and umT5 (write_t5 with umt5=True).
+TINY_WAN_DECK = """
+[run]
+dir = "run"
+seed = 7
+threads = 1
+[model]
+name = "wan"
+hidden_size = 32
+depth = 2
+num_heads = 2
+ffn_dim = 64
+text_dim = 16
+text_len = 24
+freq_dim = 32
+[vae]
+weights = "random:2"
+filters = 8
+num_res_blocks = 1
+[t5]
+d_model = 16
+d_kv = 8
+num_heads = 2
+d_ff = 32
+num_layers = 2
+vocab_size = 144
+max_length = 24
+[sampler]
+steps = 4
+[generate]
+weights = "random:1"
+image_size = [32, 48]
+num_frames = "5"
+output = "out"
+"""
+
+
 def _varint(n):
     out = b""
     while n > 127:
@@ -95,8 +132,8 @@ def write_tokenizer(path):
     pathlib.Path(path).write_bytes(model + _field(2, trainer) + _field(3, normalizer))
 
 
-def write_t5(folder, seed=3):
-    """FOLDER/model.safetensors and FOLDER/spiece.model, for the [t5] table above."""
+def write_t5(folder, seed=3, umt5=False):
+    """FOLDER/model.safetensors and FOLDER/spiece.model, for the [t5] tables above."""
     folder = pathlib.Path(folder)
     folder.mkdir(exist_ok=True)
     draw, tensors = random.Random(seed), {}
@@ -111,7 +148,7 @@ def write_t5(folder, seed=3):
         block = f"encoder.block.{i}.layer."
         for name, shape in (("q", (16, 16)), ("k", (16, 16)), ("v", (16, 16)), ("o", (16, 16))):
             add(f"{block}0.SelfAttention.{name}.weight", shape, 0.2)
-        if i == 0:
+        if i == 0 or umt5:
             add(f"{block}0.SelfAttention.relative_attention_bias.weight", (32, 2), 0.5)
         add(f"{block}0.layer_norm.weight", (16,), 0)
         for name, shape in (("wi_0", (32, 16)), ("wi_1", (32, 16)), ("wo", (16, 32))):

@@ -163,10 +163,14 @@ bool ClipMaker::prepare(const ClipBatch& batch, std::int64_t loop,
   const bool continues = loop > 0 && job_.loops.condition_latents > 0;
   references_.resize(before + (loop == 0 ? prompt_of(item).references.size() : continues ? 1 : 0));
   texts_.assign(batch.size(), TextRows());
+  // All clips of a batch have negative prompts or none has.
+  negatives_.assign(item.negative >= 0 ? batch.size() : 0, TextRows());
   const auto read = [&] {
     if (!clip) return false;
     for (std::size_t b = 0; b < batch.size() && !features_.null_captions(); ++b)
       texts_[b] = features_.read(item_of(batch[b]).texts[loop]);
+    for (std::size_t b = 0; b < negatives_.size(); ++b)
+      negatives_[b] = features_.read(item_of(batch[b]).negative);
     const double begin = now_seconds();
     for (std::size_t i = before; i < references_.size(); ++i)
       references_[i] = encode(item, loop, i, clip->last_frames);
@@ -176,6 +180,7 @@ bool ClipMaker::prepare(const ClipBatch& batch, std::int64_t loop,
   if (!on_first(read)) return false;
   if (ranks_ == 1) return true;
   for (TextRows& text : texts_) share(text, group_);
+  for (TextRows& text : negatives_) share(text, group_);
   for (std::size_t i = before; i < references_.size(); ++i) share(references_[i], group_);
   return true;
 }
@@ -208,29 +213,36 @@ LatentReference ClipMaker::encode(const ClipItem& item, std::int64_t loop, std::
 }
 
 // Masks all but the real tokens: shorter texts are padded to the longest.
+Tensor ClipMaker::pack_texts(const std::vector<TextRows>& texts, CaptionBatch& packed) const {
+  const auto clips = std::ssize(texts);
+  std::int64_t longest = 0;
+  for (const TextRows& text : texts) longest = std::max(longest, text.tokens);
+  const std::int64_t channels = model_.caption_channels();
+  std::vector<float> values(clips * longest * channels);
+  std::vector<std::int64_t> mask(clips * longest);
+  for (std::int64_t b = 0; b < clips; ++b) {
+    const TextRows& text = texts[b];
+    std::copy(text.values.begin(), text.values.end(), values.begin() + b * longest * channels);
+    std::fill_n(mask.begin() + b * longest, text.tokens, 1);
+  }
+  packed = pack_captions(mask, longest, clips, false);
+  return Tensor::from_host(std::span<const float>(values), {clips, longest, channels});
+}
+
 void ClipMaker::add_captions(std::int64_t clips, SampleRequest& request) const {
   if (features_.null_captions()) {
     request.captions = pack_captions({}, model_.max_caption(), clips, true);
     return;
   }
-  std::int64_t longest = 0;
-  for (const TextRows& text : texts_) longest = std::max(longest, text.tokens);
-  const std::int64_t channels = model_.caption_channels();
-  std::vector<float> values(clips * longest * channels);
-  std::vector<std::int64_t> mask(clips * longest);
-  for (std::int64_t b = 0; b < clips; ++b) {
-    const TextRows& text = texts_[b];
-    std::copy(text.values.begin(), text.values.end(), values.begin() + b * longest * channels);
-    std::fill_n(mask.begin() + b * longest, text.tokens, 1);
-  }
-  request.y = Tensor::from_host(std::span<const float>(values), {clips, longest, channels});
-  request.captions = pack_captions(mask, longest, clips, false);
+  request.y = pack_texts(texts_, request.captions);
+  if (!negatives_.empty()) request.negative_y = pack_texts(negatives_, request.negative);
 }
 
 Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
   const double begin = now_seconds();
   const auto seed = static_cast<std::uint64_t>(deck_.run.seed);
   const auto clips = std::ssize(batch);
+  const SamplerDeck& sampler = model_.sampler(deck_);
   const ClipItem& item = item_of(batch.front());
   const std::uint64_t id = item.noise_id(job_.prompts);
   SampleRequest request = make_request(deck_, item, clips);
@@ -250,8 +262,7 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
   if (!placements.empty()) request.edit = edit_ratios(placements, item.latent_frames);
   request.fresh_noise = [&](int step, Tensor& noise) {
     ops::fill_normal(seed, static_cast<int>(Purpose::noise),
-                     static_cast<std::uint64_t>(loop * deck_.get<SamplerDeck>().steps + step), id,
-                     noise);
+                     static_cast<std::uint64_t>(loop * sampler.steps + step), id, noise);
   };
   add_captions(clips, request);
   double reported = begin;
@@ -263,9 +274,24 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
               clips > 1 ? fmt::format(" and {} more", clips - 1) : "", loop, step, steps,
               reported - begin);
   };
-  const Tensor z =
-      flow_sample(model_, deck_.get<SamplerDeck>(), deck_.get<DiffusionDeck>(), request);
+  // All ranks of a group skip what its first one would.
+  if (ranks_ > 1)
+    request.agree = [&](double change) {
+      MPI_Bcast(&change, 1, MPI_DOUBLE, 0, group_);
+      return change;
+    };
+  std::int64_t skipped = 0;
+  request.skipped = &skipped;
+  const Tensor z = flow_sample(model_, sampler, deck_.get<DiffusionDeck>(), request);
   z.to_host();  // waits for the GPU, for the time below
+  if (first()) {
+    times_.steps += sampler.steps;
+    times_.skipped += skipped;
+    if (sampler.caches())
+      log::info("sample    {}{}: loop {}, {} of {} steps skipped ({})", item.name,
+                clips > 1 ? fmt::format(" and {} more", clips - 1) : "", loop, skipped,
+                sampler.steps, sampler.cache);
+  }
   times_.sample += now_seconds() - begin;
   return z;
 }
@@ -374,8 +400,12 @@ MemoryNeed plan_sampling(const Deck& deck, const ClipParts& parts, const ClipIte
   if (parts.encodes_texts())
     request.y = Tensor::empty({clips, rows, model.caption_channels()}, DType::f32);
   request.captions = pack_captions({}, rows, clips, !parts.encodes_texts());
-  request.edit.assign(clips * item.latent_frames, 1.0f);
-  SamplerDeck sampler = deck.get<SamplerDeck>();
+  if (item.negative >= 0) {
+    request.negative_y = Tensor::empty({clips, rows, model.caption_channels()}, DType::f32);
+    request.negative = pack_captions({}, rows, clips, false);
+  }
+  if (model.takes_given_frames()) request.edit.assign(clips * item.latent_frames, 1.0f);
+  SamplerDeck sampler = model.sampler(deck);
   // All steps need the same memory.
   sampler.steps = 1;
   flow_sample(model, sampler, deck.get<DiffusionDeck>(), request);

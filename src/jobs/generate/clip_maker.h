@@ -26,6 +26,9 @@ namespace weft {
 // Seconds by stage, of one rank.
 struct ClipTimes {
   double encode = 0, sample = 0, decode = 0;
+  // On the first rank of a group: the sampler's steps, a batch's once, and those that a step cache
+  // skipped.
+  std::int64_t steps = 0, skipped = 0;
 };
 
 class ClipMaker {
@@ -75,6 +78,7 @@ class ClipMaker {
                          const FrameVector<float>& last_frames);
   Tensor sample(const ClipBatch& batch, std::int64_t loop);
   void add_captions(std::int64_t clips, SampleRequest& request) const;
+  Tensor pack_texts(const std::vector<TextRows>& texts, CaptionBatch& packed) const;
   void finish_loop(const ClipItem& item, std::int64_t loop, const Tensor& z, InHand& clip);
   void begin(const ClipItem& item, InHand& clip);
   void decode(const ClipItem& item, std::int64_t loop, const Tensor& z, InHand& clip);
@@ -89,6 +93,7 @@ class ClipMaker {
   std::vector<LatentReference> references_;  // of the clip in hand; a batch has none
   std::vector<MaskGroup> masks_;             // with what loops add
   std::vector<TextRows> texts_;              // [clips] of the loop in hand
+  std::vector<TextRows> negatives_;          // likewise; none: guidance takes the null caption
   ClipTimes times_;
 };
 

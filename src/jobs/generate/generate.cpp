@@ -116,6 +116,8 @@ class ClipJob : public ListJob {
             {"decode", maker_->times().decode},
             {"write", writer_->busy_seconds()},
             {"write_wait", writer_->waited_seconds()},
+            {"steps", maker_->times().steps},
+            {"steps_skipped", maker_->times().skipped},
             {"weights_bytes", static_cast<double>(weights)},
             {"arena_planned_bytes", static_cast<double>(planned_)},
             {"arena_peak_bytes", static_cast<double>(arena_->peak())},
@@ -160,6 +162,16 @@ void print_clip_table(const ListReport& report) {
         mib("frames_peak_bytes"), mib("frames_planned_bytes"),
         static_cast<std::int64_t>(of("micro_batch"))));
   }
+}
+
+// What a step cache saved, of all ranks.
+void print_skipped_steps(const ListReport& report) {
+  std::int64_t steps = 0, skipped = 0;
+  for (const RankShare& s : report.ranks) {
+    steps += s.own.value("steps", std::int64_t{0});
+    skipped += s.own.value("steps_skipped", std::int64_t{0});
+  }
+  if (skipped > 0) log::write_info(fmt::format("cache     {} of {} steps skipped", skipped, steps));
 }
 
 // ---- The job
@@ -250,7 +262,7 @@ int generate(const Deck& written, MPI_Comm world) {
   watch_stop_signals();
   const RankDevice device = choose_device(written.device.kind, written.device.share, world);
   set_threads(static_cast<int>(written.run.threads), device.host_ranks);
-  const Deck deck = with_scale_of_latents(written, world);
+  const Deck deck = complete_deck(written, world);
   ClipModels models(deck, world);
   ListSettings settings = settings_of(deck);
   // Answers of refine are kept in the folder.
@@ -286,6 +298,7 @@ int generate(const Deck& written, MPI_Comm world) {
   last.header = report_header(deck, stages, features.encoded());
   last.print = [&](const ListReport& report) {
     print_clip_table(report);
+    print_skipped_steps(report);
     log::write_info(fmt::format("stages    text {:.1f} s, weights {:.1f} s, clips {:.1f} s",
                                 stages.text, stages.load, stages.clips));
   };

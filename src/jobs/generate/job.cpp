@@ -21,12 +21,24 @@
 #include "models/flow_sampler.h"
 #include "models/pixels.h"
 #include "models/registry.h"
+#include "models/solver.h"
+#include "models/step_cache.h"
 
 namespace weft {
 
 // ---- Parts
 
-Deck with_scale_of_latents(const Deck& deck, MPI_Comm world) {
+Deck with_model_defaults(const Deck& deck) {
+  const ClipDefaults defaults = make_denoiser(deck)->clip_defaults();
+  Deck filled = deck;
+  auto& g = filled.get<GenerateDeck>();
+  if (g.fps == 0) g.fps = defaults.fps;
+  if (g.aes < 0) g.aes = defaults.aes;
+  return filled;
+}
+
+Deck complete_deck(const Deck& written, MPI_Comm world) {
+  const Deck deck = with_model_defaults(written);
   if (deck.data.path.empty() || is_synthetic(deck.data.path)) return deck;
   const std::unique_ptr<VideoCodec> codec = make_codec(deck);
   if (codec->lacks_scale().empty() || make_denoiser(deck)->channels() != codec->channels())
@@ -128,6 +140,33 @@ void check_masks(const ClipItem& item, const Prompt& p, const GenerateDeck& g,
                "{}: the mask strategy asks for reference {}, there are {}", where, group.reference,
                there);
   }
+}
+
+// Exit::usage where the model cannot make such a clip: of that many frames or that size, with
+// frames that are given, or by the deck's solver.
+void check_model(const Deck& deck, const Prompt& p, const ClipItem& item, const ClipParts& parts,
+                 const LoopLengths& loops, const std::string& where) {
+  const GenerateDeck& g = deck.get<GenerateDeck>();
+  const Denoiser& model = *parts.denoiser;
+  const auto [frames, height, width] = item.pixels;
+  const std::int64_t side = model.side_multiple();
+  const auto cut = [&](std::int64_t latent) {
+    return std::max(latent / side, std::int64_t{1}) * side * parts.codec->pixels_a_latent();
+  };
+  WEFT_CHECK(item.latent_height % side == 0 && item.latent_width % side == 0, Exit::usage,
+             fmt::format("sides must be multiples of {}, such as generate.image_size = [{}, {}]",
+                         side * parts.codec->pixels_a_latent(), cut(item.latent_height),
+                         cut(item.latent_width)),
+             "{}: {} makes no clip of {}x{} (width x height)", where, model.name(), width, height);
+  WEFT_CHECK(
+      model.takes_given_frames() || (p.references.empty() && item.masks.empty() && g.loop == 1),
+      Exit::usage, "leave out references, mask strategies and generate.loop",
+      "{}: {} cannot begin with given frames or edit them", where, model.name());
+  for (const MaskGroup& m : item.masks) check_edit(model.sampler(deck), m.edit, where);
+  if (g.loop > 1 && loops.condition_latents > 0)
+    check_edit(model.sampler(deck), g.condition_frame_edit, "generate.condition_frame_edit");
+  sampler_times(model.sampler(deck), deck.get<DiffusionDeck>(),
+                {static_cast<double>(height), static_cast<double>(width), frames});
 }
 
 // Warns of settings without effect, a line each.
@@ -250,8 +289,9 @@ ClipItem item_of_prompt(const Deck& deck, const Prompt& p, const ClipParts& part
   item.masks = parse_mask_strategy(p.mask_strategy, where);
   check_references(p.references, p.named_by, where);
   check_masks(item, p, g, loops, where);
+  check_model(deck, p, item, parts, loops, where);
   const double sampling =
-      2.0 * static_cast<double>(deck.get<SamplerDeck>().steps) *
+      2.0 * static_cast<double>(parts.denoiser->sampler(deck).steps) *
       parts.denoiser->flops(item.latent_frames, item.latent_height, item.latent_width);
   const double decoding =
       static_cast<double>(frames) *
@@ -304,8 +344,14 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
   const GenerateDeck& g = deck.get<GenerateDeck>();
   GenerateJob job;
   job.prompts = std::move(prompts);
-  job.loops = loop_lengths(g, codec);
+  if (parts.denoiser->takes_given_frames()) job.loops = loop_lengths(g, codec);
   warn_of_unused(g, job.prompts);
+  check_cache(parts.denoiser->sampler(deck), *parts.denoiser);
+  WEFT_CHECK(parts.encodes_texts() || parts.denoiser->has_null_caption(), Exit::usage,
+             "name the text encoder's weights: without them there is no caption at all",
+             "{}, and {} has no null caption",
+             parts.texts ? parts.texts->lacks() : "there is no text encoder",
+             parts.denoiser->name());
   const nlohmann::json common = common_key(deck, parts, weights);
   std::map<std::string, std::int64_t> text_places;
   std::set<std::string> names;

@@ -18,9 +18,11 @@
 
 namespace weft {
 
-// Collective. The deck, with the codec's scale and shift as the latents of data.path have them
-// where it leaves them empty.
-Deck with_scale_of_latents(const Deck& deck, MPI_Comm world);
+// The deck, with what it leaves to the model in [generate].
+Deck with_model_defaults(const Deck& deck);
+// Collective. Also the codec's scale and shift, as the latents of data.path have them where it
+// leaves them empty.
+Deck complete_deck(const Deck& deck, MPI_Comm world);
 
 // The model's parts, still without weights. They stay where they are.
 struct ClipParts {

@@ -8,9 +8,10 @@ namespace {
 // Most keys say which clips to make, and each clip has them in its own key (job.cpp).
 void generate_rows(Rows& r, GenerateDeck& d) {
   r.decide(false);
-  r.text("weights", d.weights,
-         "STDiT3: safetensors file, index or folder, a run directory, or random:SEED; empty takes "
-         "the newest checkpoint of run.dir.");
+  r.text(
+      "weights", d.weights,
+      "The model: safetensors file, index or folder, a run directory, or random:SEED; empty takes "
+      "the newest checkpoint of run.dir.");
   r.text(
       "adapters", d.adapters,
       "Adapters (LoRA) to add to these weights, PATH or PATH=FACTOR each: folders of weft export "
@@ -45,7 +46,8 @@ void generate_rows(Rows& r, GenerateDeck& d) {
   r.text("num_frames", d.num_frames,
          "Frames as a number, or one of 1x/2s, 2x/4s, 4x/8s, 8x/16s, 16x/32s; 1 makes a picture.");
   r.decide(true);
-  r.number("fps", d.fps, 0.01, 1000, "Frame rate given to the model.");
+  r.number("fps", d.fps, 0, 1000,
+           "Frame rate given to the model; 0: the one that it was made for.");
   r.number("frame_interval", d.frame_interval, 1, 1000,
            "Frames between two of the clip; divides the rate at which it is saved.");
   r.number("save_fps", d.save_fps, 0, 1000,
@@ -63,7 +65,10 @@ void generate_rows(Rows& r, GenerateDeck& d) {
          "For each prompt its reference files, separated by semicolons, or nothing.");
   r.text("mask_strategies", d.mask_strategies,
          "For each prompt where its references go, in Open-Sora's notation, or nothing.");
-  r.number("aes", d.aes, 0, 100, "Aesthetic score that prompts ask for; 0 asks for none.");
+  r.number(
+      "aes", d.aes, -1, 100,
+      "Aesthetic score that prompts ask for; 0 asks for none, below 0 for what the model was made "
+      "for.");
   r.number("flow", d.flow, 0, 1000, "Motion score that prompts ask for; 0 asks for none.");
   r.text("camera_motion", d.camera_motion, "Camera motion that prompts ask for; empty for none.");
   r.text("output", d.output, "Directory of the results; empty is RUN/generated.");

@@ -23,7 +23,7 @@ struct GenerateDeck {
   std::string aspect_ratio = "9:16";
   std::vector<std::int64_t> image_size;
   std::string num_frames = "2s";
-  double fps = 24;
+  double fps = 0;
   std::int64_t frame_interval = 1;
   double save_fps = 0;
   std::int64_t loop = 1;
@@ -32,7 +32,7 @@ struct GenerateDeck {
   std::int64_t align = 5;
   std::vector<std::string> references;
   std::vector<std::string> mask_strategies;
-  double aes = 6.5;
+  double aes = -1;
   double flow = 0;
   std::string camera_motion;
   std::string output;

@@ -59,7 +59,7 @@ Deck samples_deck(const Deck& deck) {
 }
 
 TrainingSamples::TrainingSamples(const Deck& deck, MPI_Comm world)
-    : deck_(with_scale_of_latents(samples_deck(deck), world)),
+    : deck_(complete_deck(samples_deck(deck), world)),
       run_dir_(deck.run.dir),
       world_(world),
       parts_(deck_) {

@@ -207,6 +207,7 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
   Pass p(tape, params_, config_, group_, in);
   Var x = embed_patches(p, x_var);
   embed_times(p);
+  if (in.blocks != nullptr) return final_layer(p, cached_blocks(p, x));
   const Var y = embed_captions(p, y_var);
   x = run_blocks(p, std::move(x), y);
   return final_layer(p, x);
@@ -316,6 +317,28 @@ Var Stdit3::run_blocks(const Pass& p, Var x, const Var& y) {
   return x;
 }
 
+// The blocks with a step cache, which keeps what all of them together add to the tokens, or has it
+// added again. In a group the blocks begin with this rank's frames and end with its tokens, and so
+// does what is kept. In sampling alone. [B,T,S_r,C]
+Var Stdit3::cached_blocks(Pass& p, const Var& x) {
+  Tensor& added = *p.in.blocks;
+  Tensor copy = Tensor::empty(x->value.shape(), x->value.dtype());
+  ops::convert(x->value, copy);
+  Var before = make_var(copy);
+  copy.release();
+  if (!group_.alone()) before = nn::exchange(p.c, before, group_, nn::Cut::tokens, p.T);
+  if (p.in.reuse_blocks) {
+    ops::add_inplace(added, before->value);
+    return before;
+  }
+  added.release();  // not to be held beside the blocks' own memory
+  Var after = run_blocks(p, x, embed_captions(p, nullptr));
+  added = Tensor::empty(after->value.shape(), after->value.dtype());
+  ops::convert(after->value, added);
+  ops::scaled_add(before->value, -1.0f, {}, added, true);
+  return after;
+}
+
 // 5. Final layer, and the grid back to a latent. Clean frames are normalised twice: LN(o) of the
 // already modulated o (docs/models/stdit3.md, Final layer).
 Var Stdit3::final_layer(const Pass& p, const Var& x) {
@@ -343,6 +366,25 @@ Tensor Stdit3::velocity(const DenoiserInput& in) {
   static_cast<DenoiserInput&>(of_model) = in;
   Tape tape(Tape::Mode::infer);
   return forward(tape, of_model)->value;
+}
+
+// The first block's, of all tokens on every rank of a group: it costs next to nothing, and so no
+// exchange. As published, without heed to frames that are given.
+Tensor Stdit3::cache_signal(const DenoiserInput& in) {
+  enum { shift_msa, scale_msa };
+  Stdit3Input of_model;
+  static_cast<DenoiserInput&>(of_model) = in;
+  Tape tape(Tape::Mode::infer);
+  Pass p(tape, params_, config_, {}, of_model);
+  const Var x = embed_patches(p, nullptr);
+  embed_times(p);
+  const Var m = nn::modulation(p.c, *spatial_.front().scale_shift_table, p.t6);
+  return nn::layer_norm_modulate(p.c, x, m, p.sample_rows, shift_msa, scale_msa)->value;
+}
+
+// TeaCache's fit for Open-Sora 1.2 (TeaCache4OpenSora in ali-vilab/TeaCache).
+std::vector<double> Stdit3::cache_polynomial() const {
+  return {2.17546007e+02, -1.18329252e+02, 2.68662585e+01, -4.59364272e-02, 4.84426240e-02};
 }
 
 double Stdit3::flops(std::int64_t frames, std::int64_t h, std::int64_t w) const {

@@ -74,6 +74,8 @@ class Stdit3 : public Denoiser {
               const Var& y_var = nullptr);
 
   Tensor velocity(const DenoiserInput& in) override;
+  Tensor cache_signal(const DenoiserInput& in) override;
+  std::vector<double> cache_polynomial() const override;
   double flops(std::int64_t frames, std::int64_t h, std::int64_t w) const override;
 
   // Forward operations of one sample with N = T*S tokens and L caption rows (docs/models/stdit3.md,
@@ -88,6 +90,7 @@ class Stdit3 : public Denoiser {
   void embed_times(Pass& p);
   Var embed_captions(const Pass& p, const Var& y_var);
   Var run_blocks(const Pass& p, Var x, const Var& y);
+  Var cached_blocks(Pass& p, const Var& x);
   Var final_layer(const Pass& p, const Var& x);
   Var block(nn::Context c, const Stdit3Block& b, ops::Axis axis, const Var& x, const Var& y,
             const Var& t6, const Tensor& rows, const Captions& captions, const Tensor& rope,

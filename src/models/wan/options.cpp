@@ -72,6 +72,7 @@ std::vector<DeckTable> wan_tables() {
     t.next = t.section == "model" ? "model" : "train";
     t.fixed = true;
   }
+  tables.push_back(sampler_table<WanSamplerDeck>());
   return tables;
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "config/deck.h"
+#include "models/flow_sampler.h"
 
 namespace weft {
 
@@ -35,6 +36,16 @@ struct WanDiffusionDeck {
   double scale = 1.0;
   double shift = 3.0;
   std::string weighting = "none";
+};
+// Sampling as Wan2.1 is released: [sampler] with other defaults (docs/generate.md, Solvers).
+struct WanSamplerDeck : SamplerDeck {
+  WanSamplerDeck() {
+    solver = "unipc";
+    steps = 50;
+    cfg_scale = 5;
+    shift = 5;
+    use_timestep_transform = false;
+  }
 };
 std::vector<DeckTable> wan_tables();
 

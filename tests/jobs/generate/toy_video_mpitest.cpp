@@ -1,5 +1,6 @@
 // A second text-to-video model is one folder and one line: `generate` makes clips with a toy that
 // only the registry's line knows.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include "checkpoint/safetensors.h"
 #include "core/error.h"
 #include "jobs/generate/generate.h"
+#include "jobs/generate/job.h"
 #include "jobs/jobs.h"
 #include "models/registry.h"
 #include "tests/models/toy_video/toy_video.h"
@@ -20,8 +22,28 @@ std::unique_ptr<Role> make(const Deck&) {
   return std::make_unique<Toy>();
 }
 
-// The line of the registry, and the parser's knowledge of it.
+// A model like Wan: without a null caption, for clips from noise alone, of sides and lengths that
+// its patches and its codec can take.
+class ToyTextModel : public ToyDenoiser {
+ public:
+  bool has_null_caption() const override { return false; }
+  bool takes_given_frames() const override { return false; }
+  ClipDefaults clip_defaults() const override {
+    return {.fps = 16, .aes = 0, .negative_prompt = "bad"};
+  }
+  std::int64_t side_multiple() const override { return 2; }
+};
+class ToyOddCodec : public ToyCodec {
+ public:
+  std::int64_t coded_frames(std::int64_t frames) const override { return (frames - 1) / 4 * 4 + 1; }
+};
+
+// The lines of the registry, and the parser's knowledge of them.
 const bool registered = [] {
+  add_model({"toy_text_model", nullptr, nullptr, make<Denoiser, ToyTextModel>,
+             make<VideoCodec, ToyOddCodec>, make<TextEncoder, ToyTextEncoder>});
+  add_model({"toy_without_texts", nullptr, nullptr, make<Denoiser, ToyTextModel>,
+             make<VideoCodec, ToyOddCodec>});
   add_model({"toy_video", nullptr, nullptr, make<Denoiser, ToyDenoiser>, make<VideoCodec, ToyCodec>,
              make<TextEncoder, ToyTextEncoder>});
   register_deck_tables();
@@ -87,6 +109,85 @@ TEST_F(ToyVideo, GenerateMakesClipsOfTheRegistrysParts) {
   for (std::size_t i = 0; i < dog.size(); ++i)
     ASSERT_NEAR(dog[i], i < 8 * 16 ? 1.0 : 0.1 + 0.25, 1e-5);
   EXPECT_TRUE(std::filesystem::exists(root_ / "out" / "sample_0001.mp4"));
+}
+
+// Guidance leads away from the negative prompt: the prompt's own, the deck's, or the model's. A
+// text of n bytes is n / 100.
+TEST_F(ToyVideo, ATextModelIsGuidedAwayFromItsNegativePrompt) {
+  const auto latent = [&](const std::vector<std::string>& overrides, const char* clip) {
+    std::vector<std::string> all = {"model.name=toy_text_model",
+                                    "generate.num_frames=5",
+                                    "generate.references=[]",
+                                    "generate.mask_strategies=[]",
+                                    "sampler.cfg_scale=3",
+                                    "generate.batch_size=2",
+                                    "generate.prompts=[\"a cat\", \"a dog "
+                                    "{\\\"negative_prompt\\\": \\\"0123456789\\\"}\"]"};
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    EXPECT_EQ(generate(deck(all), MPI_COMM_WORLD), 0);
+    return static_cast<double>(values(clip, "latent_0").front());
+  };
+  for (const char* solver : {"euler", "unipc", "dpm++"}) {
+    const std::string s = std::string("sampler.solver=") + solver;
+    const auto guided = [](double with, double without) {
+      return 0.25 + without + 3 * (with - without);
+    };
+    EXPECT_NEAR(latent({s}, "sample_0000"), guided(0.05, 0.03), 1e-5) << solver;
+    EXPECT_NEAR(latent({s, "generate.negative_prompt=ugly"}, "sample_0000"), guided(0.05, 0.04),
+                1e-5);
+    EXPECT_NEAR(latent({s}, "sample_0001"), guided(0.05, 0.10), 1e-5);
+  }
+  // So may a model that has a null caption.
+  EXPECT_NEAR(latent({"model.name=toy_video", "generate.negative_prompt=ugly"}, "sample_0000"),
+              0.25 + 0.04 + 3 * (0.05 - 0.04), 1e-5);
+}
+
+TEST_F(ToyVideo, WhatTheDeckLeavesOutIsTheModels) {
+  const Deck plain = with_model_defaults(parse_deck("", "deck", {"model.name=toy_text_model"}));
+  EXPECT_EQ(plain.get<GenerateDeck>().fps, 16);
+  EXPECT_EQ(plain.get<GenerateDeck>().aes, 0);
+  const Deck own = with_model_defaults(
+      parse_deck("", "deck", {"model.name=toy_text_model", "generate.fps=8", "generate.aes=5"}));
+  EXPECT_EQ(own.get<GenerateDeck>().fps, 8);
+  EXPECT_EQ(own.get<GenerateDeck>().aes, 5);
+  const Deck stdit3 = with_model_defaults(parse_deck("", "deck", {}));
+  EXPECT_EQ(stdit3.get<GenerateDeck>().fps, 24);
+  EXPECT_EQ(stdit3.get<GenerateDeck>().aes, 6.5);
+}
+
+TEST_F(ToyVideo, ClipsThatAModelCannotMakeAreRefused) {
+  const std::vector<std::string> fits = {"model.name=toy_text_model", "generate.num_frames=5",
+                                         "generate.references=[]", "generate.mask_strategies=[]"};
+  const auto refused = [&](const std::vector<std::string>& overrides, const std::string& why) {
+    std::vector<std::string> all = fits;
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    try {
+      generate(deck(all), MPI_COMM_WORLD);
+      ADD_FAILURE() << why;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::usage);
+      EXPECT_THAT(e.what() + (" | " + e.hint()), testing::HasSubstr(why));
+    }
+  };
+  refused({"generate.num_frames=4"}, "makes no clip of 4 frames | ask for 1 frames or for 5");
+  refused({"generate.num_frames=6"}, "ask for 5 frames or for 9");
+  refused({"generate.image_size=[16,36]", "generate.num_frames=1", "sampler.cache=teacache",
+           "sampler.cache_threshold=0.1"},
+          "no published coefficients for toy");
+  refused({"generate.image_size=[18,32]"},
+          "multiples of 4, such as generate.image_size = [16, 32]");
+  refused({"generate.loop=2"}, "cannot begin with given frames");
+  refused({"generate.references=[\"\", \"lavfi:color=white:size=32x16:rate=1:duration=1\"]",
+           "generate.mask_strategies=[\"\", \"0\"]"},
+          "cannot begin with given frames");
+  refused({"model.name=toy_without_texts"}, "no null caption");
+  refused({"sampler.solver=unipc", "sampler.steps=100000", "sampler.shift=1000"},
+          "have the same time");
+  refused({"sampler.cache_threshold=0.1"}, "sampler.cache is \"none\"");
+  refused({"model.name=toy_video", "sampler.solver=unipc", "generate.num_frames=4",
+           "generate.references=[\"\", \"lavfi:color=white:size=32x16:rate=1:duration=1\"]",
+           "generate.mask_strategies=[\"\", \"0,0,0,0,1,0.5\"]"},
+          "an edit ratio of 0.5");
 }
 
 // A model.name without the part that a job wants, as of a detector, gets the first model's that has

@@ -667,5 +667,51 @@ TEST_F(SamplerTest, DiscreteTimestepsAreRounded) {
   EXPECT_GT(relative_error(reference(request()), discrete), 1e-3);
 }
 
+// What the blocks added, added again, is the velocity; with the captions' part in it.
+TEST_F(SamplerTest, BlocksOfAStepCacheGiveTheirVelocityAgain) {
+  Stdit3Input in =
+      make_input(model_.net.config(), {.B = B, .T = T, .H = H, .W = W, .captions = {{0, 1}, {-1}}});
+  const Vec plain = to_values(model_.net.velocity(in));
+  Tensor blocks;
+  in.blocks = &blocks;
+  EXPECT_EQ(to_values(model_.net.velocity(in)), plain);
+  EXPECT_EQ(blocks.numel() % (B * T), 0);
+  in.reuse_blocks = true;
+  in.captions = {};
+  EXPECT_LT(relative_error(to_values(model_.net.velocity(in)), plain), 1e-5);
+  // Of another input it is another one, but not that input's own.
+  in.x = random(77);
+  const Vec reused = to_values(model_.net.velocity(in));
+  EXPECT_GT(relative_error(reused, plain), 1e-4);
+}
+
+// (1 + scale) LN(tokens) + shift of the first block, before its attention.
+TEST_F(SamplerTest, TheCachesSignalIsTheFirstBlocksModulatedInput) {
+  Stdit3Input in =
+      make_input(model_.net.config(), {.B = B, .T = T, .H = H, .W = W, .captions = {{0, 1}, {-1}}});
+  const auto& params = model_.net.params();
+  const Tensor& table = params.find("spatial_blocks.0.scale_shift_table")->value;
+  const std::int64_t channels = model_.net.config().hidden_size;
+  // Without the timestep's part a row is the table's alone.
+  for (const char* name : {"t_block.1.weight", "t_block.1.bias"}) {
+    const Tensor& value = params.find(name)->value;
+    std::fill_n(value.data<float>(), value.numel(), 0.0f);
+  }
+  const Vec signal = to_values(model_.net.cache_signal(in));
+  const std::size_t tokens = signal.size() / static_cast<std::size_t>(channels);
+  for (std::size_t token = 0; token < tokens; ++token) {
+    double mean = 0, square = 0;  // of LN(tokens)
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const double shift = static_cast<double>(table.data<float>()[c]);
+      const double scale = static_cast<double>(table.data<float>()[channels + c]);
+      const double normal = (signal[token * channels + c] - shift) / (1 + scale);
+      mean += normal / static_cast<double>(channels);
+      square += normal * normal / static_cast<double>(channels);
+    }
+    EXPECT_NEAR(mean, 0, 1e-4);
+    EXPECT_NEAR(square, 1, 1e-3);
+  }
+}
+
 }  // namespace
 }  // namespace weft::test

@@ -322,6 +322,40 @@ TEST_F(SequenceGroups, SamplesAreThoseOfOneRank) {
   }
 }
 
+// The blocks begin with a share of the frames and end with a share of the tokens, and so does what
+// a step cache keeps of them.
+TEST_F(SequenceGroups, SamplesWithAStepCacheAreThoseOfOneRank) {
+  Stdit3Config deck = tiny_model();
+  deck.num_heads = 3;
+  Model model(deck);
+  SamplerDeck sampler;
+  sampler.steps = 6;
+  sampler.solver = "unipc";
+  for (const char* cache : {"teacache", "easycache"})
+    for (const bool conditioned : {false, true}) {
+      sampler.cache = cache;
+      sampler.cache_threshold = 1000;
+      Vec results[2];
+      std::int64_t skipped[2] = {0, 0};
+      for (const int shared : {0, 1}) {
+        model.net.set_sequence_group(shared ? world_.get() : nullptr);
+        SampleRequest request;
+        const Shape shape{2, deck.in_channels, 3, 30, 54};
+        request.z = to_tensor(random_values(shape.numel(), 31), shape);
+        request.captions = pack_captions({}, 3, 2, true);
+        request.fps = {24, 12};
+        request.size = {240, 432, 9};
+        if (conditioned) request.edit = {0, 1, 1, 0, 1, 1};
+        request.skipped = &skipped[shared];
+        results[shared] = to_values(flow_sample(model.net, sampler, DiffusionDeck{}, request));
+      }
+      EXPECT_EQ(skipped[0], std::string(cache) == "teacache" ? 4 : 3);
+      EXPECT_EQ(skipped[1], skipped[0]);
+      EXPECT_LE(relative_error(results[1], results[0]), 1e-5);
+      EXPECT_TRUE(same_everywhere(results[1]));
+    }
+}
+
 // Groups of two: each has clips of its own.
 TEST_F(SequenceGroups, GroupsWorkSideBySide) {
   const int ranks = world_size() % 2 == 0 ? 2 : 1;
