@@ -2,6 +2,7 @@
 // src/ops/cpu/attention/attention.cpp. Cases: tests/kernels/attention.cpp.
 //
 //   along T, T <= 128:  temporal.cu, everything in one kernel
+//   separate q, k, v and cross attention: flash attention, as below
 //   else:               qk_norm.cu into scratch (where there is a norm or a rotary embedding), then
 //                       flash attention: flash_f32.cu for f32; for bf16 flash_sm90*.cu where the
 //                       device and the shape allow it, else flash_sm80*.cu. WEFT_ATTENTION=sm80 or
@@ -9,8 +10,8 @@
 //
 // Scratch taken inside an operation (not seen by the planning arena): self attention with norm or
 // rotary embedding 2/3 of qkv; backward also 4 bytes for each row and head (delta) and 8 D bytes
-// for each of 4 blocks a multiprocessor (weight gradients); cross attention's backward `splits` <=
-// 8 copies of kv in f32. The kernels for sm_90a take 8 bytes for each row and head instead of
+// for each of 4 blocks a multiprocessor (weight gradients); the backward of packed keys `splits` <=
+// 8 copies of k and v in f32. The kernels for sm_90a take 8 bytes for each row and head instead of
 // delta.
 #include "ops/attention.h"
 
@@ -98,6 +99,30 @@ FlashShape cross_shape(const Tensor& q, const Tensor& kv, const Tensor& offsets,
   shape.scale = 1.0f / std::sqrt(static_cast<float>(shape.D));
   check_head_size(shape.D);
   return shape;
+}
+
+// q [B,N,H*D]; k [rows,H*D], packed or in B equal parts.
+FlashShape plain_shape(const Tensor& q, const Tensor& k, const Tensor& offsets,
+                       const Tensor& last_bias, int heads) {
+  FlashShape shape;
+  shape.sequences = static_cast<int>(q.dim(0));
+  shape.heads = heads;
+  shape.D = static_cast<int>(q.dim(2) / heads);
+  shape.nq = static_cast<int>(q.dim(1));
+  const std::int64_t rows = k.numel() / q.dim(2);
+  shape.nk = static_cast<int>(offsets.defined() ? rows : rows / q.dim(0));
+  if (offsets.defined()) shape.key_offsets = data<std::int32_t>(offsets);
+  if (last_bias.defined()) shape.last_bias = data<float>(last_bias);
+  shape.scale = 1.0f / std::sqrt(static_cast<float>(shape.D));
+  check_head_size(shape.D);
+  return shape;
+}
+
+// Rows of k or v of that.
+template <class T>
+FlashRows<T> key_rows(T* base, const FlashShape& shape) {
+  const std::int64_t C = static_cast<std::int64_t>(shape.heads) * shape.D;
+  return {base, shape.key_offsets ? 0 : shape.nk * C, 0, C, shape.D};
 }
 
 // Rows of [B,N,H*D].
@@ -200,10 +225,53 @@ void cross_attention_backward(const Tensor& q, const Tensor& kv, const Tensor& o
     p.dout = query_rows<const T>(data<T>(dout), shape);
     p.lse = data<float>(lse);
     p.dq = query_rows<T>(data<T>(dq), shape);
+    p.dk = caption_rows<T>(data<T>(dkv), shape, 0);
+    p.dv = caption_rows<T>(data<T>(dkv), shape, 1);
     p.partial = data<float>(partial);
     p.splits = splits;
     run_backward_with_delta(p);
-    flash_merge_splits(p, data<T>(dkv));
+    flash_merge_splits(p);
+  });
+}
+
+void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
+                       const Tensor& last_bias, int heads, Tensor& out, Tensor& lse) {
+  by_type(q, [&]<class T>() {
+    FlashForward<T> p;
+    p.shape = plain_shape(q, k, offsets, last_bias, heads);
+    p.q = query_rows<const T>(data<T>(q), p.shape);
+    p.k = key_rows<const T>(data<T>(k), p.shape);
+    p.v = key_rows<const T>(data<T>(v), p.shape);
+    p.out = query_rows<T>(data<T>(out), p.shape);
+    p.lse = data<float>(lse);
+    run_forward(p);
+  });
+}
+
+void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
+                        const Tensor& last_bias, int heads, const Tensor& out, const Tensor& lse,
+                        const Tensor& dout, Tensor& dq, Tensor& dk, Tensor& dv) {
+  const FlashShape shape = plain_shape(q, k, offsets, last_bias, heads);
+  const bool packed = offsets.defined();
+  const int splits = packed ? cross_splits(shape) : 1;
+  const Tensor partial =
+      packed ? Tensor::empty({splits, shape.nk, 2, heads, shape.D}, DType::f32) : Tensor();
+  by_type(q, [&]<class T>() {
+    FlashBackward<T> p;
+    p.shape = shape;
+    p.q = query_rows<const T>(data<T>(q), shape);
+    p.k = key_rows<const T>(data<T>(k), shape);
+    p.v = key_rows<const T>(data<T>(v), shape);
+    p.out = query_rows<const T>(data<T>(out), shape);
+    p.dout = query_rows<const T>(data<T>(dout), shape);
+    p.lse = data<float>(lse);
+    p.dq = query_rows<T>(data<T>(dq), shape);
+    p.dk = key_rows<T>(data<T>(dk), shape);
+    p.dv = key_rows<T>(data<T>(dv), shape);
+    if (packed) p.partial = data<float>(partial);
+    p.splits = splits;
+    run_backward_with_delta(p);
+    if (packed) flash_merge_splits(p);
   });
 }
 

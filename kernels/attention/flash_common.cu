@@ -75,21 +75,24 @@ __global__ void __launch_bounds__(256)
 
 // Two columns a thread: D is even. Reads 4 bytes an element and split, writes one element.
 template <class T>
-__global__ void __launch_bounds__(256) flash_merge_splits_kernel(FlashBackward<T> p, T* dkv) {
-  const unsigned row_size = static_cast<unsigned>(2 * p.shape.heads * p.shape.D);
+__global__ void __launch_bounds__(256) flash_merge_splits_kernel(FlashBackward<T> p) {
+  const unsigned part = static_cast<unsigned>(p.shape.heads * p.shape.D), row_size = 2 * part;
   const unsigned size = row_size * static_cast<unsigned>(p.shape.nk);
   const unsigned i = (blockIdx.x * blockDim.x + threadIdx.x) * 2;
   if (i >= size) return;
   float2 sum = make_float2(0.0f, 0.0f);
-  if (i / row_size < static_cast<unsigned>(p.shape.key_offsets[p.shape.sequences]))
+  const unsigned row = i / row_size, column = i - row * row_size;
+  if (row < static_cast<unsigned>(p.shape.key_offsets[p.shape.sequences]))
     for (int split = 0; split < p.splits; ++split) {
       const float2 x =
           *reinterpret_cast<const float2*>(p.partial + static_cast<std::int64_t>(split) * size + i);
       sum.x += x.x;
       sum.y += x.y;
     }
-  dkv[i] = from_float<T>(sum.x);
-  dkv[i + 1] = from_float<T>(sum.y);
+  T* const to = column < part ? p.dk.base + row * p.dk.row + column
+                              : p.dv.base + row * p.dv.row + (column - part);
+  to[0] = from_float<T>(sum.x);
+  to[1] = from_float<T>(sum.y);
 }
 
 }  // namespace
@@ -110,15 +113,15 @@ void flash_row_stats(const FlashBackward<__nv_bfloat16>& p, int padded, float2* 
 }
 
 template <class T>
-void flash_merge_splits(const FlashBackward<T>& p, T* dkv) {
+void flash_merge_splits(const FlashBackward<T>& p) {
   const std::int64_t pairs = static_cast<std::int64_t>(p.shape.heads) * p.shape.D * p.shape.nk;
   WEFT_ASSERT(pairs < std::int64_t{1} << 30);
-  launch(flash_merge_splits_kernel<T>, dim3(blocks_for(pairs, 256)), dim3(256), 0, p, dkv);
+  launch(flash_merge_splits_kernel<T>, dim3(blocks_for(pairs, 256)), dim3(256), 0, p);
 }
 
 template void flash_delta(const FlashBackward<float>&);
 template void flash_delta(const FlashBackward<__nv_bfloat16>&);
-template void flash_merge_splits(const FlashBackward<float>&, float*);
-template void flash_merge_splits(const FlashBackward<__nv_bfloat16>&, __nv_bfloat16*);
+template void flash_merge_splits(const FlashBackward<float>&);
+template void flash_merge_splits(const FlashBackward<__nv_bfloat16>&);
 
 }  // namespace weft::kernels

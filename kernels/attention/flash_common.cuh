@@ -37,11 +37,20 @@ struct FlashShape {
   // Null: nk keys each.
   const std::int32_t* key_offsets = nullptr;
   float scale = 1.0f;  // of the scores: 1 / sqrt(D)
+  // f32 [sequences] on the device: added to the scaled score of each sequence's last key. Null:
+  // nothing. Only the tiles for D up to 128 look at it.
+  const float* last_bias = nullptr;
 
   __device__ __forceinline__ int first_key(int s) const { return key_offsets ? key_offsets[s] : 0; }
   __device__ __forceinline__ int keys(int s) const {
     return key_offsets ? key_offsets[s + 1] - key_offsets[s] : nk;
   }
+  // What the last key's product of q and k gets.
+  __device__ __forceinline__ float bias(int s) const {
+    return last_bias ? last_bias[s] / scale : 0.0f;
+  }
+  // The D that the instance must hold.
+  int tile_size() const { return last_bias ? 128 : D; }
 };
 
 template <class T>
@@ -60,7 +69,7 @@ struct FlashBackward {
   float* delta = nullptr;  // [sequences, heads, nq] scratch: rowsum(dout * out)
   FlashRows<T> dq, dk, dv;
   // With key_offsets, dk and dv go here in f32, [splits, nk, 2, heads, D], queries being shared out
-  // over `splits` blocks; flash_merge_splits() makes dkv of them.
+  // over `splits` blocks; flash_merge_splits() makes dk and dv of them.
   float* partial = nullptr;
   int splits = 1;
 };
@@ -71,10 +80,10 @@ void flash_delta(const FlashBackward<T>& p);
 // For the Hopper kernels: stats [sequences, heads, padded] of (lse / ln 2, delta), and of
 // (infinity, 0) from nq on. Reads 2 tensors.
 void flash_row_stats(const FlashBackward<__nv_bfloat16>& p, int padded, float2* stats);
-// dkv [nk,2,heads,D] = sum of p.partial over the splits in their order; rows after the last caption
-// are zeroed.
+// p.dk and p.dv [nk, heads, D], heads side by side = sums of p.partial over the splits in their
+// order; rows after the last sequence's are zeroed.
 template <class T>
-void flash_merge_splits(const FlashBackward<T>& p, T* dkv);
+void flash_merge_splits(const FlashBackward<T>& p);
 
 // f32 on the ordinary cores (flash_f32.cu); D even, at most 128.
 void flash_f32_forward(const FlashForward<float>& p);
@@ -159,8 +168,8 @@ __device__ __forceinline__ void load_rows(T* to, const T* from, std::int64_t row
 
 // The kernels for Hopper (sm_90a): wgmma, bulk tensor copies, warps that only copy.
 // Whether these kernels take a problem: a device of compute capability 9.0, D a multiple of 8 from
-// 64 on (packed captions: 64 or 72), rows along S. The environment variable WEFT_ATTENTION=sm80
-// refuses all, =sm90 demands what can be taken at all.
+// 64 on, rows along S, a bias of last keys only of packed ones. The environment variable
+// WEFT_ATTENTION=sm80 refuses all, =sm90 demands what can be taken at all.
 bool flash_sm90_takes(const FlashShape& shape);
 
 void flash_sm90_forward(const FlashForward<__nv_bfloat16>& p);

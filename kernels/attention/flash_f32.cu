@@ -24,6 +24,7 @@ struct F32Tile {
   // GPUs for desktops have.
   static constexpr int pass_rows = DP <= 80 ? 32 : 16;
   static constexpr int columns = pass_rows / 16;  // scores of a thread in a row
+  static constexpr bool biased = DP == 128;       // looks at last_bias
   static constexpr int pitch = (DP / 4 | 1) * 4, score_pitch = pass_rows + 4;
   static constexpr int own_size = own_rows * pitch, pass_size = pass_rows * pitch;
   static constexpr int score_size = own_rows * score_pitch;
@@ -156,6 +157,7 @@ __global__ void __launch_bounds__(f32_threads, 1)
   float* const scores = values + Tile::pass_size;
 
   load_f32<DP>(queries, p.q.at(s, h, p.shape.inner), p.q.row, first, nq, D, true);
+  const float bias = Tile::biased && p.shape.last_bias ? p.shape.last_bias[s] : 0.0f;
   float out[4][DP / 16], top[4], sum[4];
   zero<DP>(out);
 #pragma unroll
@@ -176,6 +178,7 @@ __global__ void __launch_bounds__(f32_threads, 1)
       float largest = top[i];
       for (int j = 0; j < columns; ++j) {
         x[i][j] = key + tx + 16 * j < nk ? x[i][j] * p.shape.scale : -INFINITY;
+        if (Tile::biased && key + tx + 16 * j == nk - 1) x[i][j] += bias;
         largest = fmaxf(largest, x[i][j]);
       }
       for (int offset = 8; offset > 0; offset /= 2)
@@ -215,7 +218,7 @@ __global__ void __launch_bounds__(f32_threads, 1)
     flash_f32_keys_kernel(FlashBackward<float> p, unsigned tiles) {
   using Tile = F32Tile<DP>;
   constexpr int pass_rows = Tile::pass_rows, columns = Tile::columns;
-  const int tx = threadIdx.x % 16;
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const KeyTile tile = find_key_tile(p.shape, own_rows, tiles, blockIdx.x);
   if (tile.s < 0) return;  // the whole block
   const int D = p.shape.D, s = tile.s, h = tile.h, nk = p.shape.keys(s);
@@ -235,6 +238,7 @@ __global__ void __launch_bounds__(f32_threads, 1)
                true);
   load_f32<DP>(values, p.v.at(s, h, p.shape.inner) + key_row * p.v.row, p.v.row, tile.first, nk, D,
                true);
+  const float bias = Tile::biased && p.shape.last_bias ? p.shape.last_bias[s] : 0.0f;
   float dk[4][DP / 16], dv[4][DP / 16];
   zero<DP>(dk);
   zero<DP>(dv);
@@ -256,7 +260,9 @@ __global__ void __launch_bounds__(f32_threads, 1)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       for (int j = 0; j < columns; ++j) {
-        x[i][j] = expf(x[i][j] * p.shape.scale - lse[j]);
+        x[i][j] = x[i][j] * p.shape.scale - lse[j];
+        if (Tile::biased && tile.first + 4 * ty + i == nk - 1) x[i][j] += bias;
+        x[i][j] = expf(x[i][j]);
         y[i][j] = x[i][j] * (y[i][j] - delta[j]);
       }
     put_scores<DP>(scores, x);
@@ -301,6 +307,7 @@ __global__ void __launch_bounds__(f32_threads, 1)
 
   load_f32<DP>(queries, p.q.at(s, h, p.shape.inner), p.q.row, first, nq, D, true);
   load_f32<DP>(gradients, p.dout.at(s, h, p.shape.inner), p.dout.row, first, nq, D, true);
+  const float bias = Tile::biased && p.shape.last_bias ? p.shape.last_bias[s] : 0.0f;
   float dq[4][DP / 16], lse[4], delta[4];
   zero<DP>(dq);
 #pragma unroll
@@ -322,7 +329,9 @@ __global__ void __launch_bounds__(f32_threads, 1)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       for (int j = 0; j < columns; ++j) {
-        const float prob = key + tx + 16 * j < nk ? expf(x[i][j] * p.shape.scale - lse[i]) : 0.0f;
+        x[i][j] = x[i][j] * p.shape.scale - lse[i];
+        if (Tile::biased && key + tx + 16 * j == nk - 1) x[i][j] += bias;
+        const float prob = key + tx + 16 * j < nk ? expf(x[i][j]) : 0.0f;
         y[i][j] = prob * (y[i][j] - delta[i]);
       }
     put_scores<DP>(dscores, y);
@@ -350,7 +359,7 @@ void by_padded_size(int D, F&& f) {
 }  // namespace
 
 void flash_f32_forward(const FlashForward<float>& p) {
-  by_padded_size(p.shape.D, [&]<int DP>() {
+  by_padded_size(p.shape.tile_size(), [&]<int DP>() {
     const unsigned tiles = blocks_for(p.shape.nq, own_rows);
     launch(flash_f32_forward_kernel<DP>,
            dim3(tiles * static_cast<unsigned>(p.shape.heads * p.shape.sequences)),
@@ -359,7 +368,7 @@ void flash_f32_forward(const FlashForward<float>& p) {
 }
 
 void flash_f32_backward(const FlashBackward<float>& p) {
-  by_padded_size(p.shape.D, [&]<int DP>() {
+  by_padded_size(p.shape.tile_size(), [&]<int DP>() {
     const auto heads = static_cast<unsigned>(p.shape.heads);
     const unsigned key_blocks = key_tiles(p.shape, own_rows);
     launch(flash_f32_keys_kernel<DP>, dim3(key_blocks * heads * static_cast<unsigned>(p.splits)),

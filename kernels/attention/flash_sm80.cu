@@ -15,6 +15,7 @@ namespace {
 template <int KD_, int ND_>
 struct Sm80ForwardTile {
   static constexpr int KD = KD_, ND = ND_;
+  static constexpr bool biased = ND == 128;         // looks at last_bias
   static constexpr int m_tiles = ND <= 72 ? 2 : 1;  // of 16 queries a warp
   static constexpr int warps = ND <= 72 ? 4 : 8, threads = 32 * warps;
   // Of wide heads fewer keys: with 64 two stages would not fit the 99 KiB that GPUs for desktops
@@ -69,6 +70,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
     }
   }
   const float to_log2 = p.shape.scale * log2_e;
+  const float bias = Tile::biased ? p.shape.bias(s) : 0.0f;
   const int blocks = blocks_of(nk, Tile::keys);
   if (blocks > 0) load_keys(0, 0);
   cp_async_commit();
@@ -99,6 +101,10 @@ __global__ void __launch_bounds__(Tile::threads, 1)
       }
     }
     const int left = nk - block * Tile::keys;
+    if (Tile::biased && left <= Tile::keys) {
+#pragma unroll
+      for (int m = 0; m < MT; ++m) add_to_column(scores[m], left - 1, bias);
+    }
     if (left < Tile::keys) {
 #pragma unroll
       for (int t = 0; t < NT; ++t)
@@ -190,7 +196,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
 }  // namespace
 
 void flash_sm80_forward(const FlashForward<bf16_t>& p) {
-  by_head_size(p.shape.D, [&]<int KD, int ND>() {
+  by_head_size(p.shape.tile_size(), [&]<int KD, int ND>() {
     using Tile = Sm80ForwardTile<KD, ND>;
     const unsigned tiles = blocks_for(p.shape.nq, Tile::queries);
     launch(flash_sm80_forward_kernel<Tile>,

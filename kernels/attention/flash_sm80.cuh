@@ -78,6 +78,28 @@ __device__ __forceinline__ void row_products(float (&scores)[N][4], const bf16_t
   }
 }
 
+// One column, or one row, of this warp's scores [16, 8 N] gets a bias; a row that is not among them
+// changes nothing.
+template <int N>
+__device__ __forceinline__ void add_to_column(float (&scores)[N][4], int column, float bias) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int t = 0; t < N; ++t)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (t * 8 + lane % 4 * 2 + e % 2 == column) scores[t][e] += bias;
+}
+template <int N>
+__device__ __forceinline__ void add_to_row(float (&scores)[N][4], int row, float bias) {
+  const int lane = threadIdx.x % 32;
+  if (row < 0 || row >= 16 || lane / 4 != row % 8) return;
+#pragma unroll
+  for (int t = 0; t < N; ++t)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (e / 2 == row / 8) scores[t][e] += bias;
+}
+
 // sum [16, ND] += (p [16, 8 N], accumulators rounded to bf16) x (8 N rows of `b`).
 template <int ND, int N, int PITCH>
 __device__ __forceinline__ void weighted_rows(float (&sum)[ND / 8][4], const float (&p)[N][4],

@@ -14,6 +14,7 @@ namespace {
 template <int KD_, int ND_>
 struct Sm80BackwardTile {
   static constexpr int KD = KD_, ND = ND_;
+  static constexpr bool biased = ND == 128;  // looks at last_bias
   static constexpr int threads = 128;
   static constexpr int own = 64;                   // rows that the block owns, 16 a warp
   static constexpr int pass = ND <= 72 ? 64 : 32;  // rows of the other side at a time
@@ -83,6 +84,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
   for (int t = 0; t < ND / 8; ++t)
     for (int e = 0; e < 4; ++e) dk[t][e] = dv[t][e] = 0.0f;
   const float to_log2 = p.shape.scale * log2_e;
+  const float bias = Tile::biased ? p.shape.bias(s) : 0.0f;
   for (int block = 0; block < blocks; ++block) {
     const int stage = block % 2;
     float next = 0.0f;
@@ -102,6 +104,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
     const float* const delta = lse + Tile::pass;
     float prob[NT][4], ds[NT][4];
     row_products<KD, NT, Tile::pitch>(prob, keys, warp * 16, queries);
+    if constexpr (Tile::biased) add_to_row(prob, nk - 1 - tile.first - warp * 16, bias);
 #pragma unroll
     for (int t = 0; t < NT; ++t)
 #pragma unroll
@@ -185,6 +188,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
   for (int t = 0; t < ND / 8; ++t)
     for (int e = 0; e < 4; ++e) dq[t][e] = 0.0f;
   const float to_log2 = p.shape.scale * log2_e;
+  const float bias = Tile::biased ? p.shape.bias(s) : 0.0f;
   for (int block = 0; block < blocks; ++block) {
     const int stage = block % 2;
     if (block + 1 < blocks) load_keys(block + 1, 1 - stage);
@@ -196,6 +200,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
     float prob[NT][4], ds[NT][4];
     row_products<KD, NT, Tile::pitch>(prob, queries, warp * 16, keys);
     const int left = nk - block * Tile::pass;
+    if (Tile::biased && left <= Tile::pass) add_to_column(prob, left - 1, bias);
 #pragma unroll
     for (int t = 0; t < NT; ++t)
 #pragma unroll
@@ -220,7 +225,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
 }  // namespace
 
 void flash_sm80_backward(const FlashBackward<bf16_t>& p) {
-  by_head_size(p.shape.D, [&]<int KD, int ND>() {
+  by_head_size(p.shape.tile_size(), [&]<int KD, int ND>() {
     using Tile = Sm80BackwardTile<KD, ND>;
     const auto heads = static_cast<unsigned>(p.shape.heads);
     const unsigned key_blocks = key_tiles(p.shape, Tile::own);

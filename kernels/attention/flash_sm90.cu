@@ -26,8 +26,9 @@ namespace {
 template <int KD_, int ND_, int groups_, int keys_, bool packed_ = false>
 struct Sm90ForwardTile {
   static constexpr int KD = KD_, ND = ND_, keys = keys_,
-                       groups = groups_;   // warpgroups that multiply
-  static constexpr bool packed = packed_;  // keys are those of packed captions
+                       groups = groups_;               // warpgroups that multiply
+  static constexpr bool packed = packed_;              // keys are those of packed captions
+  static constexpr bool biased = packed && ND == 128;  // looks at last_bias
   static constexpr int threads = 128 * (groups + 1);
   static constexpr int queries = 64 * groups;
   static constexpr int q_bytes = tile_bytes(KD, queries), kv_bytes = tile_bytes(KD, keys);
@@ -48,6 +49,7 @@ struct Sm90ForwardTile {
   static constexpr bool q_in_registers = groups == 2;
   // Registers a thread: 65536 a multiprocessor, in portions of 8; copying needs few.
   static constexpr int copy_registers = 24, work_registers = groups == 3 ? 160 : 240;
+  static_assert(!biased || packed);  // the bias is looked for at the end of packed keys
   static_assert(copy_registers * 128 + work_registers * 128 * groups <= 65536);
   // Accumulators of the results and of the scores, P and queries as operands; the rest is for
   // addresses and rows' sums.
@@ -173,10 +175,16 @@ __device__ __forceinline__ void issue_scores(float (&scores)[Tile::keys / 2],
 
 // Scores become exp(scale (score - largest)); `top` and `sum` follow (sum over this lane's columns
 // only), and `shrink` is what earlier results are to be multiplied with. Keys from `left` on are
-// not there.
-template <int n>
+// not there; the one before them gets the bias.
+template <bool biased, int n>
 __device__ __forceinline__ void softmax(float (&scores)[n], float (&top)[2], float (&sum)[2],
-                                        float (&shrink)[2], float to_log2, int left) {
+                                        float (&shrink)[2], float to_log2, int left, float bias) {
+  if (biased && left <= 2 * n) {
+#pragma unroll
+    for (int i = 0; i < n; ++i)
+      if (i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2 == static_cast<unsigned>(left - 1))
+        scores[i] += bias;
+  }
   if (left < 2 * n) {
 #pragma unroll
     for (int i = 0; i < n; ++i)
@@ -245,6 +253,7 @@ __device__ __forceinline__ void multiply_forward(const ForwardWork& work,
        index += static_cast<int>(gridDim.x)) {
     const QueryTile tile = query_tile(work, index, Tile::queries);
     const int nk = keys_of<Tile>(work, tile);
+    const float bias = Tile::biased ? work.shape.bias(tile.sequence) : 0.0f;
     float scores[n], out[ND / 2], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, shrink[2];
     std::uint32_t q[KD / 16][4], p[Tile::keys / 16][4];
 #pragma unroll
@@ -301,7 +310,7 @@ __device__ __forceinline__ void multiply_forward(const ForwardWork& work,
     keep_in_place(scores);
     done_with(memory.k_empty(k_ring.stage()));
     k_ring.advance();
-    softmax(scores, top, sum, shrink, to_log2, nk);
+    softmax<Tile::biased>(scores, top, sum, shrink, to_log2, nk, bias);
     pack_operand<Tile::keys>(p, scores);
     await_values(v_ring, nk);
 
@@ -320,7 +329,7 @@ __device__ __forceinline__ void multiply_forward(const ForwardWork& work,
       keep_in_place(scores);
       done_with(memory.k_empty(k_ring.stage()));
       k_ring.advance();
-      softmax(scores, top, sum, shrink, to_log2, left);
+      softmax<Tile::biased>(scores, top, sum, shrink, to_log2, left, bias);
       keep_in_place(scores);
       // This also keeps ptxas from moving the wait for P V ahead of the softmax: it schedules
       // within straight-line code only.
@@ -428,7 +437,9 @@ void launch_by_size(const FlashForward<__nv_bfloat16>& p) {
 }  // namespace
 
 void flash_sm90_forward(const FlashForward<__nv_bfloat16>& p) {
-  if (p.shape.D > 72)
+  if (p.shape.tile_size() > 72 && p.shape.key_offsets != nullptr)
+    launch_forward<Sm90ForwardTile<128, 128, 2, 128, true>>(p);
+  else if (p.shape.D > 72)
     launch_forward<Sm90ForwardTile<128, 128, 2, 128>>(p);
   else if (p.shape.D > 64)
     launch_by_size<80, 72>(p);

@@ -19,7 +19,8 @@
 // another do.
 //
 // Captions are packed, short, and have many queries: the keys kernel's blocks share the queries of
-// one tile of keys, and write f32 sums that flash_merge_splits() adds.
+// one tile of keys, and write f32 sums that flash_merge_splits() adds. Of packed keys, tiles for D
+// up to 128 also take the bias of each sequence's last one.
 #include "attention/flash_sm90_tiles.cuh"
 
 namespace weft::kernels {
@@ -30,9 +31,10 @@ constexpr int pass_rows = 64;
 template <int KD_, int ND_, bool keys_, bool packed_>
 struct Sm90BackwardTile {
   static constexpr int KD = KD_, ND = ND_;
-  static constexpr bool keys = keys_;             // owns keys, or queries
-  static constexpr bool packed = packed_;         // keys are those of packed captions
-  static constexpr bool splits = keys && packed;  // queries are shared out over blocks
+  static constexpr bool keys = keys_;                  // owns keys, or queries
+  static constexpr bool packed = packed_;              // keys are those of packed captions
+  static constexpr bool biased = packed && ND == 128;  // looks at last_bias
+  static constexpr bool splits = keys && packed;       // queries are shared out over blocks
   static constexpr int groups = 2, threads = 128 * (groups + 1), own_rows = 64 * groups;
   static constexpr int stages = 4;
   static constexpr bool x_in_registers = ND <= 72;
@@ -45,6 +47,7 @@ struct Sm90BackwardTile {
   static constexpr std::size_t shared = 2 * own_bytes + stages * (stage_bytes + stat_bytes) +
                                         sizeof(std::uint64_t) * (2 + 2 * stages);
   static constexpr int copy_registers = 24, work_registers = 240;
+  static_assert(!biased || packed);  // the bias is looked for at the end of packed keys
   static_assert(copy_registers * 128 + work_registers * 128 * groups <= 65536);
   static_assert(shared <= 227 * 1024);
   // Accumulators of the sums and of the first products, P and dS as operands beside them, X; the
@@ -108,8 +111,12 @@ __device__ __forceinline__ OwnTile own_tile(const BackwardWork& work, int index)
   OwnTile t;
   t.head = head % shape.heads;
   if constexpr (Tile::splits) {
-    const KeyTile key = find_key_tile(shape, Tile::own_rows, static_cast<unsigned>(work.tiles.each),
-                                      static_cast<unsigned>(index));
+    // The tile is the slowest index: those without keys, the last ones, come last, and fall on
+    // different blocks.
+    const int others = shape.heads * work.splits;
+    const KeyTile key =
+        find_key_tile(shape, Tile::own_rows, static_cast<unsigned>(work.tiles.each),
+                      static_cast<unsigned>(index % others * work.tiles.each + index / others));
     t.first = key.first;
     t.sequence = key.s;
     t.split = key.split;
@@ -206,11 +213,18 @@ __device__ __forceinline__ void keys_elementwise(float (&prob)[pass_rows / 2],
   }
 }
 // The same where rows are queries: stat[0] for the upper eight, stat[1] for the lower. Keys from
-// `left` on are not there: they have zeros for K, but exp(0 - lse) may be infinite.
+// `left` on are not there: they have zeros for K, but exp(0 - lse) may be infinite. The one before
+// them gets the bias.
+template <bool biased>
 __device__ __forceinline__ void queries_elementwise(float (&prob)[pass_rows / 2],
                                                     float (&ds)[pass_rows / 2],
                                                     const float2 (&stat)[2], float to_log2,
-                                                    int left) {
+                                                    int left, float bias) {
+  if (biased && left <= pass_rows) {
+#pragma unroll
+    for (int e = 0; e < pass_rows / 2; ++e)
+      if (e / 4 * 8 + static_cast<int>(threadIdx.x % 4) * 2 + e % 2 == left - 1) prob[e] += bias;
+  }
 #pragma unroll
   for (int e = 0; e < pass_rows / 2; ++e)
     prob[e] = exp2_approx(prob[e] * to_log2 - stat[e / 2 % 2].x);
@@ -269,6 +283,10 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
     const OwnTile tile = own_tile<Tile>(work, index);
     if (Tile::packed && tile.sequence < 0) continue;
     const int blocks = tile.blocks, pass = tile.pass;
+    [[maybe_unused]] const float bias = Tile::biased ? work.shape.bias(tile.sequence) : 0.0f;
+    // The last key's place among the 16 rows of this warp.
+    [[maybe_unused]] const int last_key =
+        tile.own - 1 - tile.first - group * 64 - static_cast<int>(threadIdx.x) % 128 / 32 * 16;
     if constexpr (Tile::packed && !Tile::keys) {
       if (blocks == 0) {
 #pragma unroll
@@ -333,10 +351,18 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
     const auto elementwise = [&](int block) {
       keep_in_place(prob);
       keep_in_place(ds);
+      if constexpr (Tile::keys && Tile::biased) {
+        // A row of accumulators belongs to one key: the upper eight's where e / 2 is even.
+        if (last_key >= 0 && last_key < 16 && last_key % 8 == lane / 4) {
+#pragma unroll
+          for (int e = 0; e < n; ++e)
+            if (e / 2 % 2 == last_key / 8) prob[e] += bias;
+        }
+      }
       if constexpr (Tile::keys)
         keys_elementwise(prob, ds, memory.stats(ring.stage()), to_log2);
       else
-        queries_elementwise(prob, ds, stat, to_log2, pass - block * pass_rows);
+        queries_elementwise<Tile::biased>(prob, ds, stat, to_log2, pass - block * pass_rows, bias);
       keep_in_place(prob);
       keep_in_place(ds);
     };
@@ -485,12 +511,12 @@ void flash_sm90_backward(const FlashBackward<__nv_bfloat16>& p) {
   float2* const at = reinterpret_cast<float2*>(data<float>(stats));
   work.stats = at;
   flash_row_stats(p, work.padded_queries, at);
-  if (p.shape.D <= 64)
+  if (p.shape.tile_size() <= 64)
     launch_kind<64, 64>(p, work);
-  else if (p.shape.D <= 72)
+  else if (p.shape.tile_size() <= 72)
     launch_kind<80, 72>(p, work);
   else
-    launch_both<128, 128, false>(p, work);
+    launch_kind<128, 128>(p, work);
 }
 
 }  // namespace weft::kernels

@@ -78,7 +78,7 @@ bool flash_sm90_takes(const FlashShape& shape) {
     return hopper && (choice == nullptr || std::strcmp(choice, "sm90") == 0);
   }();
   return allowed && shape.nk > 0 && shape.inner == 1 && shape.D >= 64 && shape.D % 8 == 0 &&
-         (shape.D <= 72 || shape.key_offsets == nullptr);
+         (shape.last_bias == nullptr || shape.key_offsets != nullptr);
 }
 
 }  // namespace weft::kernels
