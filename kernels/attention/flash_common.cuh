@@ -113,19 +113,10 @@ inline unsigned key_tiles(const FlashShape& shape, int keys) {
   if (shape.key_offsets) return blocks_for(shape.nk, keys) + static_cast<unsigned>(shape.sequences);
   return blocks_for(shape.nk, keys) * static_cast<unsigned>(shape.sequences);
 }
-__device__ __forceinline__ KeyTile find_key_tile(const FlashShape& shape, int keys, unsigned tiles,
-                                                 unsigned block) {
-  KeyTile t;
-  int tile = static_cast<int>(block % tiles);
-  t.h = static_cast<int>(block / tiles % shape.heads);
-  t.split = static_cast<int>(block / tiles / shape.heads);
-  if (!shape.key_offsets) {
-    const int each = blocks_of(shape.nk, keys);
-    t.s = tile / each;
-    t.first = tile % each * keys;
-    return t;
-  }
-  // The blocks of sequence s begin at number offset / keys + s, which leaves enough for its rows.
+// Sets s and first: the sequence of tile number `tile` of packed keys, and its place there. The
+// tiles of sequence s begin at number offset / keys + s, which leaves enough for its rows.
+__device__ __forceinline__ void find_packed_tile(const FlashShape& shape, int keys, int tile,
+                                                 KeyTile& t) {
   int low = 0, high = shape.sequences;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
@@ -136,6 +127,20 @@ __device__ __forceinline__ KeyTile find_key_tile(const FlashShape& shape, int ke
   }
   t.first = (tile - shape.key_offsets[low] / keys - low) * keys;
   t.s = t.first < shape.keys(low) ? low : -1;
+}
+__device__ __forceinline__ KeyTile find_key_tile(const FlashShape& shape, int keys, unsigned tiles,
+                                                 unsigned block) {
+  KeyTile t;
+  const int tile = static_cast<int>(block % tiles);
+  t.h = static_cast<int>(block / tiles % shape.heads);
+  t.split = static_cast<int>(block / tiles / shape.heads);
+  if (shape.key_offsets) {
+    find_packed_tile(shape, keys, tile, t);
+    return t;
+  }
+  const int each = blocks_of(shape.nk, keys);
+  t.s = tile / each;
+  t.first = tile % each * keys;
   return t;
 }
 

@@ -44,8 +44,10 @@ struct Sm90BackwardTile {
   static constexpr int own_bytes = tile_bytes(KD, own_rows), pass_bytes = tile_bytes(KD, pass_rows);
   static constexpr int stat_bytes = keys ? pass_rows * 8 : 0;
   static constexpr int stage_bytes = 2 * pass_bytes;
+  // A bias of a key and its row, for each warp: in registers they would be two too many.
+  static constexpr int bias_bytes = keys && biased ? 4 * groups * 8 : 0;
   static constexpr std::size_t shared = 2 * own_bytes + stages * (stage_bytes + stat_bytes) +
-                                        sizeof(std::uint64_t) * (2 + 2 * stages);
+                                        sizeof(std::uint64_t) * (2 + 2 * stages) + bias_bytes;
   static constexpr int copy_registers = 24, work_registers = 240;
   static_assert(!biased || packed);  // the bias is looked for at the end of packed keys
   static_assert(copy_registers * 128 + work_registers * 128 * groups <= 65536);
@@ -95,6 +97,14 @@ struct BackwardMemory {
   __device__ __forceinline__ std::uint64_t* y_empty(int s) const {
     return x_full() + 2 + Tile::stages + s;
   }
+  // Of the last key: its bias, and its row among the 16 of warp number `warp`.
+  struct Bias {
+    float value;
+    int row;
+  };
+  __device__ __forceinline__ Bias* bias(int warp) const {
+    return reinterpret_cast<Bias*>(y_empty(Tile::stages)) + warp;
+  }
 };
 
 // The rows that a block owns and those that it passes over.
@@ -107,21 +117,21 @@ struct OwnTile {
 template <class Tile>
 __device__ __forceinline__ OwnTile own_tile(const BackwardWork& work, int index) {
   const FlashShape& shape = work.shape;
-  const int head = index / work.tiles.each;
   OwnTile t;
-  t.head = head % shape.heads;
   if constexpr (Tile::splits) {
     // The tile is the slowest index: those without keys, the last ones, come last, and fall on
     // different blocks.
-    const int others = shape.heads * work.splits;
-    const KeyTile key =
-        find_key_tile(shape, Tile::own_rows, static_cast<unsigned>(work.tiles.each),
-                      static_cast<unsigned>(index % others * work.tiles.each + index / others));
+    const int others = shape.heads * work.splits, other = index % others;
+    KeyTile key;
+    find_packed_tile(shape, Tile::own_rows, index / others, key);
+    t.head = other % shape.heads;
+    t.split = other / shape.heads;
     t.first = key.first;
     t.sequence = key.s;
-    t.split = key.split;
     if (t.sequence < 0) return t;
   } else {
+    const int head = index / work.tiles.each;
+    t.head = head % shape.heads;
     t.first = work.tiles.place(index) * Tile::own_rows;
     t.sequence = head / shape.heads;
   }
@@ -283,10 +293,16 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
     const OwnTile tile = own_tile<Tile>(work, index);
     if (Tile::packed && tile.sequence < 0) continue;
     const int blocks = tile.blocks, pass = tile.pass;
-    [[maybe_unused]] const float bias = Tile::biased ? work.shape.bias(tile.sequence) : 0.0f;
-    // The last key's place among the 16 rows of this warp.
-    [[maybe_unused]] const int last_key =
-        tile.own - 1 - tile.first - group * 64 - static_cast<int>(threadIdx.x) % 128 / 32 * 16;
+    float bias = 0.0f;
+    if constexpr (Tile::biased && !Tile::keys) bias = work.shape.bias(tile.sequence);
+    if constexpr (Tile::biased && Tile::keys) {
+      const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
+      __syncwarp();
+      if (lane == 0)
+        *memory.bias(warp) = {work.shape.bias(tile.sequence),
+                              tile.own - 1 - tile.first - warp * 16};
+      __syncwarp();
+    }
     if constexpr (Tile::packed && !Tile::keys) {
       if (blocks == 0) {
 #pragma unroll
@@ -353,10 +369,11 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
       keep_in_place(ds);
       if constexpr (Tile::keys && Tile::biased) {
         // A row of accumulators belongs to one key: the upper eight's where e / 2 is even.
-        if (last_key >= 0 && last_key < 16 && last_key % 8 == lane / 4) {
+        const auto last = *memory.bias(thread_here() / 32 - 4);
+        if (last.row >= 0 && last.row < 16 && last.row % 8 == lane / 4) {
 #pragma unroll
           for (int e = 0; e < n; ++e)
-            if (e / 2 % 2 == last_key / 8) prob[e] += bias;
+            if (e / 2 % 2 == last.row / 8) prob[e] += last.value;
         }
       }
       if constexpr (Tile::keys)
