@@ -52,7 +52,7 @@ bool same_shape(const WeightFiles::Tensor& t, const Parameter& p) {
 void read_parameter(const WeightFiles& files, const WeightFiles::Tensor& from, Parameter& p) {
   for (std::int64_t first = 0; first < p.shape.numel(); first += piece) {
     const std::int64_t n = std::min(piece, p.shape.numel() - first);
-    if (p.value.defined()) {
+    if (p.value.defined() || p.sharded) {
       std::vector<float> values(n);
       files.read_f32(from, first, values);
       p.set(first, values);

@@ -290,9 +290,10 @@ void check_train(const TrainDeck& d, const DeckDemand& demand) {
 }
 
 void parallel_rows(Rows& r, ParallelDeck& d) {
-  r.number("zero", d.zero, 0, 1,
-           "1 keeps the optimizer's state of a parameter on one rank only; 0 keeps all on every "
-           "rank.");
+  r.number("zero", d.zero, 0, 3,
+           "1 keeps the optimizer's state of a parameter on one rank only; 3 also the weights and "
+           "gradients of the model's blocks, which are gathered when they are used; 0 keeps all on "
+           "every rank.");
   r.number("sp", d.sp, 1, 1024,
            "Ranks that share the tokens of a clip (sequence parallelism); divides the ranks.");
   r.number("bucket_mib", d.bucket_mib, 0.001, 65536,
@@ -346,6 +347,10 @@ std::vector<DeckTable> common_tables() {
   table("data")->check = check_data;
   table("train")->check = [](const Deck& d, const DeckDemand& demand) {
     check_train(d.train, demand);
+  };
+  table("parallel")->check = [](const Deck& d, const DeckDemand& demand) {
+    demand(d.parallel.zero != 2, "parallel.zero = 2 does not exist here",
+           "take 1, or 3, which shards the gradients too");
   };
   return tables;
 }

@@ -58,7 +58,8 @@ class HeldOutLoss {
     const std::int64_t done = trainer_.steps_done();
     const double start = now_seconds();
     trainer_.forward_only("validation", [&] {
-      result_ = work_->run([&] { trainer_.communicator().progress(done, "validation"); });
+      result_ = work_->run([&] { trainer_.communicator().progress(done, "validation"); },
+                           [&] { trainer_.forwards_done(); });
     });
     best_ = history_.add(done, result_->total.loss);
     trainer_.set_validation_note(history_.to_text());

@@ -14,9 +14,10 @@ namespace weft {
 void Tape::backward() {
   while (!steps_.empty()) {
     // The record dies after it has run, which returns the activations it holds to the arena.
-    const std::function<void()> step = std::move(steps_.back());
+    const Step step = std::move(steps_.back());
     steps_.pop_back();
-    step();
+    if (step.weights.table != nullptr) step.weights.table->enter(step.weights.bucket);
+    step.run();
   }
 }
 
@@ -53,6 +54,7 @@ std::vector<Var> recompute(Tape& tape, std::function<std::vector<Var>(Tape&)> pa
   {
     Tape first(Tape::Mode::discard);
     for (const Var& v : part(first)) out.push_back(make_var(v->value));
+    if (first.weights().table != nullptr) tape.reads(first.weights());
   }
   tape.record([part = std::move(part), out] {
     Tape second(Tape::Mode::replay);

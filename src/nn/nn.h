@@ -45,13 +45,27 @@ class Tape {
   bool recording() const { return mode_ == Mode::record || mode_ == Mode::replay; }
   bool counts_uses() const { return mode_ == Mode::record || mode_ == Mode::discard; }
 
-  void record(std::function<void()> step) { steps_.push_back(std::move(step)); }
+  void record(std::function<void()> step) { steps_.push_back({std::move(step), weights_}); }
   // Runs every record in reverse. The caller has set the gradient of the result.
   void backward();
 
+  // Weights that are gathered when they are needed (Sharding): what is recorded from now on works
+  // on those of `bucket`, so the backward enters it before.
+  struct Weights {
+    ParameterTable* table = nullptr;
+    int bucket = -1;
+  };
+  void reads(Weights weights) { weights_ = weights; }
+  const Weights& weights() const { return weights_; }
+
  private:
+  struct Step {
+    std::function<void()> run;
+    Weights weights;
+  };
   Mode mode_;
-  std::vector<std::function<void()>> steps_;
+  Weights weights_;
+  std::vector<Step> steps_;
 };
 
 // The tensor for the gradient of `v`: allocated if this is its first contribution, in which case
@@ -176,6 +190,7 @@ inline void use(const Context& c, std::initializer_list<Parameter*> used) {
   for (Parameter* p : used) {
     if (p == nullptr) continue;
     c.parameters.await(*p);
+    if (p->sharded) c.tape.reads({&c.parameters, p->bucket});
     if (c.tape.counts_uses()) c.parameters.note_use(*p);
   }
 }

@@ -25,8 +25,22 @@ std::uint64_t stream_of(const std::string& name) {
 
 }  // namespace
 
+std::string block_of(const std::string& parameter, const std::vector<std::string>& beginnings) {
+  for (const std::string& b : beginnings)
+    if (parameter.starts_with(b)) return parameter.substr(0, parameter.find('.', b.size()));
+  return {};
+}
+
 void Parameter::set(std::int64_t first, std::span<const float> values) {
   const std::int64_t end = first + static_cast<std::int64_t>(values.size());
+  if (sharded) {
+    const std::int64_t from = std::max(first, owned.begin), to = std::min(end, owned.end);
+    if (from >= to) return;
+    shard.slice(from - owned.begin, to - owned.begin)
+        .set(values.subspan(static_cast<std::size_t>(from - first),
+                            static_cast<std::size_t>(to - from)));
+    return;
+  }
   if (value.defined()) value.view({shape.numel()}).slice(first, end).set(values);
   if (!working.defined()) return;
   std::vector<bf16> low(values.size());
@@ -72,56 +86,170 @@ std::int64_t ParameterTable::lay_out_fixed(
   return at;
 }
 
-void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients) {
+void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients,
+                              const std::optional<Sharding>& sharding) {
   std::int64_t at = 0;
   buckets_.clear();
+  sharding_ = sharding;
+  for (const auto& p : parameters_)
+    p->sharded = sharding && p->trainable && (p->bf16_only || !bf16_working) &&
+                 !block_of(p->name, sharding->blocks).empty();
   const auto close_bucket = [&] {
     at = (at + bucket_pad - 1) / bucket_pad * bucket_pad;
     buckets_.back().end = at;
   };
+  std::string block;  // of the last parameter; buckets of sharded ones end between blocks
   const auto place = [&](Parameter& p) {
+    const bool low = p.sharded ? bf16_working : p.bf16_only;
+    const std::string its_block = p.sharded ? block_of(p.name, sharding->blocks) : "";
     const bool full = !buckets_.empty() && at - buckets_.back().begin >= bucket_elements;
-    if (buckets_.empty() || full || buckets_.back().bf16_only != p.bf16_only ||
-        buckets_.back().group != p.group) {
+    const bool may_end = !p.sharded || its_block != block;
+    if (buckets_.empty() || (full && may_end) || buckets_.back().bf16_only != low ||
+        buckets_.back().sharded != p.sharded || buckets_.back().group != p.group) {
       if (!buckets_.empty()) close_bucket();
-      buckets_.push_back(Bucket{at, at, p.bf16_only, p.group});
+      buckets_.push_back(Bucket{at, at, low, p.sharded, p.group});
     }
+    block = its_block;
     p.offset = at;
     p.bucket = static_cast<int>(buckets_.size()) - 1;
     at += aligned(p.shape.numel());
   };
-  // bf16_only buckets come first, so that drop_bf16_only_values() can cut them off the front. Then
-  // by group, the last group first, for groups may alternate from layer to layer.
+  const auto place_all = [&](auto&& chosen) {
+    for (auto it = parameters_.rbegin(); it != parameters_.rend(); ++it)
+      if ((*it)->trainable && chosen(**it)) place(**it);
+  };
+  // Sharded buckets come first, which the flat tensors lack; then those that are bf16_only, so that
+  // drop_bf16_only_values() can cut them off the front. Then by group, the last group first, for
+  // groups may alternate from layer to layer.
+  place_all([](const Parameter& p) { return p.sharded; });
+  sharded_ = static_cast<int>(buckets_.size());
+  if (sharded_ > 0) close_bucket();
+  sharded_end_ = at;
   for (const bool bf16_only : {true, false})
     for (int group = groups() - 1; group >= 0; --group)
-      for (auto it = parameters_.rbegin(); it != parameters_.rend(); ++it)
-        if ((*it)->bf16_only == bf16_only && (*it)->group == group && (*it)->trainable) place(**it);
+      place_all([&](const Parameter& p) {
+        return !p.sharded && p.bf16_only == bf16_only && p.group == group;
+      });
   // One bucket even with nothing to train: flat_arrays() takes the length from the last one.
   if (buckets_.empty()) buckets_.push_back(Bucket{});
   close_bucket();
-  values_begin_ = 0;
+  values_begin_ = sharded_end_;
 
-  values_ = Tensor::persistent({at}, DType::f32);
-  if (gradients) grads_ = Tensor::persistent({at}, DType::f32);
-  if (bf16_working) working_ = Tensor::persistent({at}, DType::bf16);
+  values_ = Tensor::persistent({at - sharded_end_}, DType::f32);
+  if (gradients) grads_ = Tensor::persistent({at - sharded_end_}, DType::f32);
+  if (bf16_working) working_ = Tensor::persistent({at - sharded_end_}, DType::bf16);
   const std::int64_t fixed =
       lay_out_fixed([](const Parameter& p) { return !p.trainable && p.role != base_role; },
                     [](Parameter& p, std::int64_t offset) { p.offset = offset; });
   fixed_ = Tensor::persistent({fixed}, DType::f32);
   allocate_to_run(bf16_working, [](const Parameter& p) { return p.role == base_role; });
+  allocate_shards(bf16_working, gradients);
   for (const auto& owned : parameters_) {
     Parameter& p = *owned;
-    if (p.role == base_role) continue;
-    const std::int64_t end = p.offset + p.shape.numel();
-    p.value = (p.trainable ? values_ : fixed_).slice(p.offset, end).view(p.shape);
+    if (p.role == base_role || p.sharded) continue;
+    const std::int64_t begin = p.trainable ? p.offset - sharded_end_ : p.offset;
+    const std::int64_t end = begin + p.shape.numel();
+    p.value = (p.trainable ? values_ : fixed_).slice(begin, end).view(p.shape);
     if (!p.trainable) {
       if (bf16_working) p.working = Tensor::persistent(p.shape, DType::bf16);
       continue;
     }
-    if (gradients) p.grad = grads_.slice(p.offset, end).view(p.shape);
-    if (bf16_working) p.working = working_.slice(p.offset, end).view(p.shape);
+    if (gradients) p.grad = grads_.slice(begin, end).view(p.shape);
+    if (bf16_working) p.working = working_.slice(begin, end).view(p.shape);
   }
 }
+
+// Slots for the largest sharded bucket, this rank's parts, and the parameters' places in both.
+void ParameterTable::allocate_shards(bool bf16_working, bool gradients) {
+  shard_offsets_ = {0};
+  gaps_.assign(static_cast<std::size_t>(sharded_), {});
+  if (sharded_ == 0) return;
+  std::int64_t largest = 0;
+  for (int b = 0; b < sharded_; ++b) {
+    largest = std::max(largest, buckets_[b].end - buckets_[b].begin);
+    shard_offsets_.push_back(shard_offsets_.back() + owned(b).size());
+  }
+  shards_ = Tensor::persistent({shard_offsets_.back()}, DType::f32);
+  if (gradients) shard_gradients_ = Tensor::persistent({shard_offsets_.back()}, DType::f32);
+  for (int slot = 0; slot < std::min(2, sharded_); ++slot) {
+    weight_slots_[slot] = Tensor::persistent({largest}, bf16_working ? DType::bf16 : DType::f32);
+    if (gradients) gradient_slots_[slot] = Tensor::persistent({largest}, DType::f32);
+  }
+  std::vector<std::int64_t> filled(gaps_.size(), 0);
+  // In the order of the flat space, for the gaps between parameters.
+  for (auto it = parameters_.rbegin(); it != parameters_.rend(); ++it) {
+    Parameter& p = **it;
+    if (!p.sharded) continue;
+    const Bucket& b = buckets_[p.bucket];
+    const std::int64_t begin = p.offset - b.begin, end = begin + p.shape.numel();
+    const auto bucket = static_cast<std::size_t>(p.bucket);
+    if (filled[bucket] < begin) gaps_[bucket].push_back({filled[bucket], begin});
+    filled[bucket] = end;
+    (bf16_working ? p.working : p.value) =
+        weight_slots_[p.bucket % 2].slice(begin, end).view(p.shape);
+    if (gradients) p.grad = gradient_slots_[p.bucket % 2].slice(begin, end).view(p.shape);
+    const Part mine = owned(p.bucket);
+    const std::int64_t from = std::max(p.offset, mine.begin),
+                       to = std::min(p.offset + p.shape.numel(), mine.end);
+    p.owned = from < to ? Part{from - p.offset, to - p.offset} : Part{};
+    p.shard = from < to ? shard(p.bucket).slice(from - mine.begin, to - mine.begin) : Tensor();
+  }
+  for (int b = 0; b < sharded_; ++b)
+    if (const std::int64_t size = buckets_[b].end - buckets_[b].begin; filled[b] < size)
+      gaps_[b].push_back({filled[b], size});
+}
+
+Tensor ParameterTable::of_bucket(int bucket, const Tensor& flat, std::int64_t missing,
+                                 const std::array<Tensor, 2>& slots) const {
+  const Bucket& b = buckets_[bucket];
+  if (b.sharded) return slots[bucket % 2].slice(0, b.end - b.begin);
+  return flat.slice(b.begin - missing, b.end - missing);
+}
+
+Tensor ParameterTable::values_of(int bucket) const {
+  return of_bucket(bucket, values_, values_begin_, weight_slots_);
+}
+
+Tensor ParameterTable::working_of(int bucket) const {
+  return of_bucket(bucket, working_, sharded_end_, weight_slots_);
+}
+
+Tensor ParameterTable::gradient_of(int bucket) const {
+  return of_bucket(bucket, grads_, sharded_end_, gradient_slots_);
+}
+
+Part ParameterTable::owned(int bucket) const {
+  return part_of(buckets_[bucket].begin, buckets_[bucket].end, sharding_->rank, sharding_->ranks);
+}
+
+Tensor ParameterTable::shard(int bucket) const {
+  return shards_.slice(shard_offsets_[bucket], shard_offsets_[bucket + 1]);
+}
+
+Tensor ParameterTable::shard_gradient(int bucket) const {
+  return shard_gradients_.slice(shard_offsets_[bucket], shard_offsets_[bucket + 1]);
+}
+
+namespace {
+
+std::size_t bytes_of(std::initializer_list<Tensor> tensors) {
+  std::size_t bytes = 0;
+  for (const Tensor& t : tensors)
+    if (t.defined()) bytes += t.bytes();
+  return bytes;
+}
+
+}  // namespace
+
+std::size_t ParameterTable::weight_bytes() const {
+  return bytes_of({values_, working_, weight_slots_[0], weight_slots_[1]});
+}
+
+std::size_t ParameterTable::gradient_bytes() const {
+  return bytes_of({grads_, shard_gradients_, gradient_slots_[0], gradient_slots_[1]});
+}
+
+std::size_t ParameterTable::shard_bytes() const { return bytes_of({shards_}); }
 
 void ParameterTable::allocate_for_inference(bool bf16_model) {
   allocate_to_run(bf16_model, [](const Parameter&) { return true; });
@@ -178,10 +306,13 @@ std::size_t ParameterTable::base_bytes(bool bf16_model) const {
 void ParameterTable::initialise(std::uint64_t seed) {
   for (const auto& p : parameters_) {
     const Philox random(seed, Purpose::init, 0, stream_of(p->name));
-    std::vector<float> values(p->shape.numel());
+    // Of a sharded parameter what this rank owns.
+    const Part part = p->sharded ? p->owned : Part{0, p->shape.numel()};
+    const auto n = static_cast<double>(p->shape.numel());
+    std::vector<float> values(part.size());
 #pragma omp parallel for schedule(static)
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const auto e = static_cast<std::uint32_t>(i);
+      const auto e = static_cast<std::uint32_t>(part.begin) + static_cast<std::uint32_t>(i);
       switch (p->init.kind) {
         case Init::Kind::uniform:
           values[i] = p->init.a * (2.0f * random.uniform(e) - 1.0f);
@@ -194,18 +325,17 @@ void ParameterTable::initialise(std::uint64_t seed) {
           break;
         case Init::Kind::rotary:
           values[i] = static_cast<float>(
-              std::pow(static_cast<double>(p->init.a),
-                       -static_cast<double>(i) / static_cast<double>(values.size())));
+              std::pow(static_cast<double>(p->init.a), -static_cast<double>(e) / n));
           break;
       }
     }
-    p->set(0, values);
+    p->set(part.begin, values);
   }
 }
 
 void ParameterTable::refresh_working() {
   if (!working_.defined()) return;
-  Tensor rest = working_.slice(values_begin_, working_.numel());
+  Tensor rest = working_.slice(values_begin_ - sharded_end_, working_.numel());
   ops::convert(values_, rest);
   for (const auto& p : parameters_)
     if (!p->trainable && p->role != base_role) ops::convert(p->value, p->working);
@@ -232,18 +362,47 @@ std::int64_t ParameterTable::total_elements() const {
 
 void ParameterTable::begin_step(std::function<void(int)> on_ready) {
   on_ready_ = std::move(on_ready);
-  next_bucket_ = 0;
+  next_bucket_ = sharded_;
   counting_ = false;
   for (auto& b : buckets_) b.pending = 0, b.ready = false;
   for (const auto& p : parameters_) p->grad_written = false, p->pending = 0;
+  begin_micro_batch();
+}
+
+void ParameterTable::begin_micro_batch() {
+  entered_ = -1;
+  next_sharded_ = 0;
+  if (sharded_ == 0) return;
+  for (int b = 0; b < sharded_; ++b) buckets_[b].pending = 0;
+  for (const auto& p : parameters_)
+    if (p->sharded) p->grad_written = false, p->pending = 0;
+}
+
+void ParameterTable::enter(int bucket) {
+  if (bucket == entered_) return;
+  const int from = std::exchange(entered_, bucket);
+  if (entry_) entry_(from, bucket);
+}
+
+void ParameterTable::walk(bool backward, bool gradients) {
+  begin_micro_batch();
+  for (int b = sharded_; b-- > 0;) enter(b);
+  for (int b = 0; backward && b < sharded_; ++b) {
+    enter(b);
+    if (!gradients) continue;
+    Tensor zeros = gradient_of(b);
+    ops::fill_zero(zeros);
+    on_ready_(b);
+  }
 }
 
 void ParameterTable::drop_bf16_only_values() {
-  WEFT_ASSERT(working_.defined() && values_begin_ == 0);
+  WEFT_ASSERT(working_.defined() && values_begin_ == sharded_end_);
   for (const Bucket& b : buckets_)
     if (b.bf16_only) values_begin_ = b.end;
-  Tensor rest = Tensor::persistent({values_.numel() - values_begin_}, DType::f32);
-  ops::convert(values_.slice(values_begin_, values_.numel()), rest);
+  const std::int64_t dropped = values_begin_ - sharded_end_;
+  Tensor rest = Tensor::persistent({values_.numel() - dropped}, DType::f32);
+  ops::convert(values_.slice(dropped, values_.numel()), rest);
   for (const auto& p : parameters_)
     if (p->trainable) p->value = Tensor();
   values_ = rest;
@@ -267,19 +426,25 @@ bool ParameterTable::any_on_its_way() const {
 void ParameterTable::await(const Parameter& p) {
   if (!p.trainable || p.bucket < 0) return;  // not laid out in buckets: a model that is only run
   Bucket& b = buckets_[p.bucket];
-  if (!b.on_its_way) return;
-  b.on_its_way = false;
-  arrive_(p.bucket);
+  if (b.on_its_way) {
+    b.on_its_way = false;
+    arrive_(p.bucket);
+  }
+  if (b.sharded) enter(p.bucket);
+}
+
+bool ParameterTable::counts(const Parameter& p) const {
+  return p.trainable && (counting_ || p.sharded);
 }
 
 void ParameterTable::note_use(Parameter& p) {
-  if (!counting_ || !p.trainable) return;
+  if (!counts(p)) return;
   ++p.pending;
   ++buckets_[p.bucket].pending;
 }
 
 void ParameterTable::note_done(Parameter& p) {
-  if (!counting_ || !p.trainable) return;
+  if (!counts(p)) return;
   WEFT_ASSERT(p.pending > 0);
   --p.pending;
   auto& bucket = buckets_[p.bucket];
@@ -288,14 +453,29 @@ void ParameterTable::note_done(Parameter& p) {
     // zero it.
     for (const auto& q : parameters_)
       if (q->trainable && q->bucket == p.bucket && !q->grad_written) q->grad_to_add();
+    if (bucket.sharded) return complete(p.bucket);
     bucket.ready = true;
     announce();
   }
 }
 
+void ParameterTable::complete(int bucket) {
+  // The ranks' collectives match only if all finish their buckets in this order.
+  WEFT_ASSERT(bucket == next_sharded_);
+  ++next_sharded_;
+  // Another bucket's gradients may be there.
+  for (const Part& gap : gaps_[bucket]) {
+    Tensor rest = gradient_of(bucket).slice(gap.begin, gap.end);
+    ops::fill_zero(rest);
+  }
+  on_ready_(bucket);
+  announce();
+}
+
 void ParameterTable::announce() {
   // In order of buckets, so that collectives match on all ranks in whatever order each rank's
-  // backward finished them.
+  // backward finished them: sharded ones come first, also those of a rank that walks.
+  if (next_sharded_ < sharded_) return;
   while (next_bucket_ < static_cast<int>(buckets_.size()) && buckets_[next_bucket_].ready)
     on_ready_(next_bucket_++);
 }
@@ -305,6 +485,7 @@ ParameterTable::StepState ParameterTable::step_state() const {
   for (const auto& p : parameters_) s.grad_written.push_back(p->grad_written);
   s.buckets = buckets_;
   s.next_bucket = next_bucket_;
+  s.next_sharded = next_sharded_;
   return s;
 }
 
@@ -313,12 +494,14 @@ void ParameterTable::set_step_state(const StepState& s) {
     parameters_[i]->grad_written = s.grad_written[i];
   buckets_ = s.buckets;
   next_bucket_ = s.next_bucket;
+  next_sharded_ = s.next_sharded;
 }
 
 void ParameterTable::finish_step() {
   for (const auto& p : parameters_)
-    if (p->trainable && !p->grad_written) p->grad_to_add();
+    if (p->trainable && !p->sharded && !p->grad_written) p->grad_to_add();
   for (auto& b : buckets_) b.ready = true;
+  next_sharded_ = sharded_;
   announce();
 }
 
@@ -326,12 +509,13 @@ OptimizerState::OptimizerState(ParameterTable& table, bool sharded, int rank, in
                                bool squares, std::vector<double> ema_decays)
     : table_(table), sharded_(sharded), ema_decays_(std::move(ema_decays)) {
   offsets_.push_back(0);
-  std::int64_t low = 0;  // elements of bf16_only buckets
+  std::int64_t low = 0;  // end of the elements of bf16_only buckets behind the sharded ones
   for (const ParameterTable::Bucket& b : table.buckets()) {
     parts_.push_back(sharded ? part_of(b.begin, b.end, rank, ranks) : Part{b.begin, b.end});
     offsets_.push_back(offsets_.back() + parts_.back().size());
-    if (b.bf16_only) low = offsets_.back();
+    if (b.bf16_only && !b.sharded) low = offsets_.back();
   }
+  const std::int64_t first_low = offsets_[static_cast<std::size_t>(table.sharded_buckets())];
   const Shape shape{offsets_.back()};
   exp_avg_ = Tensor::persistent(shape, DType::f32);
   if (squares) exp_avg_sq_ = Tensor::persistent(shape, DType::f32);
@@ -344,8 +528,8 @@ OptimizerState::OptimizerState(ParameterTable& table, bool sharded, int rank, in
     }
   if (!sharded || !table.working().defined() || low == 0) return;
   // The EMA still equals the masters and is already cut into this rank's parts: copy it.
-  Tensor moved = Tensor::persistent({low}, DType::f32);
-  ops::convert(ema_.front().slice(0, low), moved);
+  Tensor moved = Tensor::persistent({low - first_low}, DType::f32);
+  ops::convert(ema_.front().slice(first_low, low), moved);
   master_ = moved;
   table.drop_bf16_only_values();
 }
@@ -356,24 +540,35 @@ Tensor OptimizerState::own(const Tensor& array, int bucket) const {
 }
 
 Tensor OptimizerState::master(int bucket) const {
-  const Part& p = part(bucket);
-  if (master_.defined() && table_.buckets()[bucket].bf16_only) return own(master_, bucket);
-  const std::int64_t first = table_.values_begin();
-  return table_.values().slice(p.begin - first, p.end - first);
+  const ParameterTable::Bucket& b = table_.buckets()[bucket];
+  if (b.sharded) return table_.shard(bucket);
+  if (master_.defined() && b.bf16_only) {
+    const auto at = static_cast<std::size_t>(bucket);
+    const std::int64_t first = offsets_[static_cast<std::size_t>(table_.sharded_buckets())];
+    return master_.slice(offsets_[at] - first, offsets_[at + 1] - first);
+  }
+  return owned(table_.values_of(bucket), bucket);
 }
 
 Tensor OptimizerState::gradient(int bucket) const {
-  return table_.grads().slice(part(bucket).begin, part(bucket).end);
+  if (table_.buckets()[bucket].sharded) return table_.shard_gradient(bucket);
+  return owned(table_.gradient_of(bucket), bucket);
 }
 
 Tensor OptimizerState::working(int bucket) const {
-  if (!table_.working().defined()) return {};
-  return table_.working().slice(part(bucket).begin, part(bucket).end);
+  if (!table_.working().defined() || table_.buckets()[bucket].sharded) return {};
+  return owned(table_.working_of(bucket), bucket);
+}
+
+Tensor OptimizerState::owned(const Tensor& whole, int bucket) const {
+  const std::int64_t begin = table_.buckets()[bucket].begin;
+  return whole.slice(part(bucket).begin - begin, part(bucket).end - begin);
 }
 
 std::size_t OptimizerState::bytes() const {
   return exp_avg_.bytes() + (has_squares() ? exp_avg_sq_.bytes() : 0) +
-         ema_.size() * ema_.front().bytes() + (master_.defined() ? master_.bytes() : 0);
+         ema_.size() * ema_.front().bytes() + (master_.defined() ? master_.bytes() : 0) +
+         table_.shard_bytes();
 }
 
 }  // namespace weft

@@ -2,11 +2,14 @@
 // sharding, reduction, checkpoints and resharding are the same arithmetic over it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/parts.h"
@@ -41,15 +44,31 @@ struct Parameter {
   Tensor working;  // bf16 copy for matrix products; undefined in an f32 model
   Tensor grad;     // f32; undefined while not trainable
 
+  // Weights that ranks hold in parts (Sharding, below): `value` or `working`, and `grad`, are
+  // places in memory that buckets share, valid only while the parameter's bucket is gathered. What
+  // this rank owns is f32: elements [owned.begin, owned.end) of the parameter, perhaps none.
+  bool sharded = false;
+  Part owned;
+  Tensor shard;
+
   // The gradient, and whether it already holds a contribution of this step.
   bool grad_written = false;
   // Overwrites elements [first, first + values.size()) of `value` and `working`, whichever there
-  // are.
+  // are; of a sharded parameter those that this rank owns.
   void set(std::int64_t first, std::span<const float> values);
   // A gradient to add to: zeroed at the first contribution of the step.
   Tensor& grad_to_add();
 
   int pending = 0;  // uses whose backward has not run yet
+};
+
+// Weights in parts (parallel.zero = 3): `ranks` ranks share out those of a model's blocks, of which
+// this one is `rank`.
+struct Sharding {
+  int rank = 0, ranks = 1;
+  // How the names of the blocks' parameters begin, before the block's number: "blocks.". Blocks are
+  // used one after the other, in the order in which they were registered.
+  std::vector<std::string> blocks;
 };
 
 class ParameterTable {
@@ -63,7 +82,14 @@ class ParameterTable {
   // others; among these by group, the last group first. Each has buckets of its own. `bf16_working`
   // also keeps a bf16 copy. What is base lies outside all flat tensors, in the formats of
   // allocate_for_inference().
-  void allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients);
+  //
+  // With `sharding` the blocks' parameters come first (in a bf16 model those that are bf16_only),
+  // in buckets of whole blocks, at least one: bucket 0 has the last block. A rank keeps its part of
+  // each in f32 (shard), and the part of its gradient. All else of a bucket is in one of two slots,
+  // bucket b in slot b % 2, so that every parameter has one address for good: a bucket is gathered
+  // into its slot while its neighbour in the other is used.
+  void allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients,
+                const std::optional<Sharding>& sharding = std::nullopt);
   // NCCL's reduce-scatter and all-gather take equal parts only. Units of 16 elements
   // (core/parts.h) divide a bucket so among 2^k ranks up to 512, and 3, 5 and 15 times as many.
   static constexpr std::int64_t bucket_pad = 15 << 13;
@@ -91,7 +117,8 @@ class ParameterTable {
   std::int64_t trainable_elements() const;  // without padding
   std::int64_t total_elements() const;
 
-  Tensor& values() { return values_; }  // flat, trainable, padded, from values_begin() on
+  // Flat, trainable, padded: of all buckets that are not sharded; values() from values_begin() on.
+  Tensor& values() { return values_; }
   Tensor& working() { return working_; }
   Tensor& grads() { return grads_; }
   Tensor& fixed() { return fixed_; }  // flat, not trainable, without what is base
@@ -99,12 +126,27 @@ class ParameterTable {
   struct Bucket {
     std::int64_t begin = 0, end = 0;  // elements of the flat space
     bool bf16_only = false;           // as its parameters
+    bool sharded = false;             // likewise
     int group = 0;                    // likewise
     int pending = 0;
     bool ready = false;
     bool on_its_way = false;  // new weights are coming: to be awaited before the next use
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
+  int sharded_buckets() const { return sharded_; }  // the first ones
+  // The bucket's elements of values(), working() and grads(), or of its slot. Not of bf16_only
+  // values that were dropped.
+  Tensor values_of(int bucket) const;
+  Tensor working_of(int bucket) const;
+  Tensor gradient_of(int bucket) const;
+  // What this rank owns of a sharded bucket, f32: the weights, and the sum of their gradient.
+  Part owned(int bucket) const;  // elements of the flat space
+  Tensor shard(int bucket) const;
+  Tensor shard_gradient(int bucket) const;
+  // Bytes of weights (slots and bf16 copies with them), gradients, and the shards.
+  std::size_t weight_bytes() const;
+  std::size_t gradient_bytes() const;
+  std::size_t shard_bytes() const;
   int groups() const;  // of parameters, at least 1
 
   // Frees the f32 values of bf16_only buckets, whose masters are then kept in shards elsewhere:
@@ -120,10 +162,23 @@ class ParameterTable {
   void arrived(int bucket) { buckets_[bucket].on_its_way = false; }
   bool any_on_its_way() const;
 
+  // Sharded buckets: `enter(from, to)` is called when the forward or backward leaves bucket `from`
+  // (-1: a micro-batch begins) for `to`, before the first use of the weights and gradients there. A
+  // forward enters ..., 1, 0, a backward 0, 1, ...
+  void set_entry(std::function<void(int from, int to)> entry) { entry_ = std::move(entry); }
+  void enter(int bucket);
+  // A micro-batch, or a forward that no backward follows, begins. Gradients of sharded buckets
+  // begin anew in each micro-batch: their sums go to the shards.
+  void begin_micro_batch();
+  // Sharded buckets as a micro-batch without clips treats them: entered in order and, with
+  // `gradients`, reported ready with zeros.
+  void walk(bool backward, bool gradients);
+
   // A step: begin() forgets gradients. While counting is on, uses are counted in the forward and
   // taken back in the backward; when a bucket has no use left, and all before it are ready,
   // on_ready(bucket) is called. finish() zeroes gradients that got no contribution and announces
-  // the buckets that remain.
+  // the buckets that remain. A sharded bucket is reported in every micro-batch, whether counting is
+  // on or not, never by finish(), and before all others.
   void begin_step(std::function<void(int bucket)> on_ready);
   void set_counting(bool on) { counting_ = on; }
   bool counting() const { return counting_; }
@@ -137,13 +192,19 @@ class ParameterTable {
   struct StepState {
     std::vector<bool> grad_written;
     std::vector<Bucket> buckets;
-    int next_bucket = 0;
+    int next_bucket = 0, next_sharded = 0;
   };
   StepState step_state() const;
   void set_step_state(const StepState& s);
 
  private:
   void announce();
+  void complete(int bucket);
+  bool counts(const Parameter& p) const;
+  // Of `flat`, which lacks its first `missing` elements, or of the bucket's slot.
+  Tensor of_bucket(int bucket, const Tensor& flat, std::int64_t missing,
+                   const std::array<Tensor, 2>& slots) const;
+  void allocate_shards(bool bf16_working, bool gradients);
   // One flat tensor for each format, cut into the chosen parameters.
   void allocate_to_run(bool bf16_model, const std::function<bool(const Parameter&)>& chosen);
 
@@ -154,7 +215,22 @@ class ParameterTable {
   std::function<void(int)> on_ready_, arrive_;
   bool counting_ = false;
   int next_bucket_ = 0;
+
+  // Sharded buckets.
+  std::optional<Sharding> sharding_;
+  int sharded_ = 0;
+  std::int64_t sharded_end_ = 0;  // elements of the flat space: of all of them
+  std::array<Tensor, 2> weight_slots_, gradient_slots_;
+  Tensor shards_, shard_gradients_;          // f32, one owned part after the other
+  std::vector<std::int64_t> shard_offsets_;  // one more than sharded buckets
+  std::vector<std::vector<Part>> gaps_;      // [bucket] elements of a slot that are no parameter's
+  std::function<void(int, int)> entry_;
+  int entered_ = -1, next_sharded_ = 0;
 };
+
+// "blocks.12" of "blocks.12.attn.q.weight" where `beginnings` has "blocks."; "" for a parameter of
+// no block.
+std::string block_of(const std::string& parameter, const std::vector<std::string>& beginnings);
 
 // During its lifetime, parameters whose names begin with `prefix` are not trained: a backward sends
 // gradients through their operations but accumulates none in them.
@@ -193,12 +269,12 @@ class CountingScope {
 // only for the rank's own parts.
 
 // The state of the elements that this rank updates: of every gradient bucket a part, one after the
-// other. Sharded (parallel.zero = 1): part `rank` of `ranks` of each bucket. Whole: each bucket, on
-// every rank.
+// other. Sharded (parallel.zero = 1 or 3): part `rank` of `ranks` of each bucket. Whole: each
+// bucket, on every rank.
 class OptimizerState {
  public:
   // Zero moments; each EMA starts as a copy of the weights. A sharded bf16 model's f32 values of
-  // bf16_only buckets move here, and leave the table.
+  // bf16_only buckets move here, and leave the table. Of sharded buckets the table keeps them.
   // `squares`: AdamW's second moments are kept; SGD has its momentum in exp_avg alone.
   // `ema_decays`: one moving average of the weights for each, at least one.
   OptimizerState(ParameterTable& table, bool sharded, int rank, int ranks, bool squares = true,
@@ -216,21 +292,23 @@ class OptimizerState {
   int averages() const { return static_cast<int>(ema_.size()); }
   const std::vector<double>& ema_decays() const { return ema_decays_; }
   Tensor ema(int bucket, int average = 0) const { return own(ema_[average], bucket); }
-  // The same of the gradients and of the bf16 weights (undefined in an f32 model).
+  // The same of the gradients and of the bf16 weights (undefined in an f32 model, and of sharded
+  // buckets, whose weights are made of the master when they are gathered).
   Tensor gradient(int bucket) const;
   Tensor working(int bucket) const;
 
-  // Bytes on this rank, for the start table: masters that live here, moments, EMAs.
+  // Bytes on this rank, for the start table: masters that live here or in shards, moments, EMAs.
   std::size_t bytes() const;
 
  private:
   Tensor own(const Tensor& array, int bucket) const;
+  Tensor owned(const Tensor& whole, int bucket) const;  // of all of the bucket
 
   ParameterTable& table_;
   bool sharded_;
   std::vector<Part> parts_;
   std::vector<std::int64_t> offsets_;  // of the parts in the arrays below; one more than parts
-  Tensor master_;  // bf16_only buckets, which come first; undefined if the table has the values
+  Tensor master_;  // bf16_only buckets behind the sharded ones; undefined if the table has them
   Tensor exp_avg_, exp_avg_sq_;
   std::vector<double> ema_decays_;
   std::vector<Tensor> ema_;  // [decay]

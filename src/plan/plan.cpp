@@ -12,6 +12,7 @@
 #include "models/registry.h"
 #include "parallel/rank_device.h"
 #include "plan/gpus.h"
+#include "plan/simulation.h"
 #include "tensor/tensor.h"
 #include "train/data_parallel.h"
 #include "train/validation.h"
@@ -50,9 +51,16 @@ PlannedTraining::PlannedTraining(const Deck& deck, bool here)
     task->open(buckets());
   else
     task->check(buckets());
-  // Only the layout matters here: pages that are never touched cost nothing.
-  task->params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
-                          task->bf16(), true);
+  // A micro-batch is timed on one rank alone, which has all weights.
+  WEFT_CHECK(!here || deck.parallel.zero != 3, Exit::usage,
+             "describe the machine (--fabric), or plan with parallel.zero = 1",
+             "--fabric local with parallel.zero = 3");
+  // Only the layout matters here: pages that are never touched cost nothing. How many ranks there
+  // are decides no more than what one of them owns (state_bytes).
+  constexpr int any_ranks = 4096;
+  task->params().allocate(
+      static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4), task->bf16(), true,
+      sharding_of(deck.parallel, task->params(), task->blocks_named(), 0, any_ranks));
 }
 
 Rates rates_of(const PlanRequest& request, bool f32) {
@@ -68,29 +76,37 @@ Machine machine_of(const PlanRequest& request) {
 
 MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks,
                         bool squares, std::size_t averages) {
-  std::size_t all = 0, bf16_only = 0, own = 0, own_bf16_only = 0, fixed = 0;
+  std::size_t fixed = 0, largest = 0;
+  MemoryKinds m;
+  const std::size_t working = bf16 ? 2 : 4;  // bytes
   for (const ParameterTable::Bucket& b : table.buckets()) {
     const auto elements = static_cast<std::size_t>(b.end - b.begin);
     // The last part takes the remainder: it is the largest.
     const auto part = static_cast<std::size_t>(
         sharded ? part_of(b.begin, b.end, ranks - 1, ranks).size() : b.end - b.begin);
-    all += elements;
-    own += part;
-    if (b.bf16_only) bf16_only += elements, own_bf16_only += part;
+    m.moments += (squares ? 8 : 4) * part;
+    m.ema += 4 * averages * part;
+    // On one rank nothing is sharded.
+    if (b.sharded && ranks > 1) {
+      m.masters += 4 * part;
+      m.gradients += 4 * part;
+      largest = std::max(largest, elements);
+      continue;
+    }
+    // A sharded bf16 model keeps the f32 values of bf16_only weights in shards; everything else has
+    // them whole.
+    m.weights += working * elements;
+    if (bf16) m.masters += 4 * (sharded && b.bf16_only ? part : elements);
+    m.gradients += 4 * elements;
   }
+  // The slots of sharded buckets (nn/parameters.h).
+  const std::size_t slots = std::min(2, table.sharded_buckets());
+  m.weights += slots * working * largest;
+  m.gradients += slots * 4 * largest;
   for (const auto& p : table.all())
     if (!p->trainable && p->role != Parameter::Role::base)
       fixed += static_cast<std::size_t>(p->shape.numel());
-  MemoryKinds m;
-  // A sharded bf16 model keeps the f32 values of bf16_only weights in shards; everything else has
-  // them whole.
-  const bool moved = sharded && bf16;
-  m.weights = bf16 ? 2 * all : 4 * all;
-  if (bf16) m.masters = moved ? 4 * (all - bf16_only) + 4 * own_bf16_only : 4 * all;
   m.fixed = (bf16 ? 6 : 4) * fixed + table.base_bytes(bf16);
-  m.gradients = 4 * all;
-  m.moments = (squares ? 8 : 4) * own;
-  m.ema = 4 * averages * own;
   return m;
 }
 
@@ -99,9 +115,10 @@ namespace {
 // 1. Memory.
 
 // What to do where weights, gradients and optimizer alone are more than a rank's memory.
-// `state_on`: their bytes on so many ranks, if sharded.
+// `state_on`: their bytes on so many ranks, if sharded; `shards_blocks`: parallel.zero = 3 could.
 template <class StateOn>
-std::string make_room(const Deck& deck, double memory, int ranks, StateOn&& state_on) {
+std::string make_room(const Deck& deck, bool shards_blocks, double memory, int ranks,
+                      StateOn&& state_on) {
   std::string hint;
   if (deck.train.ema_decay.size() > 1) hint = "keep fewer averages (train.ema_decay), or ";
   if (deck.parallel.zero == 0)
@@ -112,20 +129,26 @@ std::string make_room(const Deck& deck, double memory, int ranks, StateOn&& stat
   for (int more = 2 * ranks; more <= 4096; more *= 2)
     if (state_on(more) < memory)
       return hint + fmt::format(
-                        "use more ranks, over which parallel.zero = 1 shards the optimizer "
-                        "state: {} hold it, with {:.1f} GiB each",
+                        "use more ranks, over which parallel.zero = {} shards {}: {} hold it, with "
+                        "{:.1f} GiB each",
+                        deck.parallel.zero,
+                        deck.parallel.zero == 3 ? "weights, gradients and optimizer state"
+                                                : "the optimizer state",
                         more, gib(state_on(more)));
+  if (deck.parallel.zero == 1 && shards_blocks)
+    return hint + "set parallel.zero = 3, which shards the blocks' weights and gradients too";
   return hint +
          "use a smaller model: weights and gradients alone do not fit, on any number of ranks";
 }
 
 // The rest of a rank's memory, for the arena.
 template <class StateOn>
-std::size_t arena_bytes(const Deck& deck, const PlanRequest& request, const MemoryKinds& memory,
-                        int ranks, StateOn&& state_on) {
+std::size_t arena_bytes(const Deck& deck, bool shards_blocks, const PlanRequest& request,
+                        const MemoryKinds& memory, int ranks, StateOn&& state_on) {
   const double taken = static_cast<double>(memory.state() + memory.staging);
   const double left = request.memory_gb * 1e9 - taken;
-  WEFT_CHECK(left > 0, Exit::usage, make_room(deck, request.memory_gb * 1e9, ranks, state_on),
+  WEFT_CHECK(left > 0, Exit::usage,
+             make_room(deck, shards_blocks, request.memory_gb * 1e9, ranks, state_on),
              "weights, gradients and optimizer need {:.1f} GiB on each of {} ranks, which have "
              "{:.1f} GiB",
              gib(taken), ranks, gib(request.memory_gb * 1e9));
@@ -352,7 +375,10 @@ std::vector<MicroBatchCost> slowest_of_each(
   std::vector<MicroBatchCost> slowest = of_group.front();
   for (const auto& mine : of_group)
     for (std::size_t k = 0; k < mine.size(); ++k)
-      if (mine[k].seconds() > slowest[k].seconds()) slowest[k] = mine[k];
+      if (k == slowest.size())
+        slowest.push_back(mine[k]);
+      else if (mine[k].seconds() > slowest[k].seconds())
+        slowest[k] = mine[k];
   return slowest;
 }
 
@@ -392,8 +418,9 @@ Placed place(const Deck& deck, const PlannedTraining& training, const Plan& plan
       if (t.seconds() > worst.seconds()) worst = t;
       placed.busy += t.compute / groups;
     }
-    // Micro-batch by micro-batch all wait for the slowest; those of another group, in the end.
-    if (lockstep) worst = time_of(slowest_of_each(of_group));
+    // Micro-batch by micro-batch all wait for the slowest; those of another group, in the end. So
+    // they do where a micro-batch gathers the weights.
+    if (lockstep || deck.parallel.zero == 3) worst = time_of(slowest_of_each(of_group));
     placed.seconds += worst.seconds();
     const auto add = [](double& to, double from) { to += from / sampled_steps; };
     add(placed.slowest.compute, worst.compute);
@@ -471,19 +498,41 @@ void suggest_equal_costs(TrainingTask& task, std::span<const Bucket> buckets, st
 
 // 4. Communication and checkpoints.
 
+// How often each bucket is gathered and summed in a step: once, or as often as the micro-batches of
+// the rank with the most ask for.
+struct Sent {
+  int gathers = 1, sums = 1;
+};
+std::vector<Sent> transfers_of(const Plan& plan, const Deck& deck) {
+  std::vector<Sent> sent(plan.schedule.size());
+  const auto sharded = std::ranges::count(plan.schedule, true, &BucketSchedule::sharded);
+  std::fill_n(sent.begin(), sharded, Sent{0, 0});
+  const std::int64_t groups = plan.ranks / deck.parallel.sp;
+  simulation::play_blocks(static_cast<int>(sharded),
+                          static_cast<int>((deck.train.micro_batches + groups - 1) / groups),
+                          [&](const simulation::BlockEvent& e) {
+                            if (e.kind == simulation::BlockEvent::gather) ++sent[e.block].gathers;
+                            if (e.kind == simulation::BlockEvent::sum) ++sent[e.block].sums;
+                          });
+  return sent;
+}
+
 void plan_communication(const Deck& deck, bool bf16, Plan& plan) {
   const double wire = deck.parallel.wire == "bf16" ? 2 : 4;
+  const std::vector<Sent> all = transfers_of(plan, deck);
   for (const bool hierarchical : {false, true}) {
     const CommModel comm{plan.ranks, plan.machine, hierarchical};
     double seconds = 0, sent = 0;
+    auto transfers = all.begin();
     for (const BucketSchedule& b : plan.schedule) {
       const auto elements = static_cast<double>(b.elements);
       const double there = wire * elements;
       const double back = deck.parallel.zero == 0 ? there
                           : bf16 && b.bf16_only   ? 2 * elements
                                                   : 4 * elements;
-      seconds += comm.reduce_scatter(there) + comm.all_gather(back);
-      sent += comm.bytes_sent(there) + comm.bytes_sent(back);
+      const auto [gathers, sums] = *transfers++;
+      seconds += sums * comm.reduce_scatter(there) + gathers * comm.all_gather(back);
+      sent += sums * comm.bytes_sent(there) + gathers * comm.bytes_sent(back);
     }
     (hierarchical ? plan.hierarchical_seconds : plan.flat_seconds) = seconds;
     plan.bytes_sent = sent;
@@ -546,7 +595,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   plan.parameters = task.params().total_elements();
   plan.trained = task.params().trainable_elements();
   const std::size_t averages = deck.train.ema_decay.size();
-  plan.memory = state_bytes(task.params(), task.bf16(), deck.parallel.zero == 1, plan.ranks,
+  plan.memory = state_bytes(task.params(), task.bf16(), deck.parallel.zero >= 1, plan.ranks,
                             squares, averages);
   std::size_t others = 0;
   for (const Bucket& b : buckets) others = std::max(others, task.facts(b).other_weights);
@@ -568,7 +617,8 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   // What is left of the memory, and each bucket's recomputation in it.
   plan.capacity = local && request.memory_gb <= 0
                       ? arena_capacity(deck.memory, place_here.host_ranks)
-                      : arena_bytes(deck, request, plan.memory, plan.ranks, state_on);
+                      : arena_bytes(deck, !task.blocks_named().empty(), request, plan.memory,
+                                    plan.ranks, state_on);
   const std::vector<StepMemory> memory =
       recomputation(deck, training, plan.ranks, plan.capacity, device);
   for (const StepMemory& m : memory)

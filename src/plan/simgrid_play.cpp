@@ -197,6 +197,15 @@ struct StepState {
   std::deque<Gate> summed, gathered;
   Meeting computed, updated;
   Gate reduced;
+  // Of blocks (Overlapped::blocks), in the order in which they are issued.
+  struct Transfer {
+    Transfer(bool is_sum, int of, int ranks) : sum(is_sum), block(of), issued(ranks) {}
+    bool sum;
+    int block;
+    Meeting issued;
+    Gate done;
+  };
+  std::deque<Transfer> transfers;
   std::vector<double> busy, computed_at, begun, ended;  // [rank] seconds
 };
 
@@ -217,6 +226,11 @@ class OverlappedPlay {
       StepState& state = states_.emplace_back(stops_.size(), machine.ranks());
       for (auto* times : {&state.busy, &state.computed_at, &state.begun, &state.ended})
         times->assign(static_cast<std::size_t>(machine.ranks()), 0.0);
+      if (job.blocks.empty()) continue;
+      play_blocks(blocks(), rounds(work_.back()), [&](const BlockEvent& e) {
+        if (e.kind == BlockEvent::gather || e.kind == BlockEvent::sum)
+          state.transfers.emplace_back(e.kind == BlockEvent::sum, e.block, machine.ranks());
+      });
     }
   }
 
@@ -263,12 +277,13 @@ class OverlappedPlay {
       double& busy = state.busy[me];
       state.begun[me] = sg::Engine::get_clock();
       busy += timed_compute(machine_, job_.host);
-      for (std::size_t i = 0; i < mine.size(); ++i) {
+      if (!job_.blocks.empty()) busy += in_blocks(state, before, mine, rounds(work_[s]));
+      for (std::size_t i = 0; job_.blocks.empty() && i < mine.size(); ++i) {
         busy += forward(mine[i].forward, i == 0 ? before : nullptr);
         busy += backward(mine[i].backward, i + 1 == mine.size() ? &state : nullptr);
       }
       // A rank without micro-batches arrives at every stop all the same: each waits for all ranks.
-      if (mine.empty()) {
+      if (mine.empty() && job_.blocks.empty()) {
         forward(0, before);
         backward(0, &state);
       }
@@ -277,7 +292,7 @@ class OverlappedPlay {
       state.reduced.wait();
       busy += timed_compute(machine_, job_.optimizer);
       state.updated.arrive();
-      if (!job_.overlap && job_.sharded) state.gathered.front().wait();
+      if (!job_.overlap && job_.sharded && !state.gathered.empty()) state.gathered.front().wait();
       state.ended[me] = sg::Engine::get_clock();
     }
   }
@@ -308,9 +323,67 @@ class OverlappedPlay {
     return busy + timed_compute(machine_, (1 - done) * seconds);
   }
 
+  int blocks() const { return static_cast<int>(job_.blocks.size()); }
+  static int rounds(const RankWork& work) {
+    std::size_t most = 0;
+    for (const auto& mine : work) most = std::max(most, mine.size());
+    return static_cast<int>(most);
+  }
+
+  // A step's micro-batches, whose blocks' weights are gathered as they go. What is whole waits for
+  // nothing in between: its weights are there before the first, its gradients ready after the last.
+  double in_blocks(StepState& state, StepState* before, const std::vector<Work>& mine,
+                   int micro_batches) {
+    if (before != nullptr && !before->gathered.empty()) before->gathered.front().wait();
+    double busy = 0, done = 0;
+    std::size_t issued = 0;
+    std::vector<std::size_t> arrived(job_.blocks.size(), 0), summed(job_.blocks.size(), 0);
+    const auto compute = [&](double until, double seconds, bool ends) {
+      busy += timed_compute(machine_, std::max(0.0, until - done) * seconds);
+      done = ends ? 0 : std::max(done, until);
+    };
+    play_blocks(blocks(), micro_batches, [&](const BlockEvent& e) {
+      const auto b = static_cast<std::size_t>(std::max(0, e.block));
+      const auto m = static_cast<std::size_t>(e.micro_batch);
+      const Work work = m < mine.size() ? mine[m] : Work{};
+      const bool rest = e.block < 0;
+      switch (e.kind) {
+        case BlockEvent::forward:
+          return compute(rest ? 1 : job_.blocks[b].needed, work.forward, rest);
+        case BlockEvent::backward:
+          return compute(rest ? 1 : job_.blocks[b].ready, work.backward, rest);
+        case BlockEvent::gather:
+        case BlockEvent::sum:
+          (e.kind == BlockEvent::gather ? arrived : summed)[b] = ++issued;
+          state.transfers[issued - 1].issued.arrive();
+          if (!job_.overlap) state.transfers[issued - 1].done.wait();
+          return;
+        case BlockEvent::need:
+          return wait_for(state, arrived[b]);
+        case BlockEvent::need_sum:
+          return wait_for(state, summed[b]);
+        case BlockEvent::need_sums:
+          return wait_for(state, *std::max_element(summed.begin(), summed.end()));
+      }
+    });
+    for (Meeting& ready : state.ready) ready.arrive();
+    return busy;
+  }
+  // The transfer of that number from 1 on; 0: none.
+  static void wait_for(StepState& state, std::size_t number) {
+    if (number > 0) state.transfers[number - 1].done.wait();
+  }
+
   void wire() {
     const Collective sum = job_.sharded ? Collective::reduce_scatter : Collective::all_reduce;
     for (StepState& state : states_) {
+      for (StepState::Transfer& t : state.transfers) {
+        const Bucket& block = job_.blocks[static_cast<std::size_t>(t.block)];
+        t.issued.wait();
+        machine_.collective(t.sum ? sum : Collective::all_gather,
+                            t.sum ? block.gradient_bytes : block.weight_bytes);
+        t.done.open();
+      }
       for (std::size_t i = 0; i < stops_.size(); ++i) {
         state.ready[i].wait();
         // Grouped or not, each bucket is an operation of its own and pays its own latency.

@@ -147,7 +147,7 @@ StepCosts measured_costs(const std::string& run_or_file, const Deck& deck,
   std::error_code none;
   if (fs::is_directory(path, none)) {
     seconds = agreed_seconds(path, buckets.size());
-    add_medians(path, deck.parallel.zero == 1, costs);
+    add_medians(path, deck.parallel.zero >= 1, costs);
   } else {
     seconds = seconds_of_file(path, buckets, costs);
   }
@@ -260,7 +260,8 @@ Overlapped overlapped_job(const DeckStep& step, int ranks) {
   for (const BucketSchedule& b : step.schedule) {
     const auto elements = static_cast<double>(b.elements);
     const double weight = step.bf16_model && b.bf16_only ? 2 : 4;
-    job.buckets.push_back({wire * elements, weight * elements, b.ready, b.needed});
+    (b.sharded && ranks > 1 ? job.blocks : job.buckets)
+        .push_back({wire * elements, weight * elements, b.ready, b.needed});
   }
   // Weights return last bucket first. A bucket needed before one that returns ahead of it counts as
   // needed together with that one, so that `needed` falls from bucket to bucket.
@@ -350,7 +351,7 @@ sim::DeckStep deck_step(const Deck& deck, const std::shared_ptr<PlannedTraining>
   s.sp = static_cast<int>(deck.parallel.sp);
   s.micro_batches = deck.train.micro_batches;
   s.variation = variation;
-  s.sharded = deck.parallel.zero == 1;
+  s.sharded = deck.parallel.zero >= 1;
   s.overlap = deck.parallel.overlap;
   s.bf16_wire = deck.parallel.wire == "bf16";
   s.bf16_model = training->task->bf16();

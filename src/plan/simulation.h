@@ -45,7 +45,10 @@ using RankWork = std::vector<std::vector<Work>>;  // [rank][micro-batch]
 // forward.
 struct Overlapped {
   std::vector<Bucket> buckets;
-  bool sharded = true;        // parallel.zero = 1: reduce-scatter and all-gather; else all-reduce
+  // parallel.zero = 3: in every micro-batch gathered forward and backward, and summed. All ranks go
+  // through as many micro-batches as the one with the most.
+  std::vector<Bucket> blocks;
+  bool sharded = true;        // parallel.zero = 1 or 3: reduce-scatter, all-gather; else all-reduce
   bool overlap = true;        // false: wait for each transfer at once
   double optimizer = 0;       // seconds of a rank's optimizer step
   double report_bytes = 128;  // of the small exchange that ends a step's reductions
@@ -62,6 +65,46 @@ struct StepTimes {
   double exposed = 0;  // mean seconds of transfers (and of their latency) that nothing hid
   double spread() const { return mean_busy > 0 ? longest_busy / mean_busy - 1 : 0; }
 };
+
+// The order of train/sharded_blocks.cpp for one step of so many micro-batches: `at` is told each
+// event, the transfers (gather, sum) when they are issued.
+struct BlockEvent {
+  enum Kind { forward, backward, gather, sum, need, need_sum, need_sums } kind;
+  int micro_batch = 0;
+  int block = 0;  // -1: the rest of a forward or backward
+};
+template <class At>
+void play_blocks(int blocks, int micro_batches, At&& at) {
+  int held[2] = {-1, -1};
+  int m = 0;
+  const auto fetch = [&](int b) {
+    if (b < 0 || b >= blocks || held[b % 2] == b) return;
+    held[b % 2] = b;
+    at(BlockEvent{BlockEvent::gather, m, b});
+  };
+  fetch(blocks - 1);
+  fetch(blocks - 2);
+  for (; m < micro_batches; ++m) {
+    for (int b = blocks; b-- > 0;) {
+      at(BlockEvent{BlockEvent::forward, m, b});  // up to where it is needed
+      fetch(b);
+      at(BlockEvent{BlockEvent::need, m, b});
+      if (b == 0) at(BlockEvent{BlockEvent::need_sums, m, b});
+      fetch(b - 1);
+    }
+    at(BlockEvent{BlockEvent::forward, m, -1});
+    for (int b = 0; b < blocks; ++b) {
+      fetch(b);
+      at(BlockEvent{BlockEvent::need, m, b});
+      if (b >= 2) at(BlockEvent{BlockEvent::need_sum, m, b - 2});
+      fetch(b + 1);
+      at(BlockEvent{BlockEvent::backward, m, b});  // up to where its gradient is complete
+      at(BlockEvent{BlockEvent::sum, m, b});
+    }
+    at(BlockEvent{BlockEvent::backward, m, -1});
+  }
+  at(BlockEvent{BlockEvent::need_sums, m, 0});
+}
 
 // Whether weft was built with SimGrid. Its library also defines the functions of MPI (SMPI), which
 // must never take precedence over the real ones. So it is not linked: a module beside the program,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "plan/simulation.h"
 
 namespace weft {
 namespace {
@@ -15,6 +16,65 @@ double number(const std::string& text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && end == text.data() + text.size() ? value : 0;
+}
+
+// What parallel.zero = 3 gathers and sums in every micro-batch, one operation at a time. The first
+// gathers of a step are issued under the update.
+void add_sharded(std::span<const MicroBatchCost> work, std::span<const BucketSchedule> buckets,
+                 const CommModel& comm, const ParallelDeck& parallel, bool bf16_model,
+                 StepTime& t) {
+  const double wire_bytes = parallel.wire == "bf16" ? 2 : 4;
+  double now = -t.optimizer, wire = now;  // seconds; when the wire is free
+  double at = 0;                          // share of the forward or backward that is done
+  std::vector<double> arrived(buckets.size(), now), summed(buckets.size(), now);
+  const auto wait = [&](double until, double& exposed) {
+    exposed += std::max(0.0, until - now);
+    now = std::max(now, until);
+  };
+  const auto send = [&](double seconds, double& all, double& exposed) {
+    wire = std::max(wire, now) + seconds;
+    all += seconds;
+    if (!parallel.overlap) wait(wire, exposed);
+    return wire;
+  };
+  // Up to the share `until` of a forward or backward of so many seconds; all of it ends it.
+  const auto compute = [&](double until, double seconds, bool ends) {
+    now = std::max(now, 0.0) + std::max(0.0, until - at) * seconds;
+    at = ends ? 0 : std::max(at, until);
+  };
+  using simulation::BlockEvent;
+  simulation::play_blocks(
+      static_cast<int>(buckets.size()), static_cast<int>(work.size()), [&](const BlockEvent& e) {
+        const auto b = static_cast<std::size_t>(std::max(0, e.block));
+        const auto elements = static_cast<double>(buckets[b].elements);
+        const bool rest = e.block < 0;
+        switch (e.kind) {
+          case BlockEvent::forward: {
+            const MicroBatchCost& m = work[static_cast<std::size_t>(e.micro_batch)];
+            return compute(rest ? 1 : buckets[b].needed, m.forward + m.exchange / 2, rest);
+          }
+          case BlockEvent::backward: {
+            const MicroBatchCost& m = work[static_cast<std::size_t>(e.micro_batch)];
+            return compute(rest ? 1 : buckets[b].ready, m.backward + m.again + m.exchange / 2,
+                           rest);
+          }
+          case BlockEvent::gather:
+            arrived[b] =
+                send(comm.all_gather((bf16_model && buckets[b].bf16_only ? 2 : 4) * elements),
+                     t.gather, t.exposed_gather);
+            return;
+          case BlockEvent::sum:
+            summed[b] =
+                send(comm.reduce_scatter(wire_bytes * elements), t.reduce, t.exposed_reduce);
+            return;
+          case BlockEvent::need:
+            return wait(arrived[b], t.exposed_gather);
+          case BlockEvent::need_sum:
+            return wait(summed[b], t.exposed_reduce);
+          case BlockEvent::need_sums:
+            return wait(*std::ranges::max_element(summed), t.exposed_reduce);
+        }
+      });
 }
 
 }  // namespace
@@ -81,25 +141,28 @@ StepTime step_time(std::span<const MicroBatchCost> work, std::span<const BucketS
       work.empty() ? 0 : work.back().backward + work.back().again + work.back().exchange / 2;
   const double wire = parallel.wire == "bf16" ? 2 : 4;
   double end = 0, elements = 0;
+  std::size_t sharded = 0;  // the first buckets
   for (const BucketSchedule& b : buckets) {
+    elements += static_cast<double>(b.elements);
+    if (b.sharded && ++sharded > 0) continue;
     const double bytes = wire * static_cast<double>(b.elements);
-    const double takes = parallel.zero == 1 ? comm.reduce_scatter(bytes) : comm.all_reduce(bytes);
+    const double takes = parallel.zero >= 1 ? comm.reduce_scatter(bytes) : comm.all_reduce(bytes);
     end = std::max(end, b.ready * backward) + takes;
     t.reduce += takes;
-    elements += static_cast<double>(b.elements);
   }
   t.exposed_reduce = parallel.overlap ? std::max(0.0, end - backward) : t.reduce;
 
   // 2. The update of this rank's share.
-  t.optimizer = elements / (parallel.zero == 1 ? comm.ranks : 1) * optimizer_bytes_an_element /
+  t.optimizer = elements / (parallel.zero >= 1 ? comm.ranks : 1) * optimizer_bytes_an_element /
                 optimizer_bandwidth;
-  if (parallel.zero != 1) return t;
+  if (parallel.zero == 0) return t;
 
   // 3. New weights, last bucket first: roughly the order in which the next forward needs them.
   const double forward = work.empty() ? 0 : work.front().forward + work.front().exchange / 2;
   std::vector<std::pair<double, double>>
       weights;  // needed at this share of the forward, here at this time
   for (auto b = buckets.rbegin(); b != buckets.rend(); ++b) {
+    if (b->sharded) continue;
     t.gather += comm.all_gather((bf16_model && b->bf16_only ? 2.0 : 4.0) *
                                 static_cast<double>(b->elements));
     weights.emplace_back(b->needed, t.gather);
@@ -114,6 +177,9 @@ StepTime step_time(std::span<const MicroBatchCost> work, std::span<const BucketS
     now = std::max(now, arrived);
   }
   if (!parallel.overlap) t.exposed_gather = t.gather;
+
+  // 4. What is gathered and summed within the micro-batches.
+  if (sharded > 0) add_sharded(work, buckets.first(sharded), comm, parallel, bf16_model, t);
   return t;
 }
 

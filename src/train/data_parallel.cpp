@@ -6,6 +6,7 @@
 #include <numbers>
 #include <utility>
 
+#include "core/error.h"
 #include "ops/optimizer.h"
 #include "ops/pointwise.h"
 
@@ -123,12 +124,26 @@ void optimizer_step(const TrainDeck& deck, std::int64_t steps_done, const Tensor
   finish_averages(d, steps_done, squares, state, bucket);
 }
 
+std::optional<Sharding> sharding_of(const ParallelDeck& deck, const ParameterTable& table,
+                                    std::vector<std::string> blocks, int rank, int ranks) {
+  if (deck.zero != 3) return std::nullopt;
+  WEFT_CHECK(
+      !blocks.empty(), Exit::usage,
+      "set parallel.zero = 1: weights and gradients are then whole on every rank",
+      "parallel.zero = 3 shares out the weights of a model's blocks, and this model has none "
+      "that are used one after the other");
+  for (const auto& p : table.all())
+    if (p->role == Parameter::Role::adapter) return std::nullopt;
+  if (ranks == 1) return std::nullopt;
+  return Sharding{rank, ranks, std::move(blocks)};
+}
+
 DataParallel::DataParallel(const ParallelDeck& deck, Communicator& comm, ParameterTable& table,
                            std::function<void(std::function<void()>)> aside, int joint_groups)
     : comm_(comm),
       table_(table),
       joint_groups_(joint_groups),
-      sharded_(deck.zero == 1 && comm.size() > 1),
+      sharded_(deck.zero >= 1 && comm.size() > 1),
       overlap_(deck.overlap),
       comm_dtype_(deck.wire == "bf16" ? CommDtype::bf16 : CommDtype::f32),
       aside_(std::move(aside)) {
@@ -139,6 +154,13 @@ DataParallel::DataParallel(const ParallelDeck& deck, Communicator& comm, Paramet
 void DataParallel::make_state(bool squares, std::vector<double> ema_decays) {
   state_ = std::make_unique<OptimizerState>(table_, sharded_, comm_.rank(), comm_.size(), squares,
                                             std::move(ema_decays));
+  if (table_.sharded_buckets() > 0) {
+    blocks_ = std::make_unique<ShardedBlocks>(comm_, table_, comm_dtype_, overlap_);
+    table_.set_entry([this](int from, int to) {
+      if (ops::planning()) return;  // a dry run sends nothing
+      aside_([this, from, to] { blocks_->enter(from, to); });
+    });
+  }
   sums_.assign(table_.buckets().size(), 0);
   weights_.assign(table_.buckets().size(), 0);
 }
@@ -148,39 +170,32 @@ void DataParallel::spread_weights() {
     Tensor working = state_->working(b);
     if (working.defined()) ops::convert(state_->master(b), working);
   }
+  if (blocks_) blocks_->changed();
   if (sharded_)
-    for (int b = 0; b < static_cast<int>(weights_.size()); ++b) {
-      const auto& bucket = table_.buckets()[b];
-      if (table_.working().defined())
-        comm_.wait(comm_.all_gather(table_.working().slice(bucket.begin, bucket.end)));
-      if (table_.working().defined() && bucket.bf16_only) continue;
-      const std::int64_t first = table_.values_begin();
-      comm_.wait(comm_.all_gather(table_.values().slice(bucket.begin - first, bucket.end - first)));
+    for (int b = table_.sharded_buckets(); b < static_cast<int>(weights_.size()); ++b) {
+      if (table_.working().defined()) comm_.wait(comm_.all_gather(table_.working_of(b)));
+      if (table_.working().defined() && table_.buckets()[b].bf16_only) continue;
+      comm_.wait(comm_.all_gather(table_.values_of(b)));
     }
 }
 
 void DataParallel::begin_step(const Tensor& local) {
   local_ = local;
   ops::fill_zero(local_);
+  if (blocks_) blocks_->begin_step();
   table_.begin_step([this](int bucket) {
     // Before the sum over ranks: the squares of this rank's own gradients tell which rank a NaN
     // came from.
-    if (corrupt_ && bucket == corrupted_bucket()) corrupt_now();
-    ops::sum_of_squares(gradient(bucket), local_, true);
+    if (corrupt_) corrupt_now(bucket);
+    ops::sum_of_squares(table_.gradient_of(bucket), local_, true);
     aside_([this, bucket] { reduce(bucket); });
   });
 }
 
-int DataParallel::corrupted_bucket() const { return static_cast<int>(sums_.size()) / 2; }
-
-void DataParallel::corrupt_now() {
+void DataParallel::corrupt_now(int bucket) {
+  if (bucket != static_cast<int>(sums_.size()) / 2) return;
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  gradient(corrupted_bucket()).slice(0, 1).set(std::span<const float>(&nan, 1));
-}
-
-Tensor DataParallel::gradient(int bucket) const {
-  const auto& b = table_.buckets()[bucket];
-  return table_.grads().slice(b.begin, b.end);
+  table_.gradient_of(bucket).slice(0, 1).set(std::span<const float>(&nan, 1));
 }
 
 Tensor DataParallel::group_of(int bucket, const Tensor& squares) const {
@@ -190,15 +205,20 @@ Tensor DataParallel::group_of(int bucket, const Tensor& squares) const {
 }
 
 void DataParallel::reduce(int bucket) {
+  if (table_.buckets()[bucket].sharded) return blocks_->reduce(bucket);
   auto& ticket = sums_[bucket];
-  ticket = sharded_ ? comm_.reduce_scatter_sum(gradient(bucket), comm_dtype_)
-                    : comm_.all_reduce_sum(gradient(bucket), comm_dtype_);
+  ticket = sharded_ ? comm_.reduce_scatter_sum(table_.gradient_of(bucket), comm_dtype_)
+                    : comm_.all_reduce_sum(table_.gradient_of(bucket), comm_dtype_);
   if (!overlap_) blocked_ += comm_.wait(ticket);
 }
 
 double DataParallel::join() {
   double blocked = 0;
   for (const auto ticket : sums_) blocked += comm_.wait(ticket);
+  if (blocks_) {
+    blocks_->collect();
+    blocked += blocks_->take_blocked();
+  }
   // Collectives complete in order, and the weights were issued before these sums: a rank without a
   // forward in this step has them now.
   for (int b = 0; b < static_cast<int>(weights_.size()); ++b) table_.arrived(b);
@@ -224,19 +244,22 @@ double DataParallel::norm(const Tensor& reported, Tensor& squares) {
 double DataParallel::update(std::span<const TrainDeck> groups, std::int64_t steps_done,
                             const Tensor& squares) {
   double blocked = 0;
+  if (blocks_) blocks_->changed();
   // Last bucket first: buckets are in the backward's order, so the next forward needs the last ones
   // first.
   for (int b = static_cast<int>(weights_.size()) - 1; b >= 0; --b) {
     const auto& bucket = table_.buckets()[b];
     optimizer_step(groups[bucket.group], steps_done, group_of(b, squares), *state_, b);
     if (!sharded_) continue;
+    if (bucket.sharded) {
+      // The first two of the next forward; the others take their turns in it.
+      if (b + 2 >= table_.sharded_buckets()) blocks_->fetch(b);
+      continue;
+    }
     // The ranks read such a bucket as bf16 only: half the bytes on the wire.
     const bool bf16 = bucket.bf16_only && table_.working().defined();
-    const std::int64_t first = table_.values_begin();
     auto& ticket = weights_[b];
-    ticket =
-        comm_.all_gather(bf16 ? table_.working().slice(bucket.begin, bucket.end)
-                              : table_.values().slice(bucket.begin - first, bucket.end - first));
+    ticket = comm_.all_gather(bf16 ? table_.working_of(b) : table_.values_of(b));
     if (overlap_)
       table_.on_its_way(b);
     else
@@ -247,6 +270,15 @@ double DataParallel::update(std::span<const TrainDeck> groups, std::int64_t step
 
 void DataParallel::arrive(int bucket) { blocked_ += comm_.wait(weights_[bucket]); }
 
+void DataParallel::begin_passes(bool backward) {
+  settle();
+  if (blocks_) blocks_->begin_passes(backward);
+}
+
+void DataParallel::end_passes() {
+  if (blocks_) blocks_->end_passes();
+}
+
 void DataParallel::settle() {
   for (int b = 0; b < static_cast<int>(weights_.size()); ++b) {
     comm_.wait(weights_[b]);
@@ -254,6 +286,8 @@ void DataParallel::settle() {
   }
 }
 
-double DataParallel::take_blocked() { return std::exchange(blocked_, 0.0); }
+double DataParallel::take_blocked() {
+  return std::exchange(blocked_, 0.0) + (blocks_ ? blocks_->take_blocked() : 0.0);
+}
 
 }  // namespace weft

@@ -1,21 +1,33 @@
 // Data parallelism (ZeRO stage 1: Rajbhandari et al., arXiv 1910.02054): gradients are summed over
 // all ranks while the backward runs, each rank does its share of the optimizer's work, and the new
 // weights are gathered during the next forward. With parallel.zero = 0 gradients are summed whole
-// and every rank does all of the optimizer's work.
+// and every rank does all of the optimizer's work. With parallel.zero = 3 the blocks' weights and
+// gradients are in parts too (train/sharded_blocks.h), and all else is as with 1.
 //
 // Order of the collectives, the same on every rank: gradient buckets 0, 1, ... (the backward's
 // order), the step's report, the gradient's norm, weight buckets ..., 1, 0 (the forward's order).
+// Those of sharded buckets come within the micro-batches, before all others of a step.
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "config/deck.h"
 #include "nn/parameters.h"
 #include "parallel/communicator.h"
+#include "train/sharded_blocks.h"
 
 namespace weft {
+
+// What parallel.zero = 3 shares out of a model whose blocks' names begin with `blocks`
+// (TrainingTask::blocks_named); nothing on one rank, with another stage, and in a training of
+// adapters, whose base stays whole. Exit::usage for a model that names no blocks.
+std::optional<Sharding> sharding_of(const ParallelDeck& deck, const ParameterTable& table,
+                                    std::vector<std::string> blocks, int rank, int ranks);
 
 // The settings with the model's own in place of "auto" and -1. optimizer_step() does it with those
 // of the video models.
@@ -58,21 +70,27 @@ class DataParallel {
   // the same bits on every rank. NaN if it was not finite before, or if any value `reported` f64 by
   // the ranks is not: a GPU may be a step ahead of the host's check. Returns the seconds blocked.
   double norm(const Tensor& reported, Tensor& squares);
+  // Of parallel.zero = 3: whether all ranks must go through the same number of micro-batches; one
+  // begins, or is passed without clips; forwards, or with `backward` whole micro-batches, of which
+  // each rank has its own number until end_passes() (collective; more calls of it do nothing).
+  bool in_lockstep() const { return blocks_ != nullptr; }
+  void begin_micro_batch() { table_.begin_micro_batch(); }
+  void pass_without_clips() { table_.walk(true, true); }
+  void begin_passes(bool backward);
+  void end_passes();
   // The optimizer's step, bucket by bucket, with the settings of each group; issues the gathers of
   // the new weights. Returns the seconds blocked (without overlap).
   double update(std::span<const TrainDeck> groups, std::int64_t steps_done, const Tensor& squares);
   // Waits for weights that are still on their way.
   void settle();
-  // Fault injection (core/faults.h): one gradient of this rank becomes NaN, in
-  // every step before it is sent while `on`, or at once.
+  // Fault injection (core/faults.h): one gradient of this rank becomes NaN, in every step before it
+  // is sent while `on`, or at once if `bucket` has it.
   void corrupt(bool on) { corrupt_ = on; }
-  void corrupt_now();
+  void corrupt_now(int bucket);
   // Seconds that forwards were blocked waiting for weights, since the last call.
   double take_blocked();
 
  private:
-  int corrupted_bucket() const;
-  Tensor gradient(int bucket) const;  // this rank's, or the sum: the whole bucket
   Tensor group_of(int bucket, const Tensor& squares) const;
   void reduce(int bucket);
   void arrive(int bucket);
@@ -84,6 +102,7 @@ class DataParallel {
   CommDtype comm_dtype_;
   std::function<void(std::function<void()>)> aside_;
   std::unique_ptr<OptimizerState> state_;
+  std::unique_ptr<ShardedBlocks> blocks_;  // null: no bucket is sharded
   Tensor local_;
   std::vector<Communicator::Ticket> sums_;     // [bucket], of this step
   std::vector<Communicator::Ticket> weights_;  // [bucket], on their way

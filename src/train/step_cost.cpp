@@ -206,7 +206,8 @@ MicroBatchCost dry_run_cost(TrainingTask& task, const Bucket& bucket, std::int64
 std::vector<BucketSchedule> dry_run_schedule(TrainingTask& task, std::span<const Bucket> buckets,
                                              DeviceKind device, const Rates& rates) {
   std::vector<BucketSchedule> all;
-  for (const auto& b : task.params().buckets()) all.push_back({b.end - b.begin, b.bf16_only, 1, 0});
+  for (const auto& b : task.params().buckets())
+    all.push_back({b.end - b.begin, b.bf16_only, 1, 0, b.sharded});
   const auto longest =
       std::max_element(buckets.begin(), buckets.end(), [](const Bucket& a, const Bucket& b) {
         return a.frames * a.height * a.width < b.frames * b.height * b.width;

@@ -58,7 +58,8 @@ struct BucketSchedule {
   std::int64_t elements = 0;  // padded; 4 B each in f32, 2 B as bf16
   bool bf16_only = false;     // weights gathered as bf16 in a bf16 model, else as f32
   double ready = 0;           // complete when this share of the last micro-batch's backward is done
-  double needed = 0;  // its weights are first used when this share of the next forward is done
+  double needed = 0;     // its weights are first used when this share of the next forward is done
+  bool sharded = false;  // gathered and summed in every micro-batch (parallel.zero = 3)
 };
 
 // The least number of operations of one call: a product 2 M N K, a convolution 2 numel(y) Cin kt kh

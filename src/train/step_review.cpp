@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -25,9 +26,11 @@ constexpr std::size_t remembered_steps = 50, least_steps = 5;
 bool finite(const Tensor& squares) { return std::isfinite(squares.to_host().data<double>()[0]); }
 
 // Flips a bit of a weight in the copy that this rank's forward reads: of the largest parameter that
-// is trained, for a place in the flat space may be padding.
+// is trained and whole on every rank, for a place in the flat space may be padding.
 void flip_a_bit(ParameterTable& table) {
-  const auto trained = [](const auto& p) { return p->trainable ? p->shape.numel() : 0; };
+  const auto trained = [](const auto& p) {
+    return p->trainable && !p->sharded ? p->shape.numel() : 0;
+  };
   const auto largest =
       std::max_element(table.all().begin(), table.all().end(),
                        [&](const auto& a, const auto& b) { return trained(a) < trained(b); });
@@ -214,9 +217,11 @@ void StepReview::throw_non_finite(const IssuedStep& step, const std::string& fou
 }
 
 void checksum_weights(ParameterTable& table, StepReport& report) {
-  std::int64_t low = 0;
-  for (const ParameterTable::Bucket& b : table.buckets())
-    if (b.bf16_only && table.working().defined()) low = b.end;
+  std::int64_t low = 0, begin = 0;
+  for (const ParameterTable::Bucket& b : table.buckets()) {
+    if (b.sharded) begin = b.end;
+    if (b.bf16_only && !b.sharded && table.working().defined()) low = b.end - begin;
+  }
   Tensor working = report.checksum(StepReport::working_low);
   Tensor values = report.checksum(StepReport::values_low);
   if (low > 0) ops::checksum(table.working().slice(0, low), working);
@@ -226,23 +231,31 @@ void checksum_weights(ParameterTable& table, StepReport& report) {
 std::string find_non_finite(const WorkPlan::Work& work, std::int64_t step, float weight,
                             ParameterTable& table, DataParallel& data_parallel,
                             MicroBatchRunner& runner, const std::string& rank_name) {
-  data_parallel.settle();
+  data_parallel.begin_passes(true);
   const Tensor squares = Tensor::empty({1}, DType::f64);
   std::string found;
   for (const auto& [index, what] : work) {
     std::vector<Tensor> losses;
-    runner.run_again(index, what, step, weight,
-                     [&](const TrainingLoss& loss) { losses.push_back(loss.clips); });
-    // An injected NaN with the value 0 recurs, as a fault of the data would.
-    if (fault::ordered(fault::Kind::nan, step).value_or(1) == 0) data_parallel.corrupt_now();
-
     Tensor total = squares;
+    std::set<const Parameter*> bad;
+    // Bucket by bucket as they are ready: a sharded one makes room for others.
+    const auto look = [&](int bucket) {
+      // An injected NaN with the value 0 recurs, as a fault of the data would.
+      if (fault::ordered(fault::Kind::nan, step).value_or(1) == 0)
+        data_parallel.corrupt_now(bucket);
+      for (const auto& p : table.all()) {
+        if (!p->trainable || p->bucket != bucket) continue;
+        ops::sum_of_squares(p->grad, total, false);
+        if (!finite(total)) bad.insert(p.get());
+      }
+    };
+    runner.run_again(
+        index, what, step, weight, [&](const TrainingLoss& loss) { losses.push_back(loss.clips); },
+        look);
+
     std::vector<std::string> names;
-    for (auto p = table.all().rbegin(); p != table.all().rend(); ++p) {
-      if (!(*p)->trainable) continue;
-      ops::sum_of_squares((*p)->grad, total, false);
-      if (!finite(total)) names.push_back((*p)->name);
-    }
+    for (auto p = table.all().rbegin(); p != table.all().rend(); ++p)
+      if (bad.contains(p->get())) names.push_back((*p)->name);
     bool loss_too = false;
     for (const Tensor& loss : losses) {
       ops::sum_of_squares(loss, total, false);
@@ -258,6 +271,7 @@ std::string find_non_finite(const WorkPlan::Work& work, std::int64_t step, float
                           names.size() == 1 ? std::string()
                                             : fmt::format(" and {} more", names.size() - 1)));
   }
+  data_parallel.end_passes();
   return found;
 }
 

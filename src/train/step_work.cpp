@@ -75,6 +75,8 @@ WorkPlan::Step WorkPlan::step(std::int64_t number) const {
   const std::vector<int> owner = owners(plan, number);
   Step step;
   step.expected.assign(groups_.count * groups_.ranks, 0.0);
+  for (int g = 0; g < groups_.count; ++g)
+    step.most = std::max(step.most, static_cast<std::size_t>(std::ranges::count(owner, g)));
   for (const std::string& name : source_.store_names()) step.stores.push_back({name});
   for (std::size_t i = 0; i < plan.size(); ++i) {
     const MicroBatch& m = plan[i];
@@ -225,7 +227,7 @@ void MicroBatchRunner::run(const LoadedBatch& clips, bool first, bool last, floa
 }
 
 void MicroBatchRunner::run_again(int index, const MicroBatch& what, std::int64_t step, float weight,
-                                 const OnLoss& on_loss) {
+                                 const OnLoss& on_loss, const std::function<void(int)>& on_ready) {
   const Bucket& bucket = source_.buckets()[what.bucket];
   const std::size_t each = source_.clip_bytes(what);
   std::vector<std::byte> bytes(what.clips.size() * each);
@@ -242,9 +244,10 @@ void MicroBatchRunner::run_again(int index, const MicroBatch& what, std::int64_t
   }
   const TrainingWork work = prepare(clips, weight);
   ParameterTable& params = task_.params();
-  params.begin_step([](int) {});
+  params.begin_step(on_ready);
   run_parts(work, params, false, on_loss);
   params.finish_step();
+  params.begin_step([](int) {});  // on_ready belongs to the caller
 }
 
 }  // namespace weft

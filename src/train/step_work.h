@@ -54,6 +54,7 @@ class WorkPlan {
     std::vector<SampleId> samples;     // of all ranks, in the order of the plan
     std::vector<StoreMetrics> stores;  // names and counts; empty where there are not several
     std::vector<double> expected;  // [rank] seconds, or the planner's unit before any are measured
+    std::size_t most = 0;          // micro-batches of any rank
   };
   Step step(std::int64_t step) const;
   // The share of its bucket's cost that a micro-batch takes: less than 1 if clips are shortened.
@@ -167,9 +168,9 @@ class MicroBatchRunner {
   // of parameters are counted in the last. Each clip's loss counts `weight` times.
   void run(const LoadedBatch& clips, bool first, bool last, float weight, const OnLoss& on_loss);
   // The same alone, to see what it gives: reads the clips, overwrites the gradients, records and
-  // sends nothing.
+  // sends nothing. `on_ready` is called for each bucket of parameters when its gradient is there.
   void run_again(int index, const MicroBatch& what, std::int64_t step, float weight,
-                 const OnLoss& on_loss);
+                 const OnLoss& on_loss, const std::function<void(int bucket)>& on_ready);
 
  private:
   TrainingWork prepare(const LoadedBatch& clips, float weight);

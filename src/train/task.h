@@ -80,6 +80,11 @@ class TrainingTask {
   // That communicator, for the trainer's timeouts and checks. Null: none.
   virtual Communicator* inner_ranks() { return nullptr; }
 
+  // How the names of parameters begin that belong to the model's blocks, before the block's number
+  // ("blocks."), if a micro-batch has one part and each forward uses the blocks one after the
+  // other, in the order in which they were registered: parallel.zero = 3 shares them out. None: it
+  // cannot.
+  virtual std::vector<std::string> blocks_named() const { return {}; }
   // Blocks of the model that can be recomputed for a clip of this bucket, and the least share of
   // them that the deck asks for.
   virtual std::int64_t blocks(const Bucket& bucket) const = 0;

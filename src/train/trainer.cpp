@@ -46,17 +46,21 @@ std::size_t least(std::size_t value, MPI_Comm world) {
 }
 
 // Bytes of weights, gradients and optimizer on a rank that holds a `ranks`th of what is sharded:
-// without padding, so never more than there will be.
+// without padding, so never more than there will be. `blocks`: the beginnings of names whose
+// weights and gradients are sharded too.
 std::size_t least_state_bytes(const ParameterTable& table, bool bf16, bool squares, int ranks,
-                              std::size_t averages) {
+                              std::size_t averages, const std::vector<std::string>& blocks) {
   std::size_t bytes = table.base_bytes(bf16);
   for (const auto& p : table.all()) {
     if (p->role == Parameter::Role::base) continue;
     const auto n = static_cast<std::size_t>(p->shape.numel());
     const std::size_t share = n / static_cast<std::size_t>(ranks);
-    const std::size_t masters = bf16 && p->bf16_only ? share : n;
-    bytes += 4 * masters + (bf16 ? 2 * n : 0);
-    if (p->trainable) bytes += 4 * n + ((squares ? 8 : 4) + 4 * averages) * share;
+    const bool in_parts =
+        p->trainable && (!bf16 || p->bf16_only) && !block_of(p->name, blocks).empty();
+    const std::size_t masters = in_parts || (bf16 && p->bf16_only) ? share : n;
+    const std::size_t held = in_parts ? share : n;
+    bytes += 4 * masters + (bf16 && !in_parts ? 2 * n : 0);
+    if (p->trainable) bytes += 4 * held + ((squares ? 8 : 4) + 4 * averages) * share;
   }
   return bytes;
 }
@@ -161,9 +165,9 @@ void Trainer::check_state_fits() {
   if (on_cuda()) return;
   const bool squares = std::any_of(optimizers_.begin(), optimizers_.end(),
                                    [](const auto& o) { return o.optimizer != "sgd"; });
-  const std::size_t state =
-      least_state_bytes(params(), task_->bf16(), squares,
-                        deck_.parallel.zero == 1 ? comm_->size() : 1, deck_.train.ema_decay.size());
+  const std::size_t state = least_state_bytes(
+      params(), task_->bf16(), squares, deck_.parallel.zero >= 1 ? comm_->size() : 1,
+      deck_.train.ema_decay.size(), sharding() ? sharding()->blocks : std::vector<std::string>());
   // Before any rank allocates: least() waits for all.
   const std::size_t room =
       least(host_memory().available / static_cast<std::size_t>(device_.host_ranks), world_);
@@ -174,13 +178,26 @@ void Trainer::check_state_fits() {
         size_text(static_cast<double>(state)), size_text(static_cast<double>(room)),
         deck_.parallel.zero == 0 && comm_->size() > 1
             ? "Set parallel.zero = 1 (ZeRO-1), which shards the optimizer state"
+        : deck_.parallel.zero == 1 && comm_->size() > 1 && !task_->blocks_named().empty()
+            ? "Set parallel.zero = 3, which shards weights and gradients too"
             : "Take more hosts, or a smaller model");
+}
+
+std::optional<Sharding> Trainer::sharding() {
+  return sharding_of(deck_.parallel, params(), task_->blocks_named(), comm_->rank(), comm_->size());
 }
 
 void Trainer::load_state() {
   ParameterTable& table = params();
   table.allocate(static_cast<std::int64_t>(deck_.parallel.bucket_mib * (1 << 20) / 4),
-                 task_->bf16(), true);
+                 task_->bf16(), true, sharding());
+  if (first_rank() && deck_.parallel.zero == 3 && comm_->size() > 1) {
+    if (params().sharded_buckets() == 0)
+      log::info("zero = 3  shards as zero = 1 here: no block of the model is trained as a whole");
+    else
+      log::info("zero = 3  {} of blocks, of which a rank has two at a time",
+                counted(params().sharded_buckets(), "bucket"));
+  }
   std::optional<Checkpoint> checkpoint;
   if (first_rank()) run_id_ = stored_run_id(deck_.run.dir);
   if (deck_.run.resume) checkpoint = Checkpoint::newest(deck_.run.dir, world_, run_id_);
@@ -305,7 +322,7 @@ void Trainer::step() {
   step.begin = mark();
   report_->clear();
   data_parallel_->begin_step(report_->slot(StepReport::squares));
-  compute(work.mine, step);
+  compute(work.mine, work.most, step);
   inject_slowness(done_, now_seconds() - start);
   // Also on a rank without micro-batches: it announces all buckets, as the sums are collective.
   params().finish_step();
@@ -360,11 +377,19 @@ void Trainer::step() {
   under_way_ = std::move(step);
 }
 
-// Forward and backward of this rank's micro-batches, as their clips come in.
-void Trainer::compute(const WorkPlan::Work& work, IssuedStep& step) {
+// Forward and backward of this rank's micro-batches, as their clips come in. In lockstep it passes
+// through as many as the rank with the `most`.
+void Trainer::compute(const WorkPlan::Work& work, std::size_t most, IssuedStep& step) {
   StepMetrics& m = step.metrics;
   const float weight = 1.0f / static_cast<float>(m.samples.size());
-  for (std::size_t i = 0; i < work.size(); ++i) {
+  const std::size_t all = data_parallel_->in_lockstep() ? most : work.size();
+  for (std::size_t i = 0; i < all; ++i) {
+    if (i >= work.size()) {
+      comm_->progress(done_, "compute");
+      data_parallel_->pass_without_clips();
+      step.blocked_in_compute += take_blocked();
+      continue;
+    }
     comm_->progress(done_, "data");
     const LoadedBatch& clips = prefetcher_->next();
     m.split.data_wait += clips.waited_seconds;
@@ -375,7 +400,8 @@ void Trainer::compute(const WorkPlan::Work& work, IssuedStep& step) {
     const double share = work_->share_of(clips.what, done_), start = now_seconds();
     const DeviceEvent begin = mark();
     store_losses_->begin(clips.what);
-    runner_->run(clips, i == 0, i + 1 == work.size(), weight,
+    data_parallel_->begin_micro_batch();
+    runner_->run(clips, i == 0, i + 1 == all, weight,
                  [this](const TrainingLoss& loss) { count_loss(loss); });
     const DeviceEvent end = mark();
     const double blocked = take_blocked();
@@ -491,10 +517,11 @@ void Trainer::forward_only(const char* phase, const std::function<void()>& work)
   ended_.update.reset();  // the next step's time starts after this
   const double start = now_seconds();
   comm_->progress(done_, phase);
-  data_parallel_->settle();
+  data_parallel_->begin_passes(false);
   {
     const ArenaScope scope(*arena_);
     work();
+    data_parallel_->end_passes();
   }
   take_blocked();  // no step's
   longest_aside_ = std::max(longest_aside_, now_seconds() - start);

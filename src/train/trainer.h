@@ -59,6 +59,9 @@ class Trainer {
   // all weights there and in the trainer's arena: training goes on with the same bits. `phase` is
   // for the watchdog.
   void forward_only(const char* phase, const std::function<void()>& work);
+  // Within it: this rank runs no forward any more. To be called by all ranks before `work` lets
+  // them communicate.
+  void forwards_done() { data_parallel_->end_passes(); }
   // What the deck holds out of the data for validation.
   const HeldOut& held_out() const { return held_out_; }
   Communicator& communicator() { return *comm_; }
@@ -110,6 +113,7 @@ class Trainer {
  private:
   // start()
   void choose_groups();
+  std::optional<Sharding> sharding();
   void open_data();
   void check_state_fits();
   void load_state();
@@ -119,7 +123,7 @@ class Trainer {
   void open_readers();
 
   // step()
-  void compute(const WorkPlan::Work& work, IssuedStep& step);
+  void compute(const WorkPlan::Work& work, std::size_t most, IssuedStep& step);
   void count_loss(const TrainingLoss& loss);
   double take_blocked();
   unsigned look_at_requests();

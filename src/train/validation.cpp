@@ -161,7 +161,8 @@ Validation::Validation(ValidationSet& set, Communicator& comm, Groups groups)
       figures_(Tensor::persistent({static_cast<std::int64_t>(set.items().size() * set.figures())},
                                   DType::f64)) {}
 
-ValidationResult Validation::run(const std::function<void()>& progress) {
+ValidationResult Validation::run(const std::function<void()>& progress,
+                                 const std::function<void()>& measured) {
   // 1. This rank's items. The others' figures stay zero, so that the sum over ranks is a copy.
   const auto& items = set_.items();
   const std::size_t each = set_.figures();
@@ -176,6 +177,7 @@ ValidationResult Validation::run(const std::function<void()>& progress) {
     if (groups_.rank != 0) std::ranges::fill(own, 0.0);
   }
   if (progress) progress();
+  if (measured) measured();
 
   // 2. All figures to all ranks.
   figures_.set(std::span<const double>(figures));

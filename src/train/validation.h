@@ -106,8 +106,10 @@ class Validation {
   Validation(ValidationSet& set, Communicator& comm, Groups groups);
 
   // Collective. The same bits on every rank, and on any number of them as long as measure() gives
-  // the same: sums are made in the order of the items. `progress` is called between items.
-  ValidationResult run(const std::function<void()>& progress = {});
+  // the same: sums are made in the order of the items. `progress` is called between items,
+  // `measured` once after the last, before the sums over ranks.
+  ValidationResult run(const std::function<void()>& progress = {},
+                       const std::function<void()>& measured = {});
 
  private:
   ValidationSet& set_;

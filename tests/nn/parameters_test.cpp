@@ -1,6 +1,13 @@
 // The parameter table: layout, order of announcements, initial values.
 #include "nn/parameters.h"
 
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "core/error.h"
 #include "core/parts.h"
 #include "fixture.h"
@@ -372,6 +379,193 @@ TEST(ParameterInference, SetOverwritesAPieceOfBothFormats) {
   p.set(2, std::vector<float>{3.00390625f, 4});
   EXPECT_EQ(to_values(p.value), (Vec{1, 1, 3.00390625, 4, 1, 1}));
   EXPECT_EQ(to_values(p.working), (Vec{1, 1, 3, 4, 1, 1}));
+}
+
+// Five blocks between a stem and a head, a bucket each, which three ranks share out evenly.
+class ShardedTable : public OpTest {
+ protected:
+  static constexpr int blocks = 5, width = 320;
+
+  static std::vector<nn::Linear> add_layers(ParameterTable& table) {
+    std::vector<nn::Linear> layers;
+    const auto add = [&](const std::string& name) {
+      nn::Linear l;
+      l.weight = &table.add(name + ".weight", {width, width}, {Init::Kind::normal, 0.05f});
+      l.bias = &table.add(name + ".bias", {width}, {Init::Kind::normal, 0.05f});
+      l.weight->bf16_only = true;
+      layers.push_back(l);
+    };
+    add("stem.0");  // a number makes no block
+    for (int i = 0; i < blocks; ++i) add("blocks." + std::to_string(i + 8) + ".fc");
+    add("head");
+    return layers;
+  }
+  static Sharding sharding(int rank, int ranks) { return {rank, ranks, {"blocks."}}; }
+
+  // Forward and backward, each block recomputed or not; the loss is a . output.
+  static void run(ParameterTable& table, const std::vector<nn::Linear>& layers, bool recomputed) {
+    Tape tape;
+    Var x = make_var(to_tensor(random_values(3 * width, 3), {3, width}));
+    for (const nn::Linear& l : layers) {
+      const auto part = [&table, x, l](Tape& t) {
+        return nn::silu({t, table}, nn::linear({t, table}, x, l));
+      };
+      x = recomputed ? recompute(tape, part) : part(tape);
+    }
+    x->grad = to_tensor(random_values(3 * width, 4), {3, width});
+    tape.backward();
+  }
+};
+
+TEST_F(ShardedTable, BlocksShareTwoSlotsAndAllElseIsWhole) {
+  for (const bool bf16_model : {false, true}) {
+    ParameterTable table;
+    const auto layers = add_layers(table);
+    table.allocate(1, bf16_model, true, sharding(1, 3));
+    ASSERT_EQ(table.sharded_buckets(), blocks);
+    for (int i = 0; i < blocks; ++i) {
+      const nn::Linear& l = layers[static_cast<std::size_t>(i + 1)];
+      EXPECT_TRUE(l.weight->sharded);
+      EXPECT_EQ(l.bias->sharded, !bf16_model) << "a bf16 model reads it in f32: whole";
+      EXPECT_EQ(l.weight->bucket, blocks - 1 - i) << "the last block comes first";
+      const Tensor& held = bf16_model ? l.weight->working : l.weight->value;
+      EXPECT_EQ((bf16_model ? l.weight->value : l.weight->working).defined(), false);
+      const nn::Linear& other = layers[static_cast<std::size_t>(i + 1 < 3 ? i + 3 : i - 1)];
+      EXPECT_EQ(held.raw(), (bf16_model ? other.weight->working : other.weight->value).raw())
+          << "every second block has the same place";
+      EXPECT_EQ(l.weight->grad.raw(), other.weight->grad.raw());
+      if (!bf16_model) {
+        EXPECT_EQ(l.bias->bucket, l.weight->bucket);
+      }
+    }
+    for (const nn::Linear* l : {&layers.front(), &layers.back()})
+      for (const Parameter* p : {l->weight, l->bias}) {
+        EXPECT_FALSE(p->sharded);
+        EXPECT_TRUE(p->value.defined() && p->grad.defined());
+        EXPECT_GE(p->bucket, blocks);
+      }
+    EXPECT_EQ(table.gradient_bytes(), table.grads().bytes() + 4u * (2 * pad + blocks * (pad / 3)));
+    EXPECT_EQ(table.weight_bytes(), table.values().bytes() +
+                                        (bf16_model ? table.working().bytes() : 0) +
+                                        (bf16_model ? 2u : 4u) * 2 * pad);
+  }
+  ParameterTable joined;
+  add_layers(joined);
+  joined.allocate(2 * width * width, false, true, sharding(0, 2));
+  EXPECT_EQ(joined.sharded_buckets(), 3) << "whole blocks until a bucket is full";
+}
+
+TEST_F(ShardedTable, EachRankDrawsAndKeepsItsPart) {
+  ParameterTable whole;
+  add_layers(whole);
+  whole.allocate(1, false, true);
+  whole.initialise(5);
+  for (const auto& p : whole.all())  // two pieces, as files are read
+    if (p->name == "blocks.9.fc.weight")
+      for (const std::int64_t first : {0, 300})
+        p->set(first, std::vector<float>(first == 0 ? 300 : width * width - 300,
+                                         1.0f + static_cast<float>(first)));
+  std::map<std::string, std::vector<float>> joined;
+  for (int rank = 0; rank < 3; ++rank) {
+    ParameterTable part;
+    add_layers(part);
+    part.allocate(1, false, true, sharding(rank, 3));
+    part.initialise(5);
+    Parameter& p = *part.find("blocks.9.fc.weight");
+    p.set(0, std::vector<float>(300, 1.0f));
+    p.set(300, std::vector<float>(width * width - 300, 301.0f));
+    for (const auto& q : part.all()) {
+      auto& values = joined[q->name];
+      if (!q->sharded) {
+        EXPECT_TRUE(same_bits(q->value, whole.find(q->name)->value)) << q->name;
+      } else if (q->owned.size() > 0) {
+        EXPECT_EQ(q->owned.begin, std::ssize(values)) << q->name << ": parts one after the other";
+        const std::vector<float> mine = floats(q->shard);
+        values.insert(values.end(), mine.begin(), mine.end());
+      }
+    }
+  }
+  for (const auto& p : whole.all())
+    if (p->name.starts_with("blocks.")) {
+      EXPECT_EQ(joined[p->name], floats(p->value)) << p->name;
+    }
+}
+
+// One rank that owns everything plays the communicator: weights are copied to the slot when a
+// bucket is entered, and what the other slot and the gradients' padding hold is rubbish.
+TEST_F(ShardedTable, IsEnteredForwardAndBackwardAndComputesTheSame) {
+  ParameterTable whole;
+  const auto of_whole = add_layers(whole);
+  whole.allocate(1, false, true);
+  whole.initialise(5);
+  whole.begin_step([](int) {});
+  run(whole, of_whole, false);
+
+  using Entries = std::vector<std::pair<int, int>>;
+  const Entries there = {{-1, 4}, {4, 3}, {3, 2}, {2, 1}, {1, 0}},
+                back = {{0, 1}, {1, 2}, {2, 3}, {3, 4}};
+  for (const bool recomputed : {false, true}) {
+    ParameterTable table;
+    const auto layers = add_layers(table);
+    table.allocate(1, false, true, sharding(0, 1));
+    table.initialise(5);
+    Entries entries;
+    table.set_entry([&](int from, int to) {
+      entries.emplace_back(from, to);
+      Tensor place = table.values_of(to);
+      ops::convert(table.shard(to), place);
+      if (blocks > 1)
+        std::ranges::fill(table.values_of(to + 1 < blocks ? to + 1 : to - 1).span<float>(), 1e9f);
+    });
+    std::vector<int> ready;
+    const auto on_ready = [&](int b) {
+      ready.push_back(b);
+      if (b >= blocks) return;
+      for (const auto& p : table.all())
+        if (p->bucket == b) {
+          EXPECT_TRUE(same_bits(p->grad, whole.find(p->name)->grad)) << p->name;
+        }
+      double squares = 0, of_parameters = 0;
+      for (const float g : table.gradient_of(b).span<float>()) squares += double{g} * g;
+      for (const auto& p : table.all())
+        if (p->bucket == b)
+          for (const float g : p->grad.span<float>()) of_parameters += double{g} * g;
+      EXPECT_DOUBLE_EQ(squares, of_parameters) << "padding is not zero";
+      std::ranges::fill(table.gradient_of(b).span<float>(), 1e9f);
+    };
+    table.begin_step(on_ready);
+    for (const bool last : {false, true}) {
+      entries.clear();
+      ready.clear();
+      table.begin_micro_batch();
+      const CountingScope counted(table, last);
+      run(table, layers, recomputed);
+      Entries both = there;
+      both.insert(both.end(), back.begin(), back.end());
+      EXPECT_EQ(entries, both);
+      std::vector<int> wanted(last ? table.buckets().size() : blocks);
+      std::iota(wanted.begin(), wanted.end(), 0);
+      EXPECT_EQ(ready, wanted) << "blocks in every micro-batch, the rest behind them in the last";
+    }
+    ready.clear();
+    table.finish_step();
+    EXPECT_TRUE(ready.empty());
+
+    // A forward alone, and a micro-batch without clips.
+    entries.clear();
+    {
+      table.begin_micro_batch();
+      Tape tape(Tape::Mode::infer);
+      Var x = make_var(to_tensor(random_values(3 * width, 3), {3, width}));
+      for (const nn::Linear& l : layers) x = nn::linear({tape, table}, x, l);
+    }
+    EXPECT_EQ(entries, there);
+    entries.clear();
+    ready.clear();
+    table.walk(true, true);
+    EXPECT_EQ(entries.size(), there.size() + back.size());
+    EXPECT_EQ(ready, (std::vector<int>{0, 1, 2, 3, 4}));
+  }
 }
 
 }  // namespace

@@ -85,6 +85,25 @@ TEST(SimulationFormulas, AgreeWithThePlans) {
   }
 }
 
+// parallel.zero = 3: of four blocks' gathers and sums, 0.1 s each, all but the first gather and the
+// last sum are under the computation; a rank with fewer micro-batches passes along.
+TEST_F(Simulation, BlocksAreGatheredUnderTheComputation) {
+  Overlapped job;
+  job.buckets = {{0, 0, 1, 0}};
+  for (int b = 0; b < 4; ++b) job.blocks.push_back({2e8, 2e8, (b + 1) / 4.0, (3 - b) / 4.0});
+  const auto seconds = [&](std::vector<std::vector<Work>> work) {
+    job.work = [work](std::int64_t) { return work; };
+    return mean_seconds(play(slow_pair(), 2, job, 3, 1));
+  };
+  const Work work{4, 8};
+  EXPECT_NEAR(seconds({{work}, {work}}), 12.2, 1e-4);
+  EXPECT_NEAR(seconds({{work, work}, {work, work}}), 24.2, 1e-4);
+  EXPECT_NEAR(seconds({{work, work}, {work}}), 24.2, 1e-4);
+  EXPECT_NEAR(seconds({{Work{}}, {Work{}}}), 0.1 * (6 + 4), 1e-4);
+  job.overlap = false;
+  EXPECT_NEAR(seconds({{work}, {work}}), 13.0, 1e-4);
+}
+
 TEST_F(Simulation, TransfersTakeWhatTheFormulasSay) {
   for (const bool two_level : {false, true})
     for (const int ranks : {1, 2, 8, 9, 16, 100, 128})

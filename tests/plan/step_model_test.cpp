@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "models/stdit3/task.h"
 #include "plan/plan.h"
+#include "train/data_parallel.h"
 
 namespace weft {
 namespace {
@@ -190,6 +191,65 @@ TEST(StepTime, WhatCannotBeHidden) {
   EXPECT_NEAR(t.exposed_reduce, 2 * takes, 1e-9);
   EXPECT_EQ(t.gather, 0);
   EXPECT_NEAR(t.optimizer, 1e9 * optimizer_bytes_an_element / 1e12, 1e-12);
+}
+
+// parallel.zero = 3: four blocks in parts, a whole bucket at the end.
+TEST(StepTime, BlocksInParts) {
+  ParallelDeck deck;
+  deck.zero = 3;
+  CommModel c{8, described_machine("8x400", 141)};
+  c.machine.link_latency = 0;
+  std::vector<BucketSchedule> buckets;
+  for (int b = 0; b < 4; ++b)
+    buckets.push_back({1000000000, true, (b + 1) / 4.0, (3 - b) / 4.0, true});
+  const double gather = c.all_gather(2e9), sum = c.reduce_scatter(4e9);
+  const MicroBatchCost slow{400, 800, 0, 0, 0}, none{};
+  // Under enough work only the first gather, which the update hides, and the last sum are seen.
+  StepTime t = step_time(std::span(&slow, 1), buckets, c, deck, true, 1e9);
+  EXPECT_NEAR(t.gather, 6 * gather, 1e-9) << "two of four are still there when the forward turns";
+  EXPECT_NEAR(t.reduce, 4 * sum, 1e-9);
+  EXPECT_NEAR(t.exposed_gather, 0, 1e-9);
+  EXPECT_NEAR(t.exposed_reduce, sum, 1e-9);
+  EXPECT_NEAR(step_time(std::span(&slow, 1), buckets, c, deck, true, 1e15).exposed_gather, gather,
+              1e-3);
+  const std::vector<MicroBatchCost> twice{slow, slow};
+  t = step_time(twice, buckets, c, deck, true, 1e9);
+  EXPECT_NEAR(t.gather, (6 + 4) * gather, 1e-9) << "and two when it begins again";
+  EXPECT_NEAR(t.reduce, 8 * sum, 1e-9);
+  EXPECT_NEAR(t.exposed(), sum, 1e-9);
+  // Without work, or without overlap, all of it.
+  t = step_time(std::span(&none, 1), buckets, c, deck, true, 1e15);
+  EXPECT_NEAR(t.exposed(), 6 * gather + 4 * sum, 1e-3);
+  deck.overlap = false;
+  t = step_time(std::span(&slow, 1), buckets, c, deck, true, 1e15);
+  EXPECT_NEAR(t.exposed(), 6 * gather + 4 * sum, 1e-3);
+}
+
+// What a plan says of a rank's state is what the table and the optimizer take.
+TEST(StateBytes, AreThoseOfTheTable) {
+  for (const bool bf16_model : {false, true})
+    for (const bool in_parts : {false, true})
+      for (const int ranks : {1, 8, 13}) {
+        Deck deck;
+        deck.model.dtype = bf16_model ? "bf16" : "f32";
+        deck.parallel.zero = in_parts ? 3 : 1;
+        Stdit3Deck& m = deck.get<Stdit3Deck>();
+        m.hidden_size = 64, m.depth = 3, m.num_heads = 2, m.caption_channels = 16;
+        m.model_max_length = 4;
+        Stdit3Task task(deck);
+        ParameterTable& table = task.params();
+        const int rank = ranks - 1;
+        table.allocate(1000, bf16_model, true,
+                       sharding_of(deck.parallel, table, task.blocks_named(), rank, ranks));
+        EXPECT_EQ(table.sharded_buckets(), in_parts && ranks > 1 ? 6 : 0);
+        const OptimizerState state(table, ranks > 1, rank, ranks);
+        const MemoryKinds planned = state_bytes(table, bf16_model, ranks > 1, ranks);
+        // Of f32 masters the table counts the whole ones with the weights.
+        EXPECT_EQ(planned.weights + planned.masters + planned.moments + planned.ema,
+                  table.weight_bytes() + state.bytes())
+            << bf16_model << in_parts << ranks;
+        EXPECT_EQ(planned.gradients, table.gradient_bytes());
+      }
 }
 
 // Gradients are complete in the order of the backward, and the weights of what comes first are

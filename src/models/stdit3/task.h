@@ -16,6 +16,9 @@ class Stdit3Task : public VideoTask {
   const Stdit3& model() const override { return model_; }
   const nn::SequenceGroup& sequence_group() const override { return model_.sequence_group(); }
   std::string describe() const override;
+  std::vector<std::string> blocks_named() const override {
+    return {"spatial_blocks.", "temporal_blocks."};
+  }
   std::int64_t blocks(const Bucket&) const override { return 2 * deck_.get<Stdit3Deck>().depth; }
 
  protected:

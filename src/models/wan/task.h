@@ -31,6 +31,7 @@ class WanTask : public VideoTask {
   const Wan& model() const override { return model_; }
   const nn::SequenceGroup& sequence_group() const override { return model_.sequence_group(); }
   std::string describe() const override;
+  std::vector<std::string> blocks_named() const override { return {"blocks."}; }
   std::int64_t blocks(const Bucket&) const override { return deck_.get<WanDeck>().depth; }
 
  protected:

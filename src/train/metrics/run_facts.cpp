@@ -93,9 +93,8 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
   ParameterTable& p = trainer.params();
   const Communicator& comm = trainer.communicator();
   memory_ = {
-      {"weights", p.values().bytes() + (p.working().defined() ? p.working().bytes() : 0) +
-                      p.base_bytes(trainer.task().bf16())},
-      {"gradients", p.grads().bytes()},
+      {"weights", p.weight_bytes() + p.base_bytes(trainer.task().bf16())},
+      {"gradients", p.gradient_bytes()},
       {"optimizer", trainer.state().bytes()},
       {"activations", trainer.planned_bytes()},
   };
