@@ -1,5 +1,6 @@
 """Where a training starts: partial weights, and adapters (LoRA) on a base: training, restart, export, clips."""
 
+import array
 import json
 import re
 import shutil
@@ -81,8 +82,12 @@ class Partial(LoraCase):
 
 class AdaptersOfWan(WeftTest):
     def test_training_and_its_merged_export(self):
-        (self.dir / "deck.toml").write_text(TINY_WAN_DECK)
-        self.train("base", "train.steps=5")
+        # Captions of 1 to all 6 tokens: with the padding's key alone q and k would learn nothing.
+        write_safetensors(self.dir / "text.safetensors",
+                          {str(i): ("F32", (1 + i % 6, 16), array.array("f", (((i * 7 + j) % 13 - 6) / 6 for j in range(16 * (1 + i % 6)))).tobytes())
+                           for i in range(24)})
+        (self.dir / "deck.toml").write_text(TINY_WAN_DECK.replace("[data]", '[data]\ntext_features = "text.safetensors"'))
+        self.train("base", "train.steps=5", "model.class_dropout_prob=0.3", "diffusion.weighting=shift")
         self.weft("export", "base", "base.safetensors", ranks=0)
         job = self.train("run", "model.weights=base.safetensors", "lora.rank=2", "lora.alpha=6", "train.steps=5",
                          "validation.share=0.25", "validation.every=5")

@@ -8,6 +8,7 @@ import unittest
 from unittest import mock
 
 from divisions import SMALL, DivisionTest
+from harness import TINY_WAN_DECK
 from tiny_models import TINY_VAE
 
 
@@ -30,6 +31,16 @@ class Zero3(DivisionTest):
                 for zero in (1, 3):
                     job = self.run_of(f"{name}{zero}", SMALL, f"parallel.zero={zero}", *overrides, ranks=ranks)
                     self.assertEqual("zero = 3  4 buckets of blocks" in job.err, zero == 3, job.err)
+                self.same_weights(name + "1", name + "3")
+
+    def test_the_bits_of_zero_1_of_wan(self):
+        (self.dir / "deck.toml").write_text(TINY_WAN_DECK)
+        for name, overrides in (("f32", ["train.micro_batches=2"]),
+                                ("bf16", ["train.micro_batches=2", "model.dtype=bf16", "model.recompute=0.5"]),
+                                ("sp", ["train.micro_batches=1", "parallel.sp=2"])):
+            with self.subTest(name):
+                for zero in (1, 3):
+                    self.run_of(f"{name}{zero}", SMALL, f"parallel.zero={zero}", "model.in_channels=3", *overrides, ranks=2)
                 self.same_weights(name + "1", name + "3")
 
     def test_any_division_and_each_restart(self):
