@@ -24,7 +24,8 @@ CLIP (docs/models/clip.md): OpenAI's ViT-L-14.pt gets the names of Hugging Face'
 a file is a TorchScript archive; only its tensors are taken, and the program in it is neither loaded nor run. The aesthetic
 predictor, sac+logos+ava1-l14-linearMSE.pth or Open-Sora's aesthetic.pth, needs no option.
 
-Wan2.1_VAE.pth (docs/models/wan_vae.md) needs no option, and keeps its names.
+Wan2.1_VAE.pth (docs/models/wan_vae.md) and models_t5_umt5-xxl-enc-bf16.pth (docs/models/t5.md, umT5) need no option, and keep
+their names.
 """
 import argparse
 import collections
