@@ -41,6 +41,9 @@ VAE_TOLERANCE = {"f32": 1e-4, "bf16": 4e-2}[DTYPE]
 # A projection on one random direction is such a sum, too: in bf16 2.7e-2 off on the CPU side, 4.2e-2 where convolutions take a
 # rounded bias and leave a rounded gradient of the weights, as cuDNN's do.
 PROJECTION_TOLERANCE = {"f32": 1e-4, "bf16": 6e-2}[DTYPE]
+# Wan's VAE has some 70 layers in a row: in bf16 gradients are up to 0.10 off on the CPU; PyTorch in bf16 is 0.16 off in a length and
+# 0.4 in a projection.
+WAN_VAE_TOLERANCE = {"f32": 1e-4, "bf16": 1.5e-1}[DTYPE]
 # Of a segmentation model's probabilities, relative; bf16 is 3e-3 off on the CPU.
 SEGMENTATION_TOLERANCE = {"f32": 1e-4, "bf16": 1e-2}[DTYPE]
 # Of its gradients in f32. oneDNN's products for AVX2 carry one ReLU of seg_r18_train_b4 over its kink: 1.9e-4 on a Zen 3.
@@ -151,7 +154,7 @@ class Golden(WeftTest):
         self.check("vae_temporal_small", "forward", "--backward")
 
     def test_wan_vae(self):
-        self.check("wan_vae", "forward", "--backward")
+        self.judge("compare.py", *self.computed("wan_vae", "forward", "--backward"), WAN_VAE_TOLERANCE)
 
     def test_umt5(self):
         if not (GOLDEN / "umt5.toml").exists():

@@ -75,7 +75,8 @@ class WanVae(WeftTest):
         self.refused(self.weft("reconstruct", "wan.toml", "vae.z_channels=8", ranks=1, expect=None), 2, "vae.z_channels = 8", "16")
         self.refused(self.weft("reconstruct", "wan.toml", "vae.temporal_downsample=[true]", ranks=1, expect=None), 2,
                      "vae.temporal_downsample")
-        self.refused(self.weft("reconstruct", "wan.toml", "vae.filters=3", ranks=1, expect=None), 2, "even")
+        self.refused(self.weft("reconstruct", "wan.toml", "vae.filters=3", "vae.channel_multipliers=[1, 1, 2, 2]", ranks=1,
+                               expect=None), 2, "even")
         self.refused(self.weft("reconstruct", "wan.toml", "memory.arena_gib=0.0001", ranks=1, expect=None), 2, "memory.arena_gib")
 
 
