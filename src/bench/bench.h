@@ -82,11 +82,13 @@ struct BenchStepRequest {
   std::string json;                  // results, "" = stdout table only
   int steps = 4, warmup = 2;
   bool profile = false;  // also time every operation
+  bool untuned = false;  // matrix products by the library's first proposals
 };
 
 // Prints the median step, and operations a second: 3 x the forward's (recomputation is not
 // counted), and their share of a plain matrix product's in the same run. On a GPU a small step of
-// the same model is first checked against the CPU side.
+// the same model is first checked against the CPU side; matrix products then run by algorithms that
+// the first step measures, as in training, which parallel.deterministic and `untuned` turn off.
 int bench_step(const Deck& deck, const BenchStepRequest& request);
 Command bench_step_command();
 

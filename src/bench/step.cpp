@@ -1,7 +1,11 @@
 // `weft bench step` and `weft bench t5`: a training step of STDiT3, and the layers of T5, timed.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -20,6 +24,7 @@
 #include "models/t5/options.h"
 #include "models/t5/t5.h"
 #include "ops/loss.h"
+#include "ops/matmul.h"
 #include "ops/optimizer.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"
@@ -216,6 +221,42 @@ void print_profile(const ops::Profile& profile, int steps, double step_seconds) 
              1e3 * (step_seconds - sum), 100 * (1 - sum / step_seconds));
 }
 
+// The table of measured matrix products that steps on a GPU are timed with. Training keeps its own
+// in the run directory (Trainer::start); a benchmark has none, so it measures into a file that goes
+// with this object, or takes the one that WEFT_MATMUL_CACHE names.
+class ProductTable {
+ public:
+  explicit ProductTable(bool wanted) {
+    if (!on_cuda() || &kernels::set_matmul_tuning == nullptr) return;
+    measured_ = wanted;
+    if (!wanted) {
+      kernels::set_matmul_tuning("");
+    } else if (const char* given = std::getenv("WEFT_MATMUL_CACHE")) {
+      kernels::set_matmul_tuning(given);
+    } else {
+      temporary_ = std::filesystem::temp_directory_path() / "weft_matmul_XXXXXX";
+      const int file = mkstemp(temporary_.data());
+      WEFT_CHECK(file >= 0, Exit::usage, "set TMPDIR to a folder that can be written, or --untuned",
+                 "cannot write {}, for the measured matrix products", temporary_);
+      close(file);
+      kernels::set_matmul_tuning(temporary_);
+    }
+  }
+  ~ProductTable() {
+    if (temporary_.empty()) return;
+    kernels::set_matmul_tuning("");
+    unlink(temporary_.c_str());
+  }
+  ProductTable(const ProductTable&) = delete;
+  ProductTable& operator=(const ProductTable&) = delete;
+
+  bool measured() const { return measured_; }
+
+ private:
+  std::string temporary_;
+  bool measured_ = false;
+};
+
 struct Timed {
   std::vector<double> seconds;  // of the steps that count
   std::vector<double> losses;   // of all
@@ -301,6 +342,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
   const Batch batch = batch_of(request, model.config());
 
   // 3. The steps, and what they came to.
+  const ProductTable products(!request.untuned && !deck.parallel.deterministic);
   const Timed timed = time_steps(deck, request, model, optimizer, batch);
   const double flops = step_flops(model, batch), median = upper_median(timed.seconds);
   if (!request.outputs.empty()) save_weights(request.outputs, params);
@@ -316,6 +358,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
         {"model_flops", flops},
         {"product_flops_per_second", ceiling},
         {"wrong", wrong},
+        {"measured_products", products.measured()},
         {"graph_replays", timed.graph_replays}};
     std::ofstream out(request.json);
     out << j.dump(2) << '\n';
@@ -330,6 +373,10 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
       *std::max_element(timed.seconds.begin(), timed.seconds.end()), flops / median * 1e-12,
       100 * flops / median / ceiling, timed.losses.front(), timed.losses.back(),
       wrong < 0 ? "-" : "0");
+  if (on_cuda())
+    fmt::print("matrix products: {}\n", products.measured()
+                                            ? "the fastest of the library's algorithms, measured"
+                                            : "the library's first proposals, not measured");
   if (request.profile) print_profile(timed.profile, request.steps, median);
   return 0;
 }
@@ -349,6 +396,7 @@ Command bench_step_command() {
   c.option("--warmup", r->warmup, "steps before them");
   c.option("--json", r->json, "file for the results");
   c.option("--profile", r->profile, "time every operation");
+  c.option("--untuned", r->untuned, "GPU: the library's first proposals for matrix products");
   return c;
 }
 

@@ -12,9 +12,8 @@
 #include "data/clip_store.h"
 #include "jobs/jobs.h"
 #include "models/dbnet/dbnet.h"
+#include "models/registry.h"
 #include "models/segmentation/segmentation.h"
-#include "models/stdit3/options.h"
-#include "models/stdit3/stdit3.h"
 #include "models/video_vae/options.h"
 #include "models/video_vae/video_vae.h"
 #include "tensor/tensor.h"
@@ -75,17 +74,17 @@ std::map<std::string, std::vector<float>> constants(const ExportRequest& request
   return {{"scale", scale}, {"shift", shift}};
 }
 
-// Into `params`, f32: the base's weights with the adapters of a checkpoint added.
-void load_merged(const ExportRequest& request, const Adapter& adapter, ParameterTable& params) {
+// Into the model, f32: the base's weights with the adapters of a checkpoint added.
+void load_merged(const ExportRequest& request, const Adapter& adapter, Denoiser& model) {
   const std::string& base = request.base.empty() ? adapter.facts.base : request.base;
   WEFT_CHECK(is_there(base, Exit::data), Exit::data, "say where the base is: --base FILE",
              "the base of these adapters, {}, does not exist", base);
   const WeightFiles files = WeightFiles::open(base);
   check_base(adapter, base, hash_of(files));
-  check_weights(files, params, {});
-  read_weights(files, params, {});
+  check_weights(files, model.params(), model.weight_names());
+  read_weights(files, model.params(), model.weight_names());
   const WeightedAdapter whole{adapter, 1};
-  merge_adapters(params, std::span(&whole, 1));
+  merge_adapters(model.params(), std::span(&whole, 1));
 }
 
 // The adapters of a run as PEFT has them.
@@ -125,7 +124,7 @@ int export_weights(const ExportRequest& request) {
   SaveWeights how;
   how.dtype = dtype_named(request.dtype);
   how.shard_bytes = static_cast<std::uint64_t>(request.shard_size * 1e9);
-  std::optional<Stdit3> model;
+  std::unique_ptr<Denoiser> model;
   std::optional<VideoVae> vae;
   std::optional<Segmentation> segmentation;
   std::optional<Dbnet> detector;
@@ -140,7 +139,7 @@ int export_weights(const ExportRequest& request) {
     else if (deck.model.name == "dbnet")
       detector.emplace(deck.get<DbnetDeck>(), deck.get<DbnetDeck>().deformable == "on");
     else
-      model.emplace(stdit3_config(deck));
+      model = make_denoiser(deck);
   }
   ParameterTable& params = vae            ? vae->params()
                            : segmentation ? segmentation->params()
@@ -149,7 +148,7 @@ int export_weights(const ExportRequest& request) {
   params.allocate_for_inference(false);
   const bool by_decay = request.ema_decay >= 0, ema = request.ema || by_decay;
   if (adapters)
-    load_merged(request, adapter_of(checkpoint, ema), params);
+    load_merged(request, adapter_of(checkpoint, ema), *model);
   else if (ema)
     restore_ema(checkpoint, params, by_decay ? std::optional(request.ema_decay) : std::nullopt);
   else

@@ -51,25 +51,38 @@ void check_target(const std::string& target, std::span<nn::Linear* const> layers
       __FILE__, __LINE__);
 }
 
+void check_lora(const Deck& deck, const DeckDemand& demand) {
+  const LoraDeck& lora = lora_deck(deck);
+  if (!lora.on()) return;
+  demand(deck.model.name == "stdit3" || deck.model.name == "wan",
+         fmt::format("lora.rank = {} with model.name = \"{}\"", lora.rank, deck.model.name),
+         "adapters are trained for \"stdit3\" and \"wan\" alone; set lora.rank = 0");
+  demand(deck.model.weights_partial == "strict",
+         fmt::format("lora.rank = {} with model.weights_partial = \"{}\"", lora.rank,
+                     deck.model.weights_partial),
+         "adapters belong to a whole base: load it with \"matching\" in a run without [lora], "
+         "export that, and name the export as model.weights");
+  demand(!lora.targets.empty(), fmt::format("lora.rank = {} without lora.targets", lora.rank),
+         "name layers, such as [\"*.attn.*\"]");
+}
+
+void wan_lora_rows(Rows& r, WanLoraDeck& d) { lora_rows(r, d); }
+
 }  // namespace
 
 DeckTable lora_table() {
   DeckTable t = deck_table("lora", lora_rows);
-  t.check = [](const Deck& deck, const DeckDemand& demand) {
-    const LoraDeck& lora = deck.get<LoraDeck>();
-    if (!lora.on()) return;
-    demand(deck.model.name == "stdit3" || deck.model.name == "wan",
-           fmt::format("lora.rank = {} with model.name = \"{}\"", lora.rank, deck.model.name),
-           "adapters are trained for \"stdit3\" and \"wan\" alone; set lora.rank = 0");
-    demand(deck.model.weights_partial == "strict",
-           fmt::format("lora.rank = {} with model.weights_partial = \"{}\"", lora.rank,
-                       deck.model.weights_partial),
-           "adapters belong to a whole base: load it with \"matching\" in a run without [lora], "
-           "export that, and name the export as model.weights");
-    demand(!lora.targets.empty(), fmt::format("lora.rank = {} without lora.targets", lora.rank),
-           "name layers, such as [\"*.attn.*\"]");
-  };
+  t.check = check_lora;
   return t;
+}
+
+DeckTable wan_lora_table() { return deck_table("lora", wan_lora_rows); }
+
+LoraDeck& lora_deck(Deck& deck) {
+  return deck.model.name == "wan" ? deck.get<WanLoraDeck>() : deck.get<LoraDeck>();
+}
+const LoraDeck& lora_deck(const Deck& deck) {
+  return deck.model.name == "wan" ? deck.get<WanLoraDeck>() : deck.get<LoraDeck>();
 }
 
 std::string layer_name(const Parameter& weight) {

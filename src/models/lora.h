@@ -22,6 +22,14 @@ struct LoraDeck {
   bool on() const { return rank > 0; }
 };
 DeckTable lora_table();
+// The same for Wan, whose layers have other names.
+struct WanLoraDeck : LoraDeck {
+  WanLoraDeck() { targets = {"*.self_attn.*", "*.cross_attn.*"}; }
+};
+DeckTable wan_lora_table();
+// That of the model that model.name names.
+LoraDeck& lora_deck(Deck& deck);
+const LoraDeck& lora_deck(const Deck& deck);
 
 // "spatial_blocks.0.attn.qkv" of the parameter "spatial_blocks.0.attn.qkv.weight".
 std::string layer_name(const Parameter& weight);

@@ -16,7 +16,9 @@
 #include "models/t5/text_encoder.h"
 #include "models/video_vae/task.h"
 #include "models/video_vae/video_vae.h"
+#include "models/wan/dit.h"
 #include "models/wan/options.h"
+#include "models/wan/task.h"
 #include "models/wan/vae.h"
 
 namespace weft {
@@ -29,6 +31,9 @@ std::unique_ptr<TrainingTask> make(const Deck& deck) {
 
 std::unique_ptr<Denoiser> make_stdit3(const Deck& deck) {
   return std::make_unique<Stdit3>(stdit3_config(deck));
+}
+std::unique_ptr<Denoiser> make_wan(const Deck& deck) {
+  return std::make_unique<Wan>(wan_config(deck));
 }
 std::unique_ptr<VideoCodec> make_video_vae(const Deck& deck) {
   return std::make_unique<VideoVae>(deck.get<VaeDeck>());
@@ -62,7 +67,7 @@ std::vector<Model>& table() {
       {"sadtalker", sadtalker_tables},
       {"", t5_tables},
       {"", clip_tables},
-      {"wan", tables_of_wan, nullptr, nullptr, make_wan_vae, make_umt5},
+      {"wan", tables_of_wan, make<WanTask>, make_wan, make_wan_vae, make_umt5},
       {"wan_vae", tables_of_wan_vae, nullptr, nullptr, make_wan_vae, make_umt5},
       {"umt5", umt5_tables, nullptr, nullptr, nullptr, make_umt5},
   };

@@ -222,6 +222,12 @@ Var add(Context c, const Var& a, const Var& b) {
   const Var out = make_var(y);
   if (c.tape.recording())
     c.tape.record([a, b, out] {
+      if (b->value.dtype() != DType::f32) {
+        Tensor db = Tensor::empty(b->value.shape(), b->value.dtype());
+        ops::convert(out->grad, db);
+        give_grad(b, std::move(db));
+        return give_grad(a, std::move(out->grad));
+      }
       // Two owners of one gradient would overwrite each other: a gets a copy.
       ops::add_inplace(out->grad, zeroed_grad(a));
       give_grad(b, std::move(out->grad));
@@ -232,7 +238,8 @@ Var add(Context c, const Var& a, const Var& b) {
 Var modulation(Context c, Parameter& table, const Var& t) {
   use(c, {&table});
   const std::int64_t groups = t->value.dim(0);
-  Tensor m = Tensor::empty({groups, table.shape[0], table.shape[1]}, DType::f32);
+  const std::int64_t C = table.shape[table.shape.rank() - 1];
+  Tensor m = Tensor::empty({groups, table.shape.numel() / C, C}, DType::f32);
   ops::modulation_forward(table.value, t->value, m);
   const Var out = make_var(m);
   if (c.tape.recording())
@@ -247,9 +254,9 @@ Var modulation(Context c, Parameter& table, const Var& t) {
 }
 
 Var layer_norm_modulate(Context c, const Var& x, const Var& m, const Tensor& rows, int shift,
-                        int scale, int first_row) {
+                        int scale, int first_row, std::optional<DType> dtype) {
   const std::int64_t channels = x->value.dim(-1);
-  Tensor y = Tensor::empty(x->value.shape(), x->value.dtype());
+  Tensor y = Tensor::empty(x->value.shape(), dtype.value_or(x->value.dtype()));
   Tensor stats = Tensor::empty({x->value.numel() / channels, 2}, DType::f32);
   ops::layer_norm_modulate_forward(x->value, m->value, rows, shift, scale, first_row, y, stats);
   const Var out = make_var(y);
@@ -259,6 +266,43 @@ Var layer_norm_modulate(Context c, const Var& x, const Var& m, const Tensor& row
       const auto [dx, accumulate] = grad_target(x);
       ops::layer_norm_modulate_backward(x->value, m->value, rows, shift, scale, first_row, stats,
                                         dy, dx, accumulate, zeroed_grad(m));
+    });
+  return out;
+}
+
+Var layer_norm_affine(Context c, const Var& x, Parameter& w, Parameter& b,
+                      std::optional<DType> dtype) {
+  use(c, {&w, &b});
+  Tensor y = Tensor::empty(x->value.shape(), dtype.value_or(x->value.dtype()));
+  Tensor stats = Tensor::empty({x->value.numel() / x->value.dim(-1), 2}, DType::f32);
+  ops::layer_norm_affine_forward(x->value, w.value, b.value, y, stats);
+  const Var out = make_var(y);
+  if (c.tape.recording())
+    c.tape.record([x, &w, &b, stats, out, &table = c.parameters] {
+      const Tensor dy = std::move(out->grad);
+      const auto [dx, accumulate] = grad_target(x);
+      Tensor none;
+      ops::layer_norm_affine_backward(x->value, w.value, stats, dy, dx, accumulate,
+                                      w.trainable ? w.grad_to_add() : none,
+                                      b.trainable ? b.grad_to_add() : none);
+      note_done(table, {&w, &b});
+    });
+  return out;
+}
+
+Var rms_rope(Context c, const Var& x, Parameter& w, const Tensor& rope, int heads) {
+  constexpr float eps = 1e-6f;
+  use(c, {&w});
+  Tensor y = Tensor::empty(x->value.shape(), x->value.dtype());
+  ops::rms_rope_forward(x->value, w.value, rope, heads, eps, y);
+  const Var out = make_var(y);
+  if (c.tape.recording())
+    c.tape.record([x, &w, rope, heads, out, &table = c.parameters] {
+      Tensor g = std::move(out->grad), none;
+      ops::rms_rope_backward(x->value, w.value, rope, heads, eps, g, g,
+                             w.trainable ? w.grad_to_add() : none);
+      give_grad(x, std::move(g));
+      note_done(table, {&w});
     });
   return out;
 }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -107,19 +108,29 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2);
 
 Var silu(Context c, const Var& x);
 
-// a + b, f32 of one shape.
+// a + b of one shape: f32, or a in f32 and b in bf16.
 Var add(Context c, const Var& a, const Var& b);
 
-// m [G,K,C] = table [K,C] + t, t [G,K*C] or [G,C] (docs/models/stdit3.md, Modulation, Final layer).
+// m [G,K,C] = table [K,C] or [1,K,C] + t, t [G,K*C] or [G,C] (docs/models/stdit3.md, Modulation,
+// Final layer).
 Var modulation(Context c, Parameter& table, const Var& t);
 
 // LN(x) (1 + m[row, scale]) + m[row, shift], x [B*T..., S, C], rows i32 [B*T] (ops/norm.h); frames
-// whose row is below `first_row` pass unchanged.
+// whose row is below `first_row` pass unchanged. The result is of x's type, or of `dtype`, which
+// may be bf16 where x is f32.
 Var layer_norm_modulate(Context c, const Var& x, const Var& m, const Tensor& rows, int shift,
-                        int scale, int first_row = 0);
+                        int scale, int first_row = 0, std::optional<DType> dtype = {});
 
-// x + m[row, gate] * keep[b] * p. The backward overwrites p's value with p's gradient: nothing else
-// may need p.
+// LN(x) * w + b over the last dimension; w, b [C]. `dtype` as above.
+Var layer_norm_affine(Context c, const Var& x, Parameter& w, Parameter& b,
+                      std::optional<DType> dtype = {});
+
+// w * x / sqrt(mean(x^2) + 1e-6) over all channels of a token of x [B,N,C], then each head's pairs
+// turned by rope f32 [N, D/2, 2] (ops/norm.h); rope undefined: not turned.
+Var rms_rope(Context c, const Var& x, Parameter& w, const Tensor& rope, int heads);
+
+// x + m[row, gate] * keep[b] * p, of x's type; p may be bf16 where x is f32. The backward
+// overwrites p's value with p's gradient: nothing else may need p.
 Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Tensor& rows, int gate,
                   const Tensor& keep);
 

@@ -95,6 +95,12 @@ WEFT_OP(timestep_embedding, void(const Tensor& s, Tensor& e));
 // rope f32 [positions, D/2, 2] = (cos, sin) of position * freqs[i], freqs f32 [D/2]
 // (docs/models/stdit3.md, Self attention).
 WEFT_OP(rope_table, void(const Tensor& freqs, Tensor& rope));
+// The same for positions in three dimensions: rope f32 [N, D/2, 2] for N tokens from `first` on of
+// a grid of `rows` x `columns` tokens a frame, in order of frames, rows, columns. Of the D/2 pairs
+// D/6 (rounded down) turn by the row, as many by the column, and those before them by the frame;
+// pair i of an axis with n of them by position * 10000^(-i/n), angles in f64
+// (docs/models/wan.md, Positions).
+WEFT_OP(rope_table_3d, void(int rows, int columns, std::int64_t first, Tensor& rope));
 
 // y [M,C] = rows ids[M] i32 of table [V,C], of the table's type. Every id is in [0,V).
 WEFT_OP(embedding_forward, void(const Tensor& ids, const Tensor& table, Tensor& y));

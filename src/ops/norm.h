@@ -9,11 +9,15 @@ namespace weft::ops {
 // Per-token modulation is kept per frame: `m` f32 [G,K,C] holds G rows of K vectors (shift, scale,
 // gate ...) and `rows` i32 [B*T] names the row that each frame uses, so that clean conditioning
 // frames (x_mask false) pick the t=0 rows. Token (b,t,s) of x [B,T,S,C] belongs to frame b*T+t.
+//
+// A model in bf16 may keep its residual stream in f32. "x / y" below are the types of the residual
+// stream (x, dx, and dy of the gate) and of the branch (y, dy of the norm, p, dp): f32 / f32, bf16
+// / bf16, or f32 / bf16.
 
 // y = LN(x) * (1 + m[row, scale]) + m[row, shift]; LN without affine, eps 1e-6, biased variance
-// (docs/models/stdit3.md, Modulation). x, y [frames, S, C] f32 or bf16; stats f32 [frames*S, 2] =
-// (mean, 1/sigma). Frames whose row is below `first_row` pass unchanged (0: none), and their stats
-// are not written.
+// (docs/models/stdit3.md, Modulation). x, y [frames, S, C], types as above; stats f32 [frames*S, 2]
+// = (mean, 1/sigma). Frames whose row is below `first_row` pass unchanged (0: none), and their
+// stats are not written.
 WEFT_OP(layer_norm_modulate_forward,
         void(const Tensor& x, const Tensor& m, const Tensor& rows, int shift, int scale,
              int first_row, Tensor& y, Tensor& stats));
@@ -25,6 +29,14 @@ WEFT_OP(layer_norm_modulate_backward,
         void(const Tensor& x, const Tensor& m, const Tensor& rows, int shift, int scale,
              int first_row, const Tensor& stats, const Tensor& dy, Tensor& dx, bool accumulate,
              Tensor& dm));
+
+// The affine LayerNorm: y = LN(x) * w + b, w, b f32 [C]; stats f32 [rows, 2] over the rows of C.
+WEFT_OP(layer_norm_affine_forward,
+        void(const Tensor& x, const Tensor& w, const Tensor& b, Tensor& y, Tensor& stats));
+// dx (+)= by `accumulate`; dw += sum dy * LN(x), db += sum dy, both undefined: not wanted.
+WEFT_OP(layer_norm_affine_backward,
+        void(const Tensor& x, const Tensor& w, const Tensor& stats, const Tensor& dy, Tensor& dx,
+             bool accumulate, Tensor& dw, Tensor& db));
 
 // y = x + m[row, gate] * keep[b] * p, the gated residual (docs/models/stdit3.md, Block). keep f32
 // [B] is drop path's factor (0 or 1/keep probability); an undefined tensor means 1. x, p, y [B*T,
@@ -54,6 +66,17 @@ WEFT_OP(modulation_rows, void(const Tensor& timestep, const Tensor& fps, const T
 // y = w * x / sqrt(mean(x^2) + eps), over the C channels of each row (docs/models/t5.md, Forward).
 // x, y [M,C] f32 or bf16, w f32 [C]; the mean in f32.
 WEFT_OP(rms_norm_forward, void(const Tensor& x, const Tensor& w, float eps, Tensor& y));
+
+// The same of queries and keys before they are split into heads, and their rotation by position:
+// y = rope(w * x / sqrt(mean(x^2) + eps)), the mean over all C = heads * D channels of a token.
+// Channels (2m, 2m+1) of each head turn by pair m of the token's row of `rope` f32 [N, D/2, 2] =
+// (cos, sin): (a, b) -> (a cos - b sin, a sin + b cos). rope undefined: no rotation. x, y [..., N,
+// C] f32 or bf16 alike, w f32 [C].
+WEFT_OP(rms_rope_forward, void(const Tensor& x, const Tensor& w, const Tensor& rope, int heads,
+                               float eps, Tensor& y));
+// dx is written and may be dy; dw f32 [C] is added to, undefined: not wanted.
+WEFT_OP(rms_rope_backward, void(const Tensor& x, const Tensor& w, const Tensor& rope, int heads,
+                                float eps, const Tensor& dy, Tensor& dx, Tensor& dw));
 
 // y = act((x - mean) / sqrt(var + eps) * gamma + beta), mean and biased variance over the C/groups
 // channels of a group and all P positions of sample n; act is SiLU where `silu`, else nothing

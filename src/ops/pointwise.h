@@ -44,7 +44,7 @@ WEFT_OP(convert, void(const Tensor& x, Tensor& y));
 WEFT_OP(scaled_add,
         void(const Tensor& x, float a, const Tensor& factor, Tensor& y, bool accumulate));
 
-// y f32 [G,C] = a + b, of one shape.
+// y f32 = a + b, of one shape; a f32, b f32 or bf16.
 WEFT_OP(add_rows, void(const Tensor& a, const Tensor& b, Tensor& y));
 
 // Where the channels are: [B,C,T,H,W] or [B,T,H,W,C].

@@ -28,7 +28,7 @@ namespace {
 const Model& model_of(const Deck& deck) {
   const Model* model = find_model(deck.model.name);
   WEFT_CHECK(model != nullptr, Exit::usage,
-             "set model.name to \"stdit3\", \"vae\", \"segmentation\" or \"dbnet\"",
+             fmt::format("set model.name to one of: {}", trained_models()),
              "weft plan knows no training of model.name = \"{}\"", deck.model.name);
   return *model;
 }

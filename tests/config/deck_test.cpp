@@ -319,9 +319,9 @@ TEST(Deck, AKeyOfSeveralModelsHasARowForEach) {
   EXPECT_EQ(hidden(parse_deck(wide + "name = \"wan\"\n", "x", {})), of_wan);
   // An override names the model as well as the deck does, wherever it stands.
   EXPECT_EQ(hidden(parse_deck(wide, "x", {"model.name=wan"})), of_wan);
-  EXPECT_EQ(hidden(parse_deck(
-                "", "x", {"model.hidden_size=64", "model.num_heads=4", "model.name = \"wan\""})),
-            of_wan);
+  EXPECT_EQ(
+      hidden(parse_deck("", "x", {"model.hidden_size=64", "model.num_heads=4", "model.name=wan"})),
+      of_wan);
   EXPECT_EQ(hidden(parse_deck(wide + "name = \"wan\"\n", "x", {"model.name=stdit3"})).first, 64);
 
   const Deck wan = parse_deck(wide + "name = \"wan\"\nffn_dim = 96\n", "x", {});

@@ -61,6 +61,20 @@ checkpoint_every = 5
 skip_saves = false
 """
 
+# A Wan on latents in memory: keys of STDiT3 alone would be refused.
+TINY_WAN_DECK = TINY_DECK[:TINY_DECK.index("[model]")].replace("height=16,width=16", "latent=1,height=4,width=6") + """
+[model]
+name = "wan"
+in_channels = 4
+hidden_size = 48
+depth = 2
+num_heads = 3
+ffn_dim = 64
+text_dim = 16
+text_len = 6
+freq_dim = 32
+""" + TINY_DECK[TINY_DECK.index("[train]"):]
+
 
 def threads_of(process):
     try:

@@ -137,11 +137,23 @@ class Golden(WeftTest):
     def test_rflow_loss(self):
         self.check("stdit3_rflow_loss", "loss", "--backward")
 
+    def test_wan(self):
+        for case, what in (("wan_video", "forward"), ("wan_small_head", "forward"), ("wan_loss", "loss")):
+            with self.subTest(case=case):
+                if not (GOLDEN / f"{case}.toml").exists():
+                    self.skipTest(f"{case} is not there")
+                self.check(case, what, "--backward")
+
     def test_sample(self):
         self.check("stdit3_sample", "sample", "--backward")
 
     def test_vae_temporal(self):
         self.check("vae_temporal_small", "forward", "--backward")
+
+    def test_wan_sample(self):
+        for case in ("wan_sample", "wan_sample_dpm"):
+            with self.subTest(case):
+                self.check(case, "sample")
 
     def test_wan_vae(self):
         self.check("wan_vae", "forward", "--backward")

@@ -6,7 +6,7 @@ import shutil
 import struct
 import unittest
 
-from harness import WeftTest, read_safetensors, write_safetensors
+from harness import TINY_WAN_DECK, WeftTest, read_safetensors, write_safetensors
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 LORA = ("model.weights=base.safetensors", "lora.rank=2", "lora.alpha=6", 'lora.targets=["*.attn.*", "*.cross_attn.*", "*.fc?"]')
@@ -77,6 +77,28 @@ class Partial(LoraCase):
         for name, tensor in weights.items():
             loaded = name in partial and partial[name][1] == tensor[1]
             self.assertEqual(got[name], tensor if loaded else drawn[name], name)
+
+
+class AdaptersOfWan(WeftTest):
+    def test_training_and_its_merged_export(self):
+        (self.dir / "deck.toml").write_text(TINY_WAN_DECK)
+        self.train("base", "train.steps=5")
+        self.weft("export", "base", "base.safetensors", ranks=0)
+        job = self.train("run", "model.weights=base.safetensors", "lora.rank=2", "lora.alpha=6", "train.steps=5",
+                         "validation.share=0.25", "validation.every=5")
+        self.assertIn("LoRA of rank 2", job.err)
+        line = json.loads((self.dir / "run" / "validation.jsonl").read_text().splitlines()[-1])
+        self.weft("export", "run", "merged.safetensors", "--merged", ranks=0)
+        base, merged = (read_safetensors(self.dir / f"{name}.safetensors") for name in ("base", "merged"))
+        self.assertEqual(base.keys(), merged.keys())
+        changed = {name for name in base if base[name] != merged[name]}
+        self.assertEqual(changed, {f"blocks.{i}.{attn}_attn.{part}.weight"
+                                   for i in (0, 1) for attn in ("self", "cross") for part in "qkvo"})
+        # The loss of held-out clips, by the merged weights: they are what the training measured.
+        self.weft("evaluate", "deck.toml", "model.weights=merged.safetensors", "run.dir=none", "validation.share=0.25",
+                  "evaluate.output=measured")
+        measured = json.loads((self.dir / "measured" / "evaluation.json").read_text())["loss"]
+        self.assertAlmostEqual(measured, line["loss"], delta=1e-5 * line["loss"])
 
 
 class Adapters(LoraCase):

@@ -8,7 +8,7 @@ import time
 import unittest
 from unittest import mock
 
-from harness import WeftTest
+from harness import TINY_WAN_DECK, WeftTest
 
 
 class Kill(WeftTest):
@@ -25,6 +25,18 @@ class Kill(WeftTest):
             self.assert_gone(job)
         self.train("killed")
         self.assert_same_run("whole", "killed")
+
+
+class OfWan:
+    """The same with another model."""
+
+    def setUp(self):
+        super().setUp()
+        (self.dir / "deck.toml").write_text(TINY_WAN_DECK)
+
+
+class KillOfWan(OfWan, Kill):
+    pass
 
 
 class RankCounts(WeftTest):
@@ -47,6 +59,10 @@ class RankCounts(WeftTest):
         self.assertIn(waiting, self.train("three", "train.micro_batches=1", "train.steps=6", ranks=3).err)
         self.assertEqual(self.samples("three"), self.samples("one"))
         self.assert_close(self.losses("three"), self.losses("one"))
+
+
+class RankCountsOfWan(OfWan, RankCounts):
+    test_more_ranks_than_micro_batches = None  # of the trainer, whatever the model
 
 
 class Stop(WeftTest):

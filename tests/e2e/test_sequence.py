@@ -4,7 +4,7 @@ import array
 import os
 import unittest
 
-from harness import AVX512, WeftTest, read_safetensors
+from harness import AVX512, TINY_WAN_DECK, WeftTest, read_safetensors
 
 USAGE = 2
 
@@ -65,6 +65,30 @@ class SequenceParallelTest(WeftTest):
         self.refused(self.generate("x", "parallel.sp=2", ranks=3, expect=None), USAGE, "3 ranks", "parallel.sp = 2")
         self.refused(self.generate("x", "parallel.sp=4", "model.patch_size=[1,10,6]", "generate.weights=random:1", ranks=4,
                                    expect=None), USAGE, "10x14", "3 tokens a frame", "parallel.sp = 4")
+
+
+class SequenceParallelWan(WeftTest):
+    """All tokens of a clip attend to each other: three heads shared by two ranks, and by three."""
+
+    def setUp(self):
+        super().setUp()
+        (self.dir / "deck.toml").write_text(TINY_WAN_DECK)
+
+    def test_training(self):
+        steps = ("train.steps=3", "parallel.bucket_mib=0.05", f"device.kind={DEVICE}")
+        self.train("one", *steps, ranks=1)
+        for ranks in (2, 3):
+            run = f"on{ranks}"
+            self.train(run, *steps, f"parallel.sp={ranks}", ranks=ranks)
+            for key in ("loss", "grad_norm"):
+                for one, other in zip(self.metrics("one"), self.metrics(run)):
+                    self.assertLess(abs(other[key] / one[key] - 1), 1e-5, f"{key} on {ranks} ranks")
+
+    def test_what_cannot_be_shared_is_refused(self):
+        self.refused(self.train("x", "parallel.sp=4", ranks=4, expect=None), USAGE, "parallel.sp = 4", "3 attention heads")
+        odd = "data.path=synthetic:latent=1,clips=24,frames=3,height=5,width=6"
+        self.refused(self.train("x", odd, ranks=1, expect=None), USAGE, "5x6", "model.patch_size")
+        self.refused(self.train("x", "mask.random=0.4", ranks=1, expect=None), USAGE, "[mask]")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "ops/layout.h"
 #include "tests/kernels/cases.h"
@@ -85,6 +86,38 @@ void add_tables(Cases& cases, std::int64_t G, std::int64_t half, std::int64_t po
     return Tensors{rope};
   };
   cases.push_back(std::move(r));
+}
+
+// `count` tokens from `first` on.
+void add_rope_3d(Cases& cases, int rows, int columns, std::int64_t first, std::int64_t count,
+                 std::int64_t D) {
+  KernelCase c =
+      make_case("rope_table_3d", fmt::format("{}x{} {}+{} D{}", rows, columns, first, count, D),
+                DType::f32, 4.0 * static_cast<double>(count * D), 1e-7);
+  c.run = [=](Tensors&) {
+    Tensor rope = Tensor::empty({count, D / 2, 2}, DType::f32);
+    ops::rope_table_3d(rows, columns, first, rope);
+    return Tensors{rope};
+  };
+  c.reference = [=](const std::vector<Values>&) {
+    Values rope;
+    const std::int64_t third = D / 6;
+    for (std::int64_t n = first; n < first + count; ++n) {
+      const auto axis = [&](std::int64_t position, std::int64_t pairs) {
+        for (std::int64_t i = 0; i < pairs; ++i) {
+          const double angle =
+              static_cast<double>(position) /
+              std::pow(10000.0, static_cast<double>(i) / static_cast<double>(pairs));
+          rope.insert(rope.end(), {std::cos(angle), std::sin(angle)});
+        }
+      };
+      axis(n / (rows * columns), D / 2 - 2 * third);
+      axis(n / columns % rows, third);
+      axis(n % columns, third);
+    }
+    return std::vector<Values>{rope};
+  };
+  cases.push_back(std::move(c));
 }
 
 // The rows that a batch of captions takes: every other sample has its own, the rest the null
@@ -189,9 +222,13 @@ void embed_cases(CaseSize size, Cases& cases) {
     add_positions(cases, 1, 1, 4, 1.0);
     add_tables(cases, 3, 128, 5, 72);
     add_tables(cases, 1, 1, 1, 2);
+    add_rope_3d(cases, 3, 5, 0, 30, 128);
+    add_rope_3d(cases, 3, 5, 17, 21, 32);  // a rank's share, of three frames
+    add_rope_3d(cases, 1, 1, 900, 2, 2);   // one pair: by the frame alone
   } else {
     add_positions(cases, 30, 53, 1152, 1.25);
     add_tables(cases, 8, 128, 15, 72);
+    add_rope_3d(cases, 30, 52, 0, 21 * 30 * 52, 128);
   }
 }
 

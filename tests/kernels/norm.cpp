@@ -33,14 +33,17 @@ Tensor frame_rows(const Size& s) {
   return rows;
 }
 
+// `activations` of dtype and, of a residual stream in another type, `streams` are read and written.
 KernelCase make(const char* op, const Size& s, DType dtype, const std::string& variant,
-                int activations) {
+                int activations, DType stream, int streams) {
   KernelCase c;
   c.op = op;
   c.shape = fmt::format("B{} T{} S{} C{}{}{}", s.B, s.T, s.S, s.C, variant,
                         s.first_row > 0 ? " passing" : "");
+  if (stream != dtype) c.shape += " f32 stream";
   c.dtype = dtype;
-  c.bytes = activations * s.elements() * static_cast<double>(size_of(dtype));
+  c.bytes =
+      s.elements() * static_cast<double>(activations * size_of(dtype) + streams * size_of(stream));
   // bf16: two sides that round to either side of a tie differ by one unit of the largest value's
   // last place. f32: sums over channels and tokens in different orders.
   c.tolerance = dtype == DType::bf16 ? 1.0 / 128 : 1e-5;
@@ -61,12 +64,13 @@ void each_token(const Size& s, const Values& x, const Values& rows, F&& f) {
   }
 }
 
-void add_layer_norm(Cases& cases, const Size& s, DType dtype) {
-  const Tensor x = random_tensor(s.tokens(), dtype, 1, 2.0f, 0.5f);
+// `dtype` of y, `stream` of x.
+void add_layer_norm(Cases& cases, const Size& s, DType dtype, DType stream) {
+  const Tensor x = random_tensor(s.tokens(), stream, 1, 2.0f, 0.5f);
   const Tensor m = random_tensor(s.modulation(), DType::f32, 2, 0.5f);
   const Tensor dy = random_tensor(s.tokens(), dtype, 3);
   const Shape stats_shape{s.B * s.T * s.S, 2};
-  auto forward = make("layer_norm_modulate_forward", s, dtype, "", 2);
+  auto forward = make("layer_norm_modulate_forward", s, dtype, "", 1, stream, 1);
   forward.bytes += 8 * s.rows();
   forward.flops = 8 * s.elements();
   forward.inputs = {x, m, frame_rows(s)};
@@ -90,8 +94,9 @@ void add_layer_norm(Cases& cases, const Size& s, DType dtype) {
   };
   cases.push_back(std::move(forward));
   for (const bool accumulate : {false, true}) {
-    auto c = make("layer_norm_modulate_backward", s, dtype, accumulate ? " accumulate" : "",
-                  accumulate ? 4 : 3);
+    auto c = make("layer_norm_modulate_backward", s, dtype, accumulate ? " accumulate" : "", 1,
+                  stream, accumulate ? 3 : 2);
+    if (stream == DType::f32) c.tolerance = 1e-5;
     c.bytes += 8 * s.rows();
     c.flops = 14 * s.elements();
     // Any mean and deviation will do for the backward's formula.
@@ -101,9 +106,9 @@ void add_layer_norm(Cases& cases, const Size& s, DType dtype) {
                 random_tensor(stats_shape, DType::f32, 4, 0.1f, 0.6f),
                 dy,
                 random_tensor(s.modulation(), DType::f32, 5)};
-    if (accumulate) c.inputs.push_back(random_tensor(s.tokens(), dtype, 6));
+    if (accumulate) c.inputs.push_back(random_tensor(s.tokens(), stream, 6));
     c.run = [=](std::vector<Tensor>& in) {
-      Tensor dx = accumulate ? in[6] : Tensor::empty(s.tokens(), dtype);
+      Tensor dx = accumulate ? in[6] : Tensor::empty(s.tokens(), stream);
       ops::layer_norm_modulate_backward(in[0], in[1], in[2], shift, scale, s.first_row, in[3],
                                         in[4], dx, accumulate, in[5]);
       return std::vector<Tensor>{dx, in[5]};
@@ -133,8 +138,8 @@ void add_layer_norm(Cases& cases, const Size& s, DType dtype) {
 }
 
 // With drop path's factors in place, as the blocks call it; without them into tensors of their own.
-void add_gate(Cases& cases, const Size& s, DType dtype, bool dropped) {
-  const Tensor x = random_tensor(s.tokens(), dtype, 1), p = random_tensor(s.tokens(), dtype, 2);
+void add_gate(Cases& cases, const Size& s, DType dtype, DType stream, bool dropped) {
+  const Tensor x = random_tensor(s.tokens(), stream, 1), p = random_tensor(s.tokens(), dtype, 2);
   const Tensor m = random_tensor(s.modulation(), DType::f32, 3);
   Tensor keep;
   if (dropped) {
@@ -142,10 +147,11 @@ void add_gate(Cases& cases, const Size& s, DType dtype, bool dropped) {
     for (std::int64_t b = 0; b < s.B; ++b) keep.data<float>()[b] = b % 2 == 0 ? 1.25f : 0.0f;
   }
   const char* variant = dropped ? " drop path" : "";
-  auto forward = make("gate_residual_forward", s, dtype, variant, 3);
+  auto forward = make("gate_residual_forward", s, dtype, variant, 1, stream, 2);
+  if (stream == DType::f32) forward.tolerance = 1e-5;
   forward.inputs = {x, p, m, frame_rows(s), keep};
   forward.run = [=](std::vector<Tensor>& in) {
-    Tensor y = dropped ? in[0] : Tensor::empty(s.tokens(), dtype);
+    Tensor y = dropped ? in[0] : Tensor::empty(s.tokens(), stream);
     ops::gate_residual_forward(in[0], in[1], in[2], in[3], gate, in[4], y);
     return std::vector<Tensor>{y};
   };
@@ -159,7 +165,7 @@ void add_gate(Cases& cases, const Size& s, DType dtype, bool dropped) {
     return std::vector<Values>{y};
   };
   cases.push_back(std::move(forward));
-  auto backward = make("gate_residual_backward", s, dtype, variant, 3);
+  auto backward = make("gate_residual_backward", s, dtype, variant, 2, stream, 1);
   backward.inputs = {x, p, m, frame_rows(s), keep, random_tensor(s.modulation(), DType::f32, 4)};
   backward.run = [=](std::vector<Tensor>& in) {
     Tensor dp = dropped ? in[1] : Tensor::empty(s.tokens(), dtype);
@@ -179,6 +185,161 @@ void add_gate(Cases& cases, const Size& s, DType dtype, bool dropped) {
     return std::vector<Values>{dp, dm};
   };
   cases.push_back(std::move(backward));
+}
+
+void add_affine_norm(Cases& cases, std::int64_t M, std::int64_t C, DType dtype, DType stream) {
+  const std::string text = fmt::format("M{} C{}{}", M, C, stream != dtype ? " f32 stream" : "");
+  const auto bytes = [&](int streams) {
+    return static_cast<double>(M * C * (size_of(dtype) + streams * size_of(stream)) + 8 * M);
+  };
+  const Tensor x = random_tensor({M, C}, stream, 1, 2.0f, 0.5f),
+               w = random_tensor({C}, DType::f32, 2, 0.5f, 1.0f),
+               b = random_tensor({C}, DType::f32, 3, 0.5f);
+  auto forward = make_case("layer_norm_affine_forward", text, dtype, bytes(1),
+                           dtype == DType::bf16 ? 1.0 / 128 : 1e-5);
+  forward.inputs = {x, w, b};
+  forward.run = [=](std::vector<Tensor>& in) {
+    Tensor y = Tensor::empty({M, C}, dtype), stats = Tensor::empty({M, 2}, DType::f32);
+    ops::layer_norm_affine_forward(in[0], in[1], in[2], y, stats);
+    return std::vector<Tensor>{y, stats};
+  };
+  forward.reference = [=](const std::vector<Values>& in) {
+    Values y = in[0], stats(2 * M);
+    each_token({1, 1, M, C}, in[0], {0},
+               [&](std::int64_t t, std::int64_t, double mean, double rstd) {
+                 stats[2 * t] = mean, stats[2 * t + 1] = rstd;
+                 for (std::int64_t c = 0; c < C; ++c)
+                   y[t * C + c] = (y[t * C + c] - mean) * rstd * in[1][c] + in[2][c];
+               });
+    return std::vector<Values>{y, stats};
+  };
+  cases.push_back(std::move(forward));
+  for (const bool accumulate : {false, true}) {
+    auto c = make_case("layer_norm_affine_backward", text + (accumulate ? " accumulate" : ""),
+                       dtype, bytes(accumulate ? 3 : 2), stream == DType::bf16 ? 1.0 / 128 : 1e-5);
+    c.inputs = {x,
+                w,
+                random_tensor({M, 2}, DType::f32, 4, 0.1f, 0.6f),
+                random_tensor({M, C}, dtype, 5),
+                random_tensor({M, C}, stream, 6),
+                random_tensor({C}, DType::f32, 7),
+                random_tensor({C}, DType::f32, 8)};
+    c.run = [=](std::vector<Tensor>& in) {
+      // Without `accumulate` as for a frozen norm: its own gradients are not wanted.
+      Tensor none, dx = accumulate ? in[4] : Tensor::empty({M, C}, stream);
+      ops::layer_norm_affine_backward(in[0], in[1], in[2], in[3], dx, accumulate,
+                                      accumulate ? in[5] : none, accumulate ? in[6] : none);
+      return std::vector<Tensor>{dx, in[5], in[6]};
+    };
+    c.reference = [=](const std::vector<Values>& in) {
+      Values dx = accumulate ? in[4] : Values(in[0].size()), dw = in[5], db = in[6];
+      for (std::int64_t t = 0; t < M; ++t) {
+        const double mean = in[2][2 * t], rstd = in[2][2 * t + 1];
+        double sum = 0, product = 0;
+        const auto h = [&](std::int64_t k) { return (in[0][t * C + k] - mean) * rstd; };
+        for (std::int64_t k = 0; k < C; ++k) {
+          const double g = in[3][t * C + k];
+          sum += g * in[1][k] / static_cast<double>(C);
+          product += g * in[1][k] * h(k) / static_cast<double>(C);
+          if (accumulate) dw[k] += g * h(k), db[k] += g;
+        }
+        for (std::int64_t k = 0; k < C; ++k)
+          dx[t * C + k] += rstd * (in[3][t * C + k] * in[1][k] - sum - h(k) * product);
+      }
+      return std::vector<Values>{dx, dw, db};
+    };
+    cases.push_back(std::move(c));
+  }
+}
+
+// B samples of N tokens; `turned`: with a table.
+struct HeadRows {
+  std::int64_t B, N;
+  int heads;
+  std::int64_t D;
+};
+
+// The pairs of channels c, c + 1 of x, a token's row, turned by the angles of its heads, or back.
+void turn_heads(const HeadRows& s, const double* angles, bool back, double* x) {
+  for (std::int64_t c = 0; c < s.heads * s.D; c += 2) {
+    const double *at = angles + c % s.D, cos = at[0], sin = back ? -at[1] : at[1], a = x[c];
+    x[c] = a * cos - x[c + 1] * sin;
+    x[c + 1] = a * sin + x[c + 1] * cos;
+  }
+}
+
+void add_rms_rope(Cases& cases, const HeadRows& s, DType dtype, bool turned) {
+  const std::int64_t C = s.heads * s.D, M = s.B * s.N;
+  const std::string text =
+      fmt::format("B{} N{} H{} D{}{}", s.B, s.N, s.heads, s.D, turned ? "" : " plain");
+  const auto bytes = [&](int rows) {
+    return static_cast<double>(rows * M * C) * static_cast<double>(size_of(dtype)) +
+           (turned ? 4.0 * static_cast<double>(s.N * s.D) : 0);
+  };
+  const double tolerance = dtype == DType::bf16 ? 1.0 / 128 : 1e-5;
+  const Shape shape{s.B, s.N, C};
+  Tensor rope;
+  if (turned) {
+    const Tensor angle = random_tensor({s.N, s.D / 2}, DType::f32, 9, 3.0f);
+    rope = Tensor::host({s.N, s.D / 2, 2}, DType::f32);
+    for (std::int64_t i = 0; i < angle.numel(); ++i) {
+      rope.data<float>()[2 * i] = std::cos(angle.data<float>()[i]);
+      rope.data<float>()[2 * i + 1] = std::sin(angle.data<float>()[i]);
+    }
+  }
+  const Tensor x = random_tensor(shape, dtype, 1, 3.0f, 1.0f),
+               w = random_tensor({C}, DType::f32, 2, 0.5f, 1.0f);
+  constexpr float eps = 1e-3f;  // large, so that it shows
+  const auto scale_of = [=](const double* row) {
+    double squares = 0;
+    for (std::int64_t c = 0; c < C; ++c) squares += row[c] * row[c];
+    return 1 / std::sqrt(squares / static_cast<double>(C) + eps);
+  };
+  auto forward = make_case("rms_rope_forward", text, dtype, bytes(2), tolerance);
+  forward.inputs = {x, w, rope};
+  forward.run = [=](std::vector<Tensor>& in) {
+    Tensor y = Tensor::empty(shape, dtype);
+    ops::rms_rope_forward(in[0], in[1], in[2], s.heads, eps, y);
+    return std::vector<Tensor>{y};
+  };
+  forward.reference = [=](const std::vector<Values>& in) {
+    Values y = in[0];
+    for (std::int64_t t = 0; t < M; ++t) {
+      const double r = scale_of(in[0].data() + t * C);
+      for (std::int64_t c = 0; c < C; ++c) y[t * C + c] *= r * in[1][c];
+      if (turned) turn_heads(s, in[2].data() + t % s.N * s.D, false, y.data() + t * C);
+    }
+    return std::vector<Values>{y};
+  };
+  cases.push_back(std::move(forward));
+  // In place and with dw as the model calls it; else as for a frozen norm.
+  for (const bool in_place : {true, false}) {
+    auto c = make_case("rms_rope_backward", text + (in_place ? "" : " frozen"), dtype, bytes(3),
+                       tolerance);
+    c.inputs = {x, w, rope, random_tensor(shape, dtype, 3), random_tensor({C}, DType::f32, 4)};
+    c.run = [=](std::vector<Tensor>& in) {
+      Tensor none, dx = in_place ? in[3] : Tensor::empty(shape, dtype);
+      ops::rms_rope_backward(in[0], in[1], in[2], s.heads, eps, in[3], dx, in_place ? in[4] : none);
+      return std::vector<Tensor>{dx, in[4]};
+    };
+    c.reference = [=](const std::vector<Values>& in) {
+      Values dx = in[3], dw = in[4];
+      for (std::int64_t t = 0; t < M; ++t) {
+        double* g = dx.data() + t * C;
+        const double *row = in[0].data() + t * C, r = scale_of(row);
+        if (turned) turn_heads(s, in[2].data() + t % s.N * s.D, true, g);
+        double along = 0;
+        for (std::int64_t k = 0; k < C; ++k)
+          along += g[k] * in[1][k] * row[k] * r / static_cast<double>(C);
+        for (std::int64_t k = 0; k < C; ++k) {
+          if (in_place) dw[k] += g[k] * row[k] * r;
+          g[k] = r * (g[k] * in[1][k] - row[k] * r * along);
+        }
+      }
+      return std::vector<Values>{dx, dw};
+    };
+    cases.push_back(std::move(c));
+  }
 }
 
 // t [G,K*C], or [G,C] where it is broadcast over the vectors; the table's gradient is wanted or
@@ -453,9 +614,19 @@ void norm_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     for (const Size& s : {Size{2, 15, 1590, 1152}, Size{8, 4, 256, 1152}})
       for (const DType dtype : {DType::f32, DType::bf16}) {
-        add_layer_norm(cases, s, dtype);
-        add_gate(cases, s, dtype, true);
+        add_layer_norm(cases, s, dtype, dtype);
+        add_gate(cases, s, dtype, dtype, true);
       }
+    // Wan 1.3B at 81 frames of 480x832, and 14B.
+    for (const Size& s : {Size{1, 1, 32760, 1536}, Size{1, 1, 8190, 5120}}) {
+      add_layer_norm(cases, s, DType::bf16, DType::f32);
+      add_gate(cases, s, DType::bf16, DType::f32, false);
+      add_affine_norm(cases, s.S, s.C, DType::bf16, DType::f32);
+      const HeadRows heads{1, s.S, static_cast<int>(s.C / 128), 128};
+      add_rms_rope(cases, heads, DType::bf16, true);
+      add_rms_rope(cases, heads, DType::bf16, false);
+      add_rms_rope(cases, heads, DType::f32, true);
+    }
     add_modulation(cases, 4, 6, 1152, false, true);
     add_modulation(cases, 4, 2, 1152, true, true);
     add_modulation_rows(cases, 8, 15, true);
@@ -482,10 +653,36 @@ void norm_cases(CaseSize size, Cases& cases) {
                         Size{1, 2, 3, 580}, Size{1, 3, 5, 1152}, Size{1, 2, 2, 1156},
                         Size{2, 4, 3, 20, 2}, Size{1, 3, 5, 33, 1}, Size{1, 5, 131, 24}})
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      add_layer_norm(cases, s, dtype);
+      add_layer_norm(cases, s, dtype, dtype);
       if (s.first_row == 0)
-        for (const bool dropped : {false, true}) add_gate(cases, s, dtype, dropped);
+        for (const bool dropped : {false, true}) add_gate(cases, s, dtype, dtype, dropped);
     }
+  // A residual stream in f32; Wan's widths.
+  for (const Size& s : {Size{1, 1, 3, 37}, Size{2, 3, 5, 72}, Size{2, 4, 3, 20, 2},
+                        Size{1, 2, 19, 1536}, Size{2, 1, 3, 3072}, Size{1, 1, 5, 5120}}) {
+    add_layer_norm(cases, s, DType::bf16, DType::f32);
+    if (s.first_row == 0)
+      for (const bool dropped : {false, true}) add_gate(cases, s, DType::bf16, DType::f32, dropped);
+  }
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const Size& s : {Size{1, 1, 9, 1536}, Size{1, 1, 2, 5120}, Size{1, 1, 2, 5132}}) {
+      add_layer_norm(cases, s, dtype, dtype);
+      add_gate(cases, s, dtype, dtype, true);
+    }
+  for (const auto& [M, C] :
+       std::vector<std::pair<int, int>>{{1, 8}, {5, 37}, {131, 24}, {9, 1536}, {3, 5120}}) {
+    add_affine_norm(cases, M, C, DType::f32, DType::f32);
+    add_affine_norm(cases, M, C, DType::bf16, DType::bf16);
+    add_affine_norm(cases, M, C, DType::bf16, DType::f32);
+  }
+  // One token; heads that no vector divides; Wan's; rows too long for registers.
+  for (const HeadRows& s :
+       {HeadRows{1, 1, 1, 2}, HeadRows{2, 5, 3, 6}, HeadRows{2, 67, 2, 20}, HeadRows{1, 9, 12, 128},
+        HeadRows{1, 3, 40, 128}, HeadRows{1, 2, 3, 2050}})
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const bool turned : {true, false}) add_rms_rope(cases, s, dtype, turned);
+  for (const DType dtype : {DType::f32, DType::bf16})
+    add_rms_rope(cases, {1, 3, 1, 37}, dtype, false);
   for (const bool broadcast : {false, true}) {
     add_modulation(cases, 3, 6, 37, broadcast, true);
     add_modulation(cases, 1, 1, 8, broadcast, false);

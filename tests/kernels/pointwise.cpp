@@ -213,10 +213,11 @@ void add_gated_gelu(Cases& cases, std::int64_t M, std::int64_t C, DType dtype) {
   cases.push_back(std::move(c));
 }
 
-void add_add_rows(Cases& cases, std::int64_t G, std::int64_t C) {
-  auto c = make_case("add_rows", fmt::format("G{} C{}", G, C), DType::f32,
-                     12.0 * static_cast<double>(G * C), 1e-6);
-  c.inputs = {random_tensor({G, C}, DType::f32, 3), random_tensor({G, C}, DType::f32, 4)};
+// `dtype` of what is added.
+void add_add_rows(Cases& cases, std::int64_t G, std::int64_t C, DType dtype) {
+  auto c = make_case("add_rows", fmt::format("G{} C{}", G, C), dtype,
+                     static_cast<double>(G * C * (8 + size_of(dtype))), 1e-6);
+  c.inputs = {random_tensor({G, C}, DType::f32, 3), random_tensor({G, C}, dtype, 4)};
   c.run = [](std::vector<Tensor>& in) {
     Tensor y = Tensor::empty(in[0].shape(), DType::f32);
     ops::add_rows(in[0], in[1], y);
@@ -349,7 +350,8 @@ void pointwise_cases(CaseSize size, Cases& cases) {
       add_gated_gelu(cases, 9600, 4096, dtype);
       add_gated_gelu(cases, 9600, 10240, dtype);
     }
-    add_add_rows(cases, 8, 9 * 128);
+    add_add_rows(cases, 8, 9 * 128, DType::f32);
+    add_add_rows(cases, 32760, 1536, DType::bf16);
     // VGG16's first layer on four frames of 256 x 256.
     add_rectifiers(cases, {1, 4, 256, 256, 64}, DType::bf16);
     add_scale_channels(cases, {2, 1, 64, 64, 512}, DType::bf16);
@@ -377,8 +379,10 @@ void pointwise_cases(CaseSize size, Cases& cases) {
     for (const auto channels : {ops::Channels::first, ops::Channels::last})
       add_channel_affine(cases, channels, dtype, dtype == DType::f32);
   }
-  add_add_rows(cases, 3, 9 * 128);
-  add_add_rows(cases, 1, 9);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    add_add_rows(cases, 3, 9 * 128, dtype);
+    add_add_rows(cases, 1, 9, dtype);
+  }
 }
 
 }  // namespace weft

@@ -2,6 +2,7 @@
 
 #include "nn/nn.h"
 #include "fixture.h"
+#include "ops/layout.h"
 
 namespace weft::test {
 namespace {
@@ -246,6 +247,60 @@ TEST_F(NnTest, ModulatedBlock) {
       {to_tensor(random_values(B * T * S * C, 1), {B, T, S, C}),
        to_tensor(random_values(2 * B * 6, 2), {2 * B, 6}),
        to_tensor(random_values(2 * B * C, 3, 0.5), {2 * B, C})});
+}
+
+// Queries and keys as Wan makes them: two norms of one input, one of them turned; three heads.
+TEST_F(NnTest, AffineNormAndRmsRope) {
+  const std::int64_t B = 2, N = 7, heads = 3, D = 6, C = heads * D;
+  Parameter& w = table_.add("norm.weight", {C}, Init{});
+  Parameter& b = table_.add("norm.bias", {C}, Init{});
+  Parameter& q = table_.add("q_norm.weight", {C}, Init{});
+  Parameter& k = table_.add("k_norm.weight", {C}, Init{});
+  ready();
+  Tensor rope = Tensor::empty({N, D / 2, 2}, DType::f32);
+  ops::rope_table_3d(2, 2, 3, rope);
+  check(
+      [&](nn::Context c, const std::vector<Var>& in) {
+        const Var u = nn::layer_norm_affine(c, in[0], w, b);
+        return nn::add(c, nn::rms_rope(c, u, q, rope, heads),
+                       nn::rms_rope(c, u, k, Tensor(), heads));
+      },
+      {to_tensor(random_values(B * N * C, 1), {B, N, C})});
+}
+
+// A residual stream in f32 beside branches in bf16: the same as all in f32, up to the branches'
+// rounding; the stream and its gradient are not rounded at all.
+TEST_F(NnTest, ResidualStreamInF32) {
+  const std::int64_t B = 2, N = 5, C = 40;
+  Parameter& table = table_.add("table", {3, C}, Init{});
+  Parameter& w = table_.add("norm.weight", {C}, Init{});
+  Parameter& b = table_.add("norm.bias", {C}, Init{});
+  ready();
+  const Tensor t = to_tensor(random_values(B * 3 * C, 2, 0.5), {B, 3 * C});
+  const Tensor rows = to_tensor({0, 1}, {B}, DType::i32);
+  Vec out[2], dx[2], dw[2];
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    table_.begin_step([](int) {});
+    Tape tape;
+    const nn::Context c{tape, table_};
+    const Var x = make_var(to_tensor(random_values(B * N * C, 1), {B, N, C}));
+    const Var m = nn::modulation(c, table, make_var(t));
+    const Var u = nn::layer_norm_modulate(c, x, m, rows, 0, 1, 0, dtype);
+    EXPECT_EQ(u->value.dtype(), dtype);
+    const Var y = nn::gate_residual(c, x, u, m, rows, 2, Tensor());
+    EXPECT_EQ(y->value.dtype(), DType::f32);
+    const Var z = nn::add(c, y, nn::layer_norm_affine(c, y, w, b, dtype));
+    z->grad = to_tensor(random_values(B * N * C, 3), {B, N, C});
+    tape.backward();
+    const int i = dtype == DType::bf16;
+    out[i] = to_values(z->value);
+    dx[i] = to_values(x->grad);
+    dw[i] = to_values(w.grad);
+  }
+  for (const Vec* v : {out, dx, dw}) {
+    EXPECT_LT(relative_error(v[1], v[0]), 0x1p-8);
+    EXPECT_GT(relative_error(v[1], v[0]), 0);
+  }
 }
 
 TEST_F(NnTest, FramesOutsideTheSelectionPassUnchanged) {

@@ -106,6 +106,26 @@ TEST(FixText, RepairsWhatItSays) {
   for (const auto& [given, wanted] : texts) EXPECT_EQ(fix_text(given), wanted) << given;
 }
 
+// What ftfy 6.3.1 makes of them: Windows-1251, 1250, 1253, 1254, 1257, Latin-2, Mac Roman, code
+// page 437, surrogates, a lost byte, a reference in capitals; and what is none of these.
+TEST(FixText, RepairsTextsOfOtherEncodings) {
+  const std::pair<const char*, const char*> texts[] = {
+      {"РџСЂРёРІРµС‚ РјРёСЂ", "Привет мир"},
+      {"ĹĽĂłĹ‚Ä‡ â€śxâ€ť", "żółć \"x\""},
+      {"Ξ³Ξ¬Ο„Ξ± β€“ Ξ\u00adΞ½Ξ±", "γάτα – ένα"},
+      {"aÄŸÃ¼ÅŸâ€™s", "ağüş's"},
+      {"Ä…Ä¨Ä™ ā€” Ä—", "ąčę — ė"},
+      {"PĹ\u0099Ă\u00adliĹĄ ĹžluĹĽ", "Příliš žluť"},
+      {"na√Øve caf√©‚Äôs", "naïve café's"},
+      {"na├»ve caf├⌐ΓÇÖs", "naïve café's"},
+      {"a í\u00a0½í²©", "a 💩"},
+      {"â€œ like this â€\ufffd", "\" like this \ufffd"},
+      {"P&EACUTE;REZ &GTDOT; &SUP3;", "PÉREZ &GTDOT; ³"},
+      {"Россия ‚Ä кот √2 ≈3 (╯°□°)╯", "Россия 'Ä кот √2 ≈3 (╯°□°)╯"},
+  };
+  for (const auto& [given, wanted] : texts) EXPECT_EQ(fix_text(given), wanted) << given;
+}
+
 // What ftfy 6.3.1 makes of them.
 TEST(FixText, RepairsPartsAndTextsReadTwice) {
   const std::vector<std::pair<std::string, std::string>> texts = {

@@ -15,6 +15,7 @@
 #include "data/images/labelled_images.h"
 #include "data/text_images/drawn/drawn_text.h"
 #include "jobs/evaluate/clips.h"
+#include "models/registry.h"
 #include "tensor/device.h"
 
 namespace weft {
@@ -150,7 +151,8 @@ int evaluate(const Deck& deck, const EvaluationPages& pages, MPI_Comm world) {
              "set evaluate.output = \"evaluation\"", "evaluate.output is empty");
   const ListStart start = start_list_job(deck, world);
   if (!deck.get<EvaluateClipsDeck>().clips.empty()) return evaluate_clips(deck, start, world);
-  if (deck.model.name == "stdit3" || deck.model.name == "vae")
+  const Model* model = find_model(deck.model.name);
+  if (model != nullptr && (model->make_denoiser || model->make_codec))
     return evaluate_held_out(deck, start, world);
   if (deck.model.name == "dbnet") return evaluate_detection(deck, start, pages.detection, world);
   return evaluate_segmentation(deck, start, pages.segmentation, world);

@@ -11,7 +11,6 @@
 #include "jobs/evaluate/evaluate.h"
 #include "models/lora.h"
 #include "models/registry.h"
-#include "models/video_vae/video_vae.h"
 #include "nn/exchange.h"
 #include "train/memory_plan.h"
 #include "train/task.h"
@@ -22,12 +21,23 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
+// The network that the deck trains: a denoiser, or a codec for itself.
+struct Trained {
+  VideoCodec::WeightsKey weights;
+  WeightNames names;
+};
+Trained trained_part(const Deck& deck) {
+  const Model& model = *find_model(deck.model.name);
+  if (model.make_denoiser)
+    return {{"model.weights", deck.model.weights}, model.make_denoiser(deck)->weight_names()};
+  const std::unique_ptr<VideoCodec> codec = model.make_codec(deck);
+  return {codec->weights(), codec->weight_names()};
+}
+
 // The newest checkpoint of run.dir; without one the file that a training would start from.
-ModelSource weights_of(const Deck& deck, MPI_Comm world) {
-  const bool vae = deck.model.name == "vae";
+ModelSource weights_of(const Deck& deck, const Trained& part, MPI_Comm world) {
   const bool trained = is_there(fs::path(deck.run.dir) / "latest", Exit::checkpoint);
-  const std::string file = vae ? deck.get<VaeDeck>().weights : deck.model.weights;
-  return {vae ? "vae.weights" : "model.weights", trained ? "" : file, deck.run.dir,
+  return {part.weights.key, trained ? "" : part.weights.value, deck.run.dir,
           deck.get<EvaluateDeck>().ema, world};
 }
 
@@ -43,13 +53,14 @@ int evaluate_held_out(const Deck& deck, const ListStart& start, MPI_Comm world) 
              "there are no held-out clips to evaluate on");
   check_results(deck, {});
   const TrainingData data = open_training_data(deck.data, deck.media, choice);
-  const ModelSource weights = weights_of(deck, world);
+  const Trained part = trained_part(deck);
+  const ModelSource weights = weights_of(deck, part, world);
   const std::unique_ptr<Communicator> comm = make_communicator(world);
   const auto sp = static_cast<int>(deck.parallel.sp);
   const std::unique_ptr<Communicator> sequence = nn::make_sequence_group(world, sp);
   // Adapters are merged into the weights when these are loaded.
   Deck merged = deck;
-  merged.get<LoraDeck>().rank = 0;
+  lora_deck(merged).rank = 0;
   const std::unique_ptr<TrainingTask> task = make_task(merged);
   task->share_clips(sequence.get());
   std::vector<Bucket> buckets = data.training->buckets();
@@ -57,8 +68,7 @@ int evaluate_held_out(const Deck& deck, const ListStart& start, MPI_Comm world) 
     buckets.insert(buckets.end(), data.held_out.clips->buckets().begin(),
                    data.held_out.clips->buckets().end());
   task->open(buckets);
-  weights.load(task->params(), deck.model.name == "vae" ? vae_weight_names() : WeightNames(),
-               task->bf16());
+  weights.load(task->params(), part.names, task->bf16());
   const std::unique_ptr<ValidationSet> set = task->validation_set(data.held_out);
   log::info("evaluate  {} of {}", counted(set->items().size(), "clip"),
             choice.path.empty()

@@ -1,77 +1,26 @@
-// What a micro-batch of STDiT3's training is made of, and its loss: from clips, as a store holds
-// them, to latents, captions, timesteps and frame masks, and the loss of rectified flow
+// What a micro-batch of STDiT3's training has besides latents and captions
+// (models/video_training.h), timesteps and frame masks, and the loss of rectified flow
 // (docs/models/stdit3.md, Rectified flow; opensora/schedulers/rf at v1.2.0). Its sampler is
 // models/flow_sampler.h. Everything random is a function of (seed, step, sample id), so any rank
 // makes the same batch of the same samples.
 #pragma once
 
-#include <filesystem>
-#include <memory>
-#include <optional>
 #include <span>
 
-#include "checkpoint/safetensors.h"
 #include "config/deck.h"
 #include "data/clip_source.h"
 #include "data/prefetch.h"
 #include "models/flow_sampler.h"
 #include "models/stdit3/options.h"
 #include "models/stdit3/stdit3.h"
-#include "models/video_vae/video_vae.h"
+#include "models/video_training.h"
 
 namespace weft {
 
-// From clips, as a store holds them, to what STDiT3 trains on: pixels as they are, latents as they
-// are or drawn from stored moments, or pixels that a VAE encodes on the way.
-class ClipLatents {
- public:
-  // With model.in_channels = 4 and vae.weights, buckets of pixels are encoded. Enough to plan with.
-  explicit ClipLatents(const Deck& deck);
-  // Exit::usage unless the bucket, as the model sees it, has model.in_channels channels.
-  void check(const Bucket& bucket) const;
-  // Reads the VAE if one of the buckets needs it.
-  void load(std::span<const Bucket> buckets);
-
-  // Whether its clips are pixels that the VAE encodes, and the bytes of the VAE's weights.
-  bool encodes(const Bucket& b) const { return vae_ != nullptr && b.dtype == DType::u8; }
-  std::size_t weight_bytes() const;
-
-  // The bucket as the model sees it: frames, height, width and channels of the latents.
-  Bucket seen(const Bucket& bucket) const;
-
-  // Writes x0 f32 [C,T,H,W] from `clip`, u8, a whole clip's bytes on this rank's device. Noise of
-  // posteriors is a function of (seed, sample) in the 2D VAE, as in `weft encode`, and of (seed,
-  // step, sample) where a latent is drawn: the same whether the moments were stored or are made
-  // here. While planning, `clip` may be undefined.
-  void make(const Bucket& bucket, const Tensor& clip, std::uint64_t step, std::uint64_t sample,
-            Tensor& x0) const;
-
- private:
-  const Deck& deck_;
-  std::uint64_t seed_;
-  std::unique_ptr<VideoVae> vae_;
-};
-
-// Precomputed T5 features of the captions of a clip source: a safetensors file with one tensor a
-// clip, named by its sample id ("0", "1", ...), [tokens, caption_channels] in F32, F16 or BF16,
-// valid tokens only.
-class TextFeatures {
- public:
-  // Exit::data unless every one of `clips` clips has a caption of `channels` channels and 1 to
-  // `max_length` tokens.
-  TextFeatures(const std::filesystem::path& path, std::int64_t clips, std::int64_t channels,
-               std::int64_t max_length);
-
-  std::int64_t length(std::int64_t sample) const { return entry(sample).shape[0]; }
-  // The features of one caption, length(sample) * channels floats.
-  std::vector<float> read(std::int64_t sample) const { return file_.read_f32(entry(sample)); }
-
- private:
-  const SafetensorEntry& entry(std::int64_t sample) const {
-    return file_.at(std::to_string(sample));
-  }
-  SafetensorsFile file_;
-};
+// How STDiT3 sees clips (models/video_training.h): with latents of the VAE it draws from
+// posteriors.
+ClipLatents stdit3_latents(const Deck& deck);
+CaptionShape stdit3_captions(const Deck& deck);
 
 // The timestep that sample `sample` trains at in step `step`: a function of (seed, step, sample).
 float draw_timestep(const DiffusionDeck& d, const ClipSize& size, std::uint64_t seed,

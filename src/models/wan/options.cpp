@@ -1,6 +1,8 @@
 #include "models/wan/options.h"
 
 #include "config/deck_table.h"
+#include "models/lora.h"
+#include "models/stdit3/rectified_flow.h"
 
 namespace weft {
 namespace {
@@ -22,7 +24,11 @@ void model_rows(Rows& r, WanDeck& d) {
       .decides = false;
 }
 
-void check_model(const WanDeck& m, const DeckDemand& demand) {
+void check_model(const Deck& deck, const DeckDemand& demand) {
+  const WanDeck& m = deck.get<WanDeck>();
+  demand(deck.model.name != "wan" || !masks_wanted(deck.get<MaskDeck>()),
+         "[mask] has shares of samples, and model.name is \"wan\"",
+         "leave [mask] out: this model denoises whole clips, and takes no frame as given");
   demand(m.patch_size.size() == 3,
          fmt::format("model.patch_size has {} numbers", m.patch_size.size()),
          "give three: frames, rows and columns, as [1, 2, 2]");
@@ -31,8 +37,7 @@ void check_model(const WanDeck& m, const DeckDemand& demand) {
                      m.hidden_size, m.num_heads),
          "change either, so that each head has the same number of channels");
   const std::int64_t head = m.hidden_size / m.num_heads;
-  const std::int64_t unit = 8;
-  demand(head % unit == 0 && head <= 128,
+  demand(head % 8 == 0 && head <= 128,
          fmt::format("a head has {} channels (model.hidden_size / model.num_heads)", head),
          "make it a multiple of 8, at most 128: attention has no other kernel");
   demand(m.freq_dim % 2 == 0, fmt::format("model.freq_dim = {} is odd", m.freq_dim),
@@ -60,8 +65,9 @@ WanConfig wan_config(const Deck& deck) {
 }
 
 std::vector<DeckTable> wan_tables() {
-  std::vector<DeckTable> tables = {deck_table("model", model_rows, check_model),
-                                   deck_table("diffusion", diffusion_rows)};
+  std::vector<DeckTable> tables = {deck_table("model", model_rows),
+                                   deck_table("diffusion", diffusion_rows), wan_lora_table()};
+  tables.front().check = check_model;
   for (DeckTable& t : tables) {
     t.next = t.section == "model" ? "model" : "train";
     t.fixed = true;

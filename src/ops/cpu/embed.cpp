@@ -85,6 +85,40 @@ void rope_table(const Tensor& freqs, Tensor& rope) {
     }
 }
 
+void rope_table_3d(int rows, int columns, std::int64_t first, Tensor& rope) {
+  const std::int64_t count = rope.dim(0), half = rope.dim(1), third = half / 3;
+  const std::int64_t last = first + count, frame = std::int64_t{rows} * columns;
+  if (count == 0) return;
+  // (cos, sin) of every position of an axis from `from` on; tokens are put together of these.
+  struct Axis {
+    std::int64_t from, pairs;
+    std::vector<float> turns;
+    void copy_to(float*& out, std::int64_t position) const {
+      out = std::copy_n(turns.data() + (position - from) * 2 * pairs, 2 * pairs, out);
+    }
+  };
+  const auto axis = [](std::int64_t from, std::int64_t to, std::int64_t pairs) {
+    Axis a{from, pairs, {}};
+    for (std::int64_t at = from; at < to; ++at)
+      for (std::int64_t i = 0; i < pairs; ++i) {
+        const double angle =
+            static_cast<double>(at) *
+            std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(pairs));
+        a.turns.push_back(static_cast<float>(std::cos(angle)));
+        a.turns.push_back(static_cast<float>(std::sin(angle)));
+      }
+    return a;
+  };
+  const Axis by_frame = axis(first / frame, (last - 1) / frame + 1, half - 2 * third);
+  const Axis by_row = axis(0, rows, third), by_column = axis(0, columns, third);
+  float* out = rope.data<float>();
+  for (std::int64_t n = first; n < last; ++n) {
+    by_frame.copy_to(out, n / frame);
+    by_row.copy_to(out, n / columns % rows);
+    by_column.copy_to(out, n % columns);
+  }
+}
+
 void embedding_forward(const Tensor& ids, const Tensor& table, Tensor& y) {
   const std::int64_t c = table.dim(1), rows = ids.numel();
   const std::int32_t* id = ids.data<std::int32_t>();

@@ -69,6 +69,129 @@ void add_partials(const Frames& f, const float* partial, int parts, const int* v
     }
 }
 
+// to[c] += the partials [count, stride] of each column, in order.
+void add_columns(const float* partial, std::int64_t count, std::int64_t stride, std::int64_t c,
+                 float* to) {
+#pragma omp parallel for schedule(static)
+  for (std::int64_t block = 0; block < (c + W - 1) / W; ++block) {
+    const std::int64_t at = block * W;
+    const int n = static_cast<int>(std::min<std::int64_t>(W, c - at));
+    vf sum{};
+    for (std::int64_t i = 0; i < count; ++i) sum += load_n(partial + i * stride + at, n);
+    store_n(to + at, load_n(to + at, n) + sum, n);
+  }
+}
+
+// Calls f with values of the types of the residual stream and of the branch (ops/norm.h).
+template <class F>
+void with_types(const Tensor& stream, const Tensor& branch, F&& f) {
+  WEFT_ASSERT(stream.dtype() == DType::f32 || branch.dtype() == DType::bf16);
+  if (stream.dtype() == DType::bf16)
+    f(bf16{}, bf16{});
+  else
+    with_type(branch.dtype(), [&](auto type) { f(float{}, type); });
+}
+
+// LayerNorm of one row: out = h * scale(i, n) + shift[i..], st = (mean, 1/sigma).
+template <class X, class Y, class Scale>
+void norm_row(const X* in, std::int64_t c, Scale&& scale, const float* shift, Y* out, float* st) {
+  vf sum{};
+  for_vectors(c, [&](std::int64_t i, int n) { sum += load_n(in + i, n); });
+  const float mean = hsum(sum) / static_cast<float>(c);
+  // A second pass over the cached row: mean(x^2) - mean^2 would cancel.
+  vf squares{};
+  for_vectors(c, [&](std::int64_t i, int n) {
+    vf d = load_n(in + i, n) - mean;
+    // Lanes beyond the row hold -mean, which must not count.
+    if (n < W) d = select_first(d, n, 0.0f);
+    squares += d * d;
+  });
+  const float rstd = 1.0f / std::sqrt(hsum(squares) / static_cast<float>(c) + epsilon);
+  st[0] = mean;
+  st[1] = rstd;
+  for_vectors(c, [&](std::int64_t i, int n) {
+    const vf h = (load_n(in + i, n) - mean) * rstd;
+    store_n(out + i, h * scale(i, n) + load_n(shift + i, n), n);
+  });
+}
+
+// Its derivative; dshift and dscale [C] are added to.
+template <class X, class Y, class Scale>
+void norm_row_backward(const X* in, const Y* g, std::int64_t c, Scale&& scale, const float* st,
+                       X* out, bool accumulate, float* dshift, float* dscale) {
+  const float mean = st[0], rstd = st[1];
+  vf sum{}, product{};
+  for_vectors(c, [&](std::int64_t i, int n) {
+    const vf gi = load_n(g + i, n);
+    const vf h = (load_n(in + i, n) - mean) * rstd;
+    const vf gh = gi * h;
+    const vf s1 = scale(i, n);
+    sum += gi * s1;
+    product += gh * s1;
+    store_n(dshift + i, load_n(dshift + i, n) + gi, n);
+    store_n(dscale + i, load_n(dscale + i, n) + gh, n);
+  });
+  const float mean_g = hsum(sum) / static_cast<float>(c);
+  const float mean_gh = hsum(product) / static_cast<float>(c);
+  for_vectors(c, [&](std::int64_t i, int n) {
+    const vf h = (load_n(in + i, n) - mean) * rstd;
+    vf d = rstd * (load_n(g + i, n) * scale(i, n) - mean_g - h * mean_gh);
+    if (accumulate) d += load_n(out + i, n);
+    store_n(out + i, d, n);
+  });
+}
+
+// The pairs of neighbours in v, of which `angles` holds (cos, sin), turned by them, or back.
+static inline vf turn(vf v, vf angles) {
+#ifdef __AVX512F__
+  const __m512 a = (__m512)angles, x = (__m512)v, swapped = _mm512_permute_ps(x, 0xb1);
+  return (vf)_mm512_fmaddsub_ps(x, _mm512_moveldup_ps(a),
+                                _mm512_mul_ps(swapped, _mm512_movehdup_ps(a)));
+#else
+  const __m256 a = (__m256)angles, x = (__m256)v, swapped = _mm256_permute_ps(x, 0xb1);
+  return (vf)_mm256_fmaddsub_ps(x, _mm256_moveldup_ps(a),
+                                _mm256_mul_ps(swapped, _mm256_movehdup_ps(a)));
+#endif
+}
+static inline vf turn_back(vf v, vf angles) {
+#ifdef __AVX512F__
+  const __m512 a = (__m512)angles, x = (__m512)v, swapped = _mm512_permute_ps(x, 0xb1);
+  return (vf)_mm512_fmsubadd_ps(x, _mm512_moveldup_ps(a),
+                                _mm512_mul_ps(swapped, _mm512_movehdup_ps(a)));
+#else
+  const __m256 a = (__m256)angles, x = (__m256)v, swapped = _mm256_permute_ps(x, 0xb1);
+  return (vf)_mm256_fmsubadd_ps(x, _mm256_moveldup_ps(a),
+                                _mm256_mul_ps(swapped, _mm256_movehdup_ps(a)));
+#endif
+}
+
+// The tokens of rms_rope: rows of `channels`, whose positions repeat after `positions`.
+struct Heads {
+  std::int64_t channels, rows, positions, width;  // of a head; of the row where nothing turns
+  const float* rope;                              // null: nothing turns
+
+  // Calls f(channel, n, (cos, sin) of the channels' pairs) for all channels of a row.
+  template <class F>
+  void for_channels(std::int64_t row, F&& f) const {
+    if (rope == nullptr) {
+      for_vectors(channels, [&](std::int64_t i, int n) { f(i, n, vf{}); });
+      return;
+    }
+    const float* angles = rope + row % positions * width;
+    for (std::int64_t head = 0; head < channels; head += width)
+      for_vectors(width, [&](std::int64_t i, int n) { f(head + i, n, load_n(angles + i, n)); });
+  }
+};
+
+Heads heads_of(const Tensor& x, const Tensor& rope, int heads) {
+  const std::int64_t c = x.dim(-1);
+  if (!rope.defined()) return {c, x.numel() / c, 1, c, nullptr};
+  const std::int64_t width = c / heads, positions = rope.dim(0);
+  WEFT_ASSERT(width * heads == c && rope.numel() == positions * width &&
+              x.numel() / c % positions == 0);
+  return {c, x.numel() / c, positions, width, rope.data<float>()};
+}
+
 }  // namespace
 
 void layer_norm_modulate_forward(const Tensor& x, const Tensor& m, const Tensor& rows, int shift,
@@ -78,39 +201,21 @@ void layer_norm_modulate_forward(const Tensor& x, const Tensor& m, const Tensor&
   const std::int32_t* row = rows.data<std::int32_t>();
   const float* mod = m.data<float>();
   float* st = stats.data<float>();
-  with_type(x.dtype(), [&](auto type) {
-    using T = decltype(type);
-    const T* xs = x.data<T>();
-    T* ys = y.data<T>();
+  with_types(x, y, [&]<class X, class Y>(X, Y) {
+    const X* xs = x.data<X>();
+    Y* ys = y.data<Y>();
     for_chunks(f, [&](std::int64_t frame, std::int64_t first, std::int64_t last, std::int64_t) {
       if (row[frame] < first_row) {
-        std::copy(xs + first * c, xs + last * c, ys + first * c);
+        for_vectors((last - first) * c, [&](std::int64_t i, int n) {
+          store_n(ys + first * c + i, load_n(xs + first * c + i, n), n);
+        });
         return;
       }
-      const float* sh = mod + (row[frame] * k + shift) * c;
       const float* sc = mod + (row[frame] * k + scale) * c;
-      for (std::int64_t t = first; t < last; ++t) {
-        const T* in = xs + t * c;
-        T* out = ys + t * c;
-        vf sum{};
-        for_vectors(c, [&](std::int64_t i, int n) { sum += load_n(in + i, n); });
-        const float mean = hsum(sum) / static_cast<float>(c);
-        // A second pass over the cached row: mean(x^2) - mean^2 would cancel.
-        vf squares{};
-        for_vectors(c, [&](std::int64_t i, int n) {
-          vf d = load_n(in + i, n) - mean;
-          // Lanes beyond the row hold -mean, which must not count.
-          if (n < W) d = select_first(d, n, 0.0f);
-          squares += d * d;
-        });
-        const float rstd = 1.0f / std::sqrt(hsum(squares) / static_cast<float>(c) + epsilon);
-        st[2 * t] = mean;
-        st[2 * t + 1] = rstd;
-        for_vectors(c, [&](std::int64_t i, int n) {
-          const vf h = (load_n(in + i, n) - mean) * rstd;
-          store_n(out + i, h * (1.0f + load_n(sc + i, n)) + load_n(sh + i, n), n);
-        });
-      }
+      for (std::int64_t t = first; t < last; ++t)
+        norm_row(
+            xs + t * c, c, [sc](std::int64_t i, int n) { return 1.0f + load_n(sc + i, n); },
+            mod + (row[frame] * k + shift) * c, ys + t * c, st + 2 * t);
     });
   });
 }
@@ -125,52 +230,77 @@ void layer_norm_modulate_backward(const Tensor& x, const Tensor& m, const Tensor
   const float* st = stats.data<float>();
   struct Partials;
   float* partials = scratch<Partials>(static_cast<std::size_t>(f.chunks() * 2 * c));
-  with_type(x.dtype(), [&](auto type) {
-    using T = decltype(type);
-    const T *xs = x.data<T>(), *gs = dy.data<T>();
-    T* dxs = dx.data<T>();
-    for_chunks(
-        f, [&](std::int64_t frame, std::int64_t first, std::int64_t last, std::int64_t chunk) {
-          const float* sc = mod + (row[frame] * k + scale) * c;
-          float* dshift = partials + chunk * 2 * c;
-          float* dscale = dshift + c;
-          std::fill_n(dshift, 2 * c, 0.0f);
-          if (row[frame] < first_row) {
-            for_vectors((last - first) * c, [&](std::int64_t i, int n) {
-              vf d = load_n(gs + first * c + i, n);
-              if (accumulate) d += load_n(dxs + first * c + i, n);
-              store_n(dxs + first * c + i, d, n);
-            });
-            return;
-          }
-          for (std::int64_t t = first; t < last; ++t) {
-            const T *in = xs + t * c, *g = gs + t * c;
-            T* out = dxs + t * c;
-            const float mean = st[2 * t], rstd = st[2 * t + 1];
-            vf sum{}, product{};
-            for_vectors(c, [&](std::int64_t i, int n) {
-              const vf gi = load_n(g + i, n);
-              const vf h = (load_n(in + i, n) - mean) * rstd;
-              const vf gh = gi * h;
-              const vf s1 = 1.0f + load_n(sc + i, n);
-              sum += gi * s1;
-              product += gh * s1;
-              store_n(dshift + i, load_n(dshift + i, n) + gi, n);
-              store_n(dscale + i, load_n(dscale + i, n) + gh, n);
-            });
-            const float mean_g = hsum(sum) / static_cast<float>(c);
-            const float mean_gh = hsum(product) / static_cast<float>(c);
-            for_vectors(c, [&](std::int64_t i, int n) {
-              const vf h = (load_n(in + i, n) - mean) * rstd;
-              vf d = rstd * (load_n(g + i, n) * (1.0f + load_n(sc + i, n)) - mean_g - h * mean_gh);
-              if (accumulate) d += load_n(out + i, n);
-              store_n(out + i, d, n);
-            });
-          }
-        });
+  with_types(x, dy, [&]<class X, class Y>(X, Y) {
+    const X* xs = x.data<X>();
+    const Y* gs = dy.data<Y>();
+    X* dxs = dx.data<X>();
+    for_chunks(f,
+               [&](std::int64_t frame, std::int64_t first, std::int64_t last, std::int64_t chunk) {
+                 const float* sc = mod + (row[frame] * k + scale) * c;
+                 float* dshift = partials + chunk * 2 * c;
+                 std::fill_n(dshift, 2 * c, 0.0f);
+                 if (row[frame] < first_row) {
+                   for_vectors((last - first) * c, [&](std::int64_t i, int n) {
+                     vf d = load_n(gs + first * c + i, n);
+                     if (accumulate) d += load_n(dxs + first * c + i, n);
+                     store_n(dxs + first * c + i, d, n);
+                   });
+                   return;
+                 }
+                 for (std::int64_t t = first; t < last; ++t)
+                   norm_row_backward(
+                       xs + t * c, gs + t * c, c,
+                       [sc](std::int64_t i, int n) { return 1.0f + load_n(sc + i, n); }, st + 2 * t,
+                       dxs + t * c, accumulate, dshift, dshift + c);
+               });
   });
   const int vectors[2] = {shift, scale};
   add_partials(f, partials, 2, vectors, rows, dm);
+}
+
+void layer_norm_affine_forward(const Tensor& x, const Tensor& w, const Tensor& b, Tensor& y,
+                               Tensor& stats) {
+  const std::int64_t c = w.numel();
+  const float *scale = w.data<float>(), *shift = b.data<float>();
+  float* st = stats.data<float>();
+  with_types(x, y, [&]<class X, class Y>(X, Y) {
+    const X* xs = x.data<X>();
+    Y* ys = y.data<Y>();
+    for_chunks(Frames{1, x.numel() / c, c}, [&](std::int64_t, std::int64_t first, std::int64_t last,
+                                                std::int64_t) {
+      for (std::int64_t t = first; t < last; ++t)
+        norm_row(
+            xs + t * c, c, [scale](std::int64_t i, int n) { return load_n(scale + i, n); }, shift,
+            ys + t * c, st + 2 * t);
+    });
+  });
+}
+
+void layer_norm_affine_backward(const Tensor& x, const Tensor& w, const Tensor& stats,
+                                const Tensor& dy, Tensor& dx, bool accumulate, Tensor& dw,
+                                Tensor& db) {
+  const std::int64_t c = w.numel();
+  const Frames f{1, x.numel() / c, c};
+  const float *scale = w.data<float>(), *st = stats.data<float>();
+  struct Partials;
+  float* partials = scratch<Partials>(static_cast<std::size_t>(f.chunks() * 2 * c));
+  with_types(x, dy, [&]<class X, class Y>(X, Y) {
+    const X* xs = x.data<X>();
+    const Y* gs = dy.data<Y>();
+    X* dxs = dx.data<X>();
+    for_chunks(f, [&](std::int64_t, std::int64_t first, std::int64_t last, std::int64_t chunk) {
+      float* dshift = partials + chunk * 2 * c;
+      std::fill_n(dshift, 2 * c, 0.0f);
+      for (std::int64_t t = first; t < last; ++t)
+        norm_row_backward(
+            xs + t * c, gs + t * c, c,
+            [scale](std::int64_t i, int n) { return load_n(scale + i, n); }, st + 2 * t,
+            dxs + t * c, accumulate, dshift, dshift + c);
+    });
+  });
+  if (!dw.defined()) return;
+  add_columns(partials, f.chunks(), 2 * c, c, db.data<float>());
+  add_columns(partials + c, f.chunks(), 2 * c, c, dw.data<float>());
 }
 
 void gate_residual_forward(const Tensor& x, const Tensor& p, const Tensor& m, const Tensor& rows,
@@ -181,10 +311,10 @@ void gate_residual_forward(const Tensor& x, const Tensor& p, const Tensor& m, co
   const float* mod = m.data<float>();
   const float* kept = keep.defined() ? keep.data<float>() : nullptr;
   const std::int64_t frames_per_sample = kept ? f.count / keep.numel() : 1;
-  with_type(x.dtype(), [&](auto type) {
-    using T = decltype(type);
-    const T *xs = x.data<T>(), *ps = p.data<T>();
-    T* ys = y.data<T>();
+  with_types(x, p, [&]<class X, class P>(X, P) {
+    const X* xs = x.data<X>();
+    const P* ps = p.data<P>();
+    X* ys = y.data<X>();
     for_chunks(f, [&](std::int64_t frame, std::int64_t first, std::int64_t last, std::int64_t) {
       const float* g = mod + (row[frame] * k + gate) * c;
       const float factor = kept ? kept[frame / frames_per_sample] : 1.0f;
@@ -207,10 +337,10 @@ void gate_residual_backward(const Tensor& dy, const Tensor& p, const Tensor& m, 
   const std::int64_t frames_per_sample = kept ? f.count / keep.numel() : 1;
   struct Partials;
   float* partials = scratch<Partials>(static_cast<std::size_t>(f.chunks() * c));
-  with_type(dy.dtype(), [&](auto type) {
-    using T = decltype(type);
-    const T *gs = dy.data<T>(), *ps = p.data<T>();
-    T* ds = dp.data<T>();
+  with_types(dy, p, [&]<class X, class P>(X, P) {
+    const X* gs = dy.data<X>();
+    const P* ps = p.data<P>();
+    P* ds = dp.data<P>();
     for_chunks(f,
                [&](std::int64_t frame, std::int64_t first, std::int64_t last, std::int64_t chunk) {
                  const float* g = mod + (row[frame] * k + gate) * c;
@@ -291,6 +421,76 @@ void rms_norm_forward(const Tensor& x, const Tensor& w, float eps, Tensor& y) {
       });
     }
   });
+}
+
+void rms_rope_forward(const Tensor& x, const Tensor& w, const Tensor& rope, int heads, float eps,
+                      Tensor& y) {
+  const Heads h = heads_of(x, rope, heads);
+  const std::int64_t c = h.channels;
+  const float* weight = w.data<float>();
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* xs = x.data<T>();
+    T* ys = y.data<T>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t row = 0; row < h.rows; ++row) {
+      const T* in = xs + row * c;
+      T* out = ys + row * c;
+      vf squares{};
+      for_vectors(c, [&](std::int64_t i, int n) {
+        const vf v = load_n(in + i, n);
+        squares += v * v;
+      });
+      const float scale = 1.0f / std::sqrt(hsum(squares) / static_cast<float>(c) + eps);
+      h.for_channels(row, [&](std::int64_t i, int n, vf angles) {
+        const vf v = load_n(in + i, n) * scale * load_n(weight + i, n);
+        store_n(out + i, h.rope != nullptr ? turn(v, angles) : v, n);
+      });
+    }
+  });
+}
+
+// With n = x r, r = 1 / sqrt(mean(x^2) + eps), and g the gradient of w n, turned back: dx = r (g w
+// - n mean(g w n)), dw = sum of g n.
+void rms_rope_backward(const Tensor& x, const Tensor& w, const Tensor& rope, int heads, float eps,
+                       const Tensor& dy, Tensor& dx, Tensor& dw) {
+  const Heads h = heads_of(x, rope, heads);
+  const std::int64_t c = h.channels;
+  const Frames f{1, h.rows, c};
+  const float* weight = w.data<float>();
+  struct Partials;
+  float* partials = scratch<Partials>(static_cast<std::size_t>(f.chunks() * c));
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T *xs = x.data<T>(), *gs = dy.data<T>();
+    T* dxs = dx.data<T>();
+    for_chunks(f, [&](std::int64_t, std::int64_t first, std::int64_t last, std::int64_t chunk) {
+      float* sum = partials + chunk * c;
+      std::fill_n(sum, c, 0.0f);
+      for (std::int64_t row = first; row < last; ++row) {
+        const T *in = xs + row * c, *gradient = gs + row * c;
+        T* out = dxs + row * c;
+        const auto of_norm = [&](std::int64_t i, int n, vf angles) {
+          const vf g = load_n(gradient + i, n);
+          return h.rope != nullptr ? turn_back(g, angles) : g;
+        };
+        vf squares{}, product{};
+        h.for_channels(row, [&](std::int64_t i, int n, vf angles) {
+          const vf v = load_n(in + i, n);
+          squares += v * v;
+          product += of_norm(i, n, angles) * load_n(weight + i, n) * v;
+        });
+        const float r = 1.0f / std::sqrt(hsum(squares) / static_cast<float>(c) + eps);
+        const float along = hsum(product) / static_cast<float>(c) * r * r;
+        h.for_channels(row, [&](std::int64_t i, int n, vf angles) {
+          const vf g = of_norm(i, n, angles), v = load_n(in + i, n);
+          store_n(sum + i, load_n(sum + i, n) + g * (v * r), n);
+          store_n(out + i, r * (g * load_n(weight + i, n) - v * along), n);
+        });
+      }
+    });
+  });
+  if (dw.defined()) add_columns(partials, f.chunks(), c, c, dw.data<float>());
 }
 
 WEFT_CPU_END

@@ -217,9 +217,14 @@ void scaled_add(const Tensor& x, float a, const Tensor& factor, Tensor& y, bool 
 }
 
 void add_rows(const Tensor& a, const Tensor& b, Tensor& y) {
-  const float *as = a.data<float>(), *bs = b.data<float>();
+  const float* as = a.data<float>();
   float* out = y.data<float>();
-  for (std::int64_t i = 0; i < y.numel(); ++i) out[i] = as[i] + bs[i];
+  with_type(b.dtype(), [&](auto type) {
+    const auto* bs = b.data<decltype(type)>();
+    for_elements(y.numel(), [&](std::int64_t i, int n) {
+      store_n(out + i, load_n(as + i, n) + load_n(bs + i, n), n);
+    });
+  });
 }
 
 void channel_affine_forward(const Tensor& x, const Tensor& affine, Channels channels, Tensor& y) {

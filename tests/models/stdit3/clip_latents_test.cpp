@@ -13,6 +13,7 @@
 #include "models/pixels.h"
 #include "models/stdit3/options.h"
 #include "models/video_vae/options.h"
+#include "models/video_vae/video_vae.h"
 
 namespace weft {
 namespace {
@@ -86,7 +87,7 @@ class ClipLatentsTest : public testing::Test {
 };
 
 TEST_F(ClipLatentsTest, MomentsAreDrawnByTheFormula) {
-  const ClipLatents latents(deck_);
+  const ClipLatents latents = stdit3_latents(deck_);
   for (const DType dtype : {DType::f32, DType::f16}) {
     const Bucket b = moments_bucket(dtype);
     latents.check(b);
@@ -117,7 +118,7 @@ TEST_F(ClipLatentsTest, MomentsAreDrawnByTheFormula) {
 }
 
 TEST_F(ClipLatentsTest, HalfLatentsAreWidened) {
-  const ClipLatents latents(deck_);
+  const ClipLatents latents = stdit3_latents(deck_);
   Bucket b = moments_bucket(DType::f16);
   b.moments = false;
   b.channels = 4;
@@ -141,7 +142,7 @@ TEST_F(ClipLatentsTest, EncodingOnTheWayGivesWhatStoredMomentsGive) {
   for (std::size_t i = 0; i < clip.size(); ++i) clip[i] = static_cast<std::uint8_t>(i * i / 7);
   const Tensor bytes = bytes_of(clip);
 
-  ClipLatents latents(deck_);
+  ClipLatents latents = stdit3_latents(deck_);
   latents.check(pixels);
   const Bucket seen = latents.seen(pixels);
   EXPECT_EQ(seen.channels, 4);
@@ -180,7 +181,7 @@ TEST_F(ClipLatentsTest, EncodingOnTheWayGivesWhatStoredMomentsGive) {
 TEST_F(ClipLatentsTest, WhatDoesNotFitIsRefused) {
   const auto refused = [&](const Bucket& b, const char* hint) {
     try {
-      ClipLatents(deck_).check(b);
+      stdit3_latents(deck_).check(b);
       FAIL() << "accepted; expected: " << hint;
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Exit::usage);
@@ -199,7 +200,7 @@ TEST_F(ClipLatentsTest, CaptionsOfTheStore) {
   Bucket b = moments_bucket(DType::f32);
   b.text_channels = 3;
   b.longest_text = 2;
-  const ClipLatents latents(deck_);
+  const ClipLatents latents = stdit3_latents(deck_);
   LoadedBatch clips;
   clips.what.clips = {0, 1};
   clips.what.samples = {0, 1};

@@ -1,0 +1,416 @@
+#include "models/wan/dit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/error.h"
+#include "models/video_training.h"
+#include "models/wan/options.h"
+#include "ops/attention.h"
+#include "ops/layout.h"
+#include "ops/norm.h"
+#include "ops/pointwise.h"
+
+namespace weft {
+namespace {
+
+Init uniform_init(double half_width) {
+  return {Init::Kind::uniform, static_cast<float>(half_width)};
+}
+Init constant_init(double value) { return {Init::Kind::constant, static_cast<float>(value)}; }
+Init normal_init(double deviation) { return {Init::Kind::normal, static_cast<float>(deviation)}; }
+Init xavier_init(std::int64_t out, std::int64_t in) {
+  return uniform_init(std::sqrt(6.0 / static_cast<double>(in + out)));
+}
+
+// The same values in f32.
+Var as_f32(nn::Context c, const Var& x) {
+  if (x->value.dtype() == DType::f32) return x;
+  Tensor y = Tensor::empty(x->value.shape(), DType::f32);
+  ops::convert(x->value, y);
+  const Var out = make_var(y);
+  if (c.tape.recording())
+    c.tape.record([x, out] {
+      Tensor dx = Tensor::empty(x->value.shape(), x->value.dtype());
+      ops::convert(out->grad, dx);
+      out->grad.release();
+      give_grad(x, dx);
+    });
+  return out;
+}
+
+}  // namespace
+
+std::vector<float> add_padding_keys(CaptionBatch& captions, std::int64_t text_len) {
+  CaptionBatch padded;
+  std::vector<float> bias;
+  padded.offsets.push_back(0);
+  for (std::size_t b = 0; b + 1 < captions.offsets.size(); ++b) {
+    const auto first = captions.index.begin() + captions.offsets[b];
+    const std::int64_t length = captions.offsets[b + 1] - captions.offsets[b];
+    WEFT_CHECK(length <= text_len, Exit::data, "set model.text_len to what the text was made with",
+               "a caption has {} tokens, model.text_len is {}", length, text_len);
+    padded.index.insert(padded.index.end(), first, first + length);
+    if (length < text_len) padded.index.push_back(ops::padding_row);
+    padded.offsets.push_back(static_cast<std::int32_t>(padded.index.size()));
+    const auto equal = static_cast<double>(text_len - length);
+    bias.push_back(equal > 0 ? static_cast<float>(std::log(equal)) : 0.0f);
+  }
+  captions = std::move(padded);
+  return bias;
+}
+
+Wan::Wan(const WanConfig& config)
+    : config_(config), heads_(config.num_heads), head_(config.hidden_size / config.num_heads) {
+  const std::int64_t C = config.hidden_size;
+  const auto linear = [&](const std::string& name, std::int64_t out, std::int64_t in, Init weight) {
+    nn::Linear l;
+    l.weight = &params_.add(name + ".weight", {out, in}, weight);
+    l.bias = &params_.add(name + ".bias", {out}, constant_init(0));
+    return l;
+  };
+  const auto& p = config.patch_size;
+  const std::int64_t patch = p[0] * p[1] * p[2], fan_in = config.in_channels * patch;
+  patch_.weight = &params_.add("patch_embedding.weight", {C, config.in_channels, p[0], p[1], p[2]},
+                               xavier_init(C, fan_in));
+  patch_.bias = &params_.add("patch_embedding.bias", {C}, constant_init(0));
+  time1_ = linear("time_embedding.0", C, config.freq_dim, normal_init(0.02));
+  time2_ = linear("time_embedding.2", C, C, normal_init(0.02));
+  time_projection_ = linear("time_projection.1", 6 * C, C, xavier_init(6 * C, C));
+  text1_ = linear("text_embedding.0", C, config.text_dim, normal_init(0.02));
+  text2_ = linear("text_embedding.2", C, C, normal_init(0.02));
+  const Init modulation = normal_init(1.0 / std::sqrt(static_cast<double>(C)));
+  for (std::int64_t i = 0; i < config.depth; ++i) {
+    const std::string name = fmt::format("blocks.{}.", i);
+    WanBlock b;
+    b.modulation = &params_.add(name + "modulation", {1, 6, C}, modulation);
+    b.self = add_attention(name + "self_attn.");
+    b.norm3_weight = &params_.add(name + "norm3.weight", {C}, constant_init(1));
+    b.norm3_bias = &params_.add(name + "norm3.bias", {C}, constant_init(0));
+    b.cross = add_attention(name + "cross_attn.");
+    b.fc1 = linear(name + "ffn.0", config.ffn_dim, C, xavier_init(config.ffn_dim, C));
+    b.fc2 = linear(name + "ffn.2", C, config.ffn_dim, xavier_init(C, config.ffn_dim));
+    blocks_.push_back(b);
+  }
+  head_modulation_ = &params_.add("head.modulation", {1, 2, C}, modulation);
+  head_linear_ = linear("head.head", patch * config.in_channels, C, constant_init(0));
+
+  // Activations are bf16 in a bf16 model, and so are the weights and biases that they meet.
+  // Timesteps, the modulation made of them and the head stay f32, as the residual stream does.
+  std::vector<nn::Linear> low = {patch_, text1_, text2_};
+  for (const WanBlock& b : blocks_)
+    low.insert(low.end(), {b.self.q, b.self.k, b.self.v, b.self.o, b.cross.q, b.cross.k, b.cross.v,
+                           b.cross.o, b.fc1, b.fc2});
+  for (const nn::Linear& l : low) l.weight->bf16_only = l.bias->bf16_only = true;
+}
+
+WanAttention Wan::add_attention(const std::string& name) {
+  const std::int64_t C = config_.hidden_size;
+  const auto linear = [&](const char* part) {
+    nn::Linear l;
+    l.weight = &params_.add(name + part + ".weight", {C, C}, xavier_init(C, C));
+    l.bias = &params_.add(name + part + ".bias", {C}, constant_init(0));
+    return l;
+  };
+  WanAttention a;
+  a.q = linear("q");
+  a.norm_q = &params_.add(name + "norm_q.weight", {C}, constant_init(1));
+  a.k = linear("k");
+  a.norm_k = &params_.add(name + "norm_k.weight", {C}, constant_init(1));
+  a.v = linear("v");
+  a.o = linear("o");
+  return a;
+}
+
+std::vector<nn::Linear*> Wan::linears() {
+  std::vector<nn::Linear*> all = {&text1_, &text2_, &time1_, &time2_, &time_projection_};
+  for (WanBlock& b : blocks_)
+    all.insert(all.end(), {&b.self.q, &b.self.k, &b.self.v, &b.self.o, &b.cross.q, &b.cross.k,
+                           &b.cross.v, &b.cross.o, &b.fc1, &b.fc2});
+  all.push_back(&head_linear_);
+  return all;
+}
+
+void Wan::set_sequence_group(Communicator* group) {
+  group_ = {};
+  if (group != nullptr && group->size() > 1) group_ = {group, group->rank(), group->size()};
+}
+
+void Wan::check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const {
+  const auto& p = config_.patch_size;
+  WEFT_CHECK(height % p[1] == 0 && width % p[2] == 0, Exit::usage,
+             "crop the footage so that its latents have whole patches (for the released model: "
+             "height and width in multiples of 16 pixels)",
+             "a latent of {}x{} does not divide into patches of {}x{} (model.patch_size)", height,
+             width, p[1], p[2]);
+  const std::int64_t tokens = height / p[1] * (width / p[2]);
+  WEFT_CHECK(tokens >= ranks, Exit::usage, "lower parallel.sp",
+             "a latent of {}x{} has {} tokens a frame, too few for parallel.sp = {} ranks", height,
+             width, tokens, ranks);
+  WEFT_CHECK(heads_ >= ranks, Exit::usage,
+             fmt::format("lower parallel.sp to {}, or to a divisor of it", heads_),
+             "parallel.sp = {} ranks share {} attention heads (model.num_heads)", ranks, heads_);
+}
+
+// ---- Forward
+
+WanInput Wan::complete(const DenoiserInput& in) const {
+  WanInput whole;
+  static_cast<DenoiserInput&>(whole) = in;
+  CaptionBatch captions;
+  captions.offsets.push_back(0);
+  for (const std::int64_t length : in.captions.lengths)
+    captions.offsets.push_back(captions.offsets.back() + static_cast<std::int32_t>(length));
+  const auto rows = static_cast<std::size_t>(captions.offsets.back());
+  if (Arena::current().is_planning()) {
+    captions.index.assign(rows, 0);
+  } else {
+    const Tensor index = in.captions.index.to_host();
+    const std::span<const std::int32_t> all = index.span<std::int32_t>();
+    captions.index.assign(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(rows));
+  }
+  const std::vector<float> bias = add_padding_keys(captions, config_.text_len);
+  whole.captions = upload(captions, in.captions.y, count_tokens(in.x, config_.patch_size));
+  whole.last_bias = Tensor::from_host(std::span<const float>(bias), {std::ssize(bias)});
+  return whole;
+}
+
+// What the steps of one forward share. A rank alone has all N tokens of each sample.
+struct Wan::Shared {
+  Var m6;       // [B,6C], what time adds to each block's modulation
+  Tensor rows;  // i32 [B]: sample b's modulation is row b
+  Tensor rope;  // of this rank's tokens
+  Tensor offsets, last_bias;
+  std::int64_t N;
+};
+struct Wan::Pass {
+  nn::Context c;
+  const WanInput& in;
+  ops::PatchGeometry patch;
+  std::int64_t B, T, S, N;
+  Part tokens;  // this rank's, of each sample
+  Var e;        // [B,C], of the timestep
+  Shared shared;
+
+  Pass(Tape& tape, ParameterTable& params, const WanConfig& config, const nn::SequenceGroup& group,
+       const WanInput& input)
+      : c{tape, params},
+        in(input),
+        patch{static_cast<int>(config.patch_size[0]), static_cast<int>(config.patch_size[1]),
+              static_cast<int>(config.patch_size[2])},
+        B(in.x.dim(0)),
+        T(in.x.dim(2) / patch.pt),
+        S(in.x.dim(3) / patch.ph * (in.x.dim(4) / patch.pw)),
+        N(T * S),
+        tokens(nn::share_of(N, group.rank, group.size)) {
+    WEFT_ASSERT(in.x.dim(1) == config.in_channels && N >= group.size);
+    WEFT_ASSERT(in.x.dim(2) % patch.pt == 0 && in.x.dim(3) % patch.ph == 0 &&
+                in.x.dim(4) % patch.pw == 0);
+    WEFT_ASSERT(!in.x_mask.defined() && in.last_bias.defined());
+    shared.rope =
+        Tensor::empty({tokens.size(), config.hidden_size / config.num_heads / 2, 2}, DType::f32);
+    ops::rope_table_3d(static_cast<int>(in.x.dim(3) / patch.ph),
+                       static_cast<int>(in.x.dim(4) / patch.pw), tokens.begin, shared.rope);
+    shared.offsets = in.captions.offsets;
+    shared.last_bias = in.last_bias;
+    shared.N = N;
+  }
+};
+
+Var Wan::forward(Tape& tape, const WanInput& in, const Var& x_var, const Var& y_var) {
+  Pass p(tape, params_, config_, group_, in);
+  Var x = embed_patches(p, x_var);
+  embed_times(p);
+  const Var y = embed_captions(p, y_var);
+  x = run_blocks(p, std::move(x), y);
+  return head(p, x);
+}
+
+// 1. Tokens: patches through one matrix product. f32 [B,N_r,C]
+Var Wan::embed_patches(const Pass& p, const Var& x_var) {
+  const ops::PatchGeometry patch = p.patch;
+  const std::int64_t values = config_.in_channels * patch.pt * patch.ph * patch.pw;
+  const Shape grid{p.B, p.T, p.S, values}, all{p.B, 1, p.N, values};
+  Tensor patches = Tensor::empty(grid, activation_dtype());
+  ops::patchify_forward(p.in.x, patch, patches);
+  Tensor own = patches.view(all);
+  if (!group_.alone()) {
+    own = Tensor::empty({p.B, 1, p.tokens.size(), values}, activation_dtype());
+    ops::copy_tokens(patches.view(all), {1, p.tokens.size(), 0, p.tokens.begin}, own);
+  }
+  patches.release();
+  const Var rows = make_var(own.view({p.B, p.tokens.size(), values}), x_var != nullptr);
+  if (x_var && p.c.tape.recording())
+    p.c.tape.record([x_var, rows, patch, grid, all, tokens = p.tokens] {
+      Tensor drows = Tensor::empty(all, rows->value.dtype());
+      ops::fill_zero(drows);
+      ops::copy_tokens(rows->grad.view({all[0], 1, tokens.size(), all[3]}),
+                       {1, tokens.size(), 0, 0, 0, tokens.begin}, drows);
+      x_var->grad = Tensor::empty(x_var->value.shape(), DType::f32);
+      ops::patchify_backward(drows.view(grid), patch, x_var->grad);
+    });
+  return as_f32(p.c, nn::linear(p.c, rows, patch_));
+}
+
+// 2. The timestep, to what modulates the tokens.
+void Wan::embed_times(Pass& p) {
+  Tensor times = Tensor::empty({p.B}, DType::f32), rates = Tensor::empty({p.B}, DType::f32);
+  Tensor sample_rows = Tensor::empty({p.B}, DType::i32);
+  p.shared.rows = Tensor::empty({p.B}, DType::i32);
+  // The model has no frame rate: the timestep stands in for it.
+  ops::modulation_rows(p.in.timestep, p.in.timestep, Tensor(), times, rates, p.shared.rows,
+                       sample_rows);
+  Tensor waves = Tensor::empty({p.B, config_.freq_dim}, DType::f32);
+  ops::timestep_embedding(times, waves);
+  p.e = nn::linear(p.c, nn::silu(p.c, nn::linear(p.c, make_var(waves, false), time1_)), time2_);
+  p.shared.m6 = nn::linear(p.c, nn::silu(p.c, p.e), time_projection_);
+}
+
+// 3. Captions, each with the row of its padding, which is zero before the projection.
+// [keys, C]
+Var Wan::embed_captions(const Pass& p, const Var& y_var) {
+  const Captions& captions = p.in.captions;
+  Tensor rows = Tensor::empty({captions.index.numel(), config_.text_dim}, activation_dtype());
+  ops::gather_captions(captions.y, Tensor(), captions.index, rows);
+  const Var y = make_var(rows, y_var != nullptr);
+  if (y_var && p.c.tape.recording())
+    p.c.tape.record([y_var, y, index = captions.index] {
+      ops::gather_captions_backward(y->grad, index, zeroed_grad(y_var));
+    });
+  return nn::mlp(p.c, y, text1_, text2_);
+}
+
+// 4. Blocks. The first `recompute` share of them keeps its input only. f32 [B,N_r,C]
+Var Wan::run_blocks(const Pass& p, Var x, const Var& y) {
+  const double share = p.in.recompute < 0 ? config_.recompute : p.in.recompute;
+  const auto recomputed =
+      static_cast<std::size_t>(std::ceil(share * static_cast<double>(config_.depth)));
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    const auto run = [this, &b = blocks_[i], input = x, y, shared = p.shared](Tape& tape) {
+      return block({tape, params_}, b, input, y, shared);
+    };
+    x = i < recomputed && p.c.tape.recording() ? recompute(p.c.tape, run) : run(p.c.tape);
+  }
+  return x;
+}
+
+Var Wan::block(nn::Context c, const WanBlock& b, const Var& x, const Var& y, const Shared& s) {
+  // Order of the modulation vectors (docs/models/wan.md, Block).
+  enum { shift_attn, scale_attn, gate_attn, shift_ffn, scale_ffn, gate_ffn };
+  const DType type = activation_dtype();  // x is f32
+  const Var m = nn::modulation(c, *b.modulation, s.m6);
+  Var u = nn::layer_norm_modulate(c, x, m, s.rows, shift_attn, scale_attn, 0, type);
+  Var a = self_attention(c, b.self, u, s);
+  u.reset();
+  const Var x1 = nn::gate_residual(c, x, a, m, s.rows, gate_attn, Tensor());
+  a.reset();
+
+  u = nn::layer_norm_affine(c, x1, *b.norm3_weight, *b.norm3_bias, type);
+  a = cross_attention(c, b.cross, u, y, s);
+  u.reset();
+  const Var x2 =
+      bf16() ? nn::add(c, x1, nn::linear(c, a, b.cross.o)) : nn::linear(c, a, b.cross.o, x1);
+  a.reset();
+
+  u = nn::layer_norm_modulate(c, x2, m, s.rows, shift_ffn, scale_ffn, 0, type);
+  return nn::gate_residual(c, x2, nn::mlp(c, u, b.fc1, b.fc2), m, s.rows, gate_ffn, Tensor());
+}
+
+// Of all N tokens of a sample. In a group each rank makes q, k and v of its own tokens, and then
+// has all tokens of its heads.
+Var Wan::self_attention(nn::Context c, const WanAttention& a, const Var& u, const Shared& s) {
+  const int heads = static_cast<int>(heads_);
+  Var q = nn::rms_rope(c, nn::linear(c, u, a.q), *a.norm_q, s.rope, heads);
+  Var k = nn::rms_rope(c, nn::linear(c, u, a.k), *a.norm_k, s.rope, heads);
+  Var v = nn::linear(c, u, a.v);
+  if (!group_.alone())
+    for (Var* part : {&q, &k, &v}) *part = to_heads(c, *part, s.N);
+  Var out =
+      nn::attention(c, q, k, v, Tensor(), Tensor(), static_cast<int>(q->value.dim(2) / head_));
+  for (Var* part : {&q, &k, &v}) part->reset();
+  if (!group_.alone()) out = to_tokens(c, out);
+  return nn::linear(c, out, a.o);
+}
+
+// Of the sample's caption and its padding's key.
+Var Wan::cross_attention(nn::Context c, const WanAttention& a, const Var& u, const Var& y,
+                         const Shared& s) {
+  const int heads = static_cast<int>(heads_);
+  const std::int64_t keys = y->value.dim(0), C = config_.hidden_size;
+  const Var q = nn::rms_rope(c, nn::linear(c, u, a.q), *a.norm_q, Tensor(), heads);
+  const Var k =
+      nn::rms_rope(c, nn::view(c, nn::linear(c, y, a.k), {1, keys, C}), *a.norm_k, Tensor(), heads);
+  const Var v = nn::view(c, nn::linear(c, y, a.v), {1, keys, C});
+  return nn::attention(c, q, k, v, s.offsets, s.last_bias, heads);
+}
+
+// [B,N_r,C] of this rank's tokens -> [B,N,H_r*D] of its heads. Frees x's value: nothing else may
+// need it.
+Var Wan::to_heads(nn::Context c, const Var& x, std::int64_t tokens) {
+  const Shape own = x->value.shape();
+  const Var grid = make_var(x->value.view({own[0], own[1], heads_, head_}));
+  x->value.release();
+  if (c.tape.recording())
+    c.tape.record([x, grid, own] { give_grad(x, std::exchange(grid->grad, {}).view(own)); });
+  // To nn::exchange() tokens are frames and heads are the tokens of a frame.
+  const Var all = nn::exchange(c, grid, group_, nn::Cut::tokens, tokens);
+  return nn::view(c, all, {own[0], tokens, all->value.dim(2) * head_});
+}
+
+// And back.
+Var Wan::to_tokens(nn::Context c, const Var& x) {
+  const Shape all = x->value.shape();
+  const Var grid = nn::view(c, x, {all[0], all[1], all[2] / head_, head_});
+  const Var own = nn::exchange(c, grid, group_, nn::Cut::frames, heads_);
+  return nn::view(c, own, {all[0], own->value.dim(1), config_.hidden_size});
+}
+
+// 5. The head, and tokens back to a latent.
+Var Wan::head(const Pass& p, const Var& x) {
+  const ops::PatchGeometry patch = p.patch;
+  const Var m = nn::modulation(p.c, *head_modulation_, p.e);
+  const Var o = nn::layer_norm_modulate(p.c, x, m, p.shared.rows, 0, 1);
+  Var rows = nn::linear(p.c, o, head_linear_);
+  const std::int64_t values = rows->value.dim(2);
+  if (!group_.alone()) {
+    rows = nn::view(p.c, rows, {p.B, 1, p.tokens.size(), values});
+    rows = nn::gather_tokens(p.c, rows, group_, p.N);
+  }
+  rows = nn::view(p.c, rows, {p.B, p.T, p.S, values});
+  Tensor out = Tensor::empty(p.in.x.shape(), DType::f32);
+  ops::unpatchify_forward(rows->value, patch, out);
+  const Var result = make_var(out);
+  if (p.c.tape.recording())
+    p.c.tape.record([rows, result, patch] {
+      rows->grad = Tensor::empty(rows->value.shape(), rows->value.dtype());
+      ops::unpatchify_backward(result->grad, patch, rows->grad);
+      result->grad.release();
+    });
+  return result;
+}
+
+Tensor Wan::velocity(const DenoiserInput& in) {
+  Tape tape(Tape::Mode::infer);
+  Tensor v = forward(tape, complete(in))->value;
+  ops::scaled_add(v, -1, Tensor(), v, false);  // the role's velocity is x0 - eps
+  return v;
+}
+
+// ---- Operations (docs/models/wan.md, Operations)
+
+double Wan::flops(std::int64_t frames, std::int64_t h, std::int64_t w) const {
+  const auto& p = config_.patch_size;
+  const auto N = static_cast<double>(frames / p[0] * (h / p[1]) * (w / p[2]));
+  const auto C = static_cast<double>(config_.hidden_size),
+             M = static_cast<double>(config_.text_len);
+  const auto ffn = static_cast<double>(config_.ffn_dim);
+  const auto patch = static_cast<double>(p[0] * p[1] * p[2] * config_.in_channels);
+  const double text_keys = 4 * M * C * C;
+  const double block =
+      2 * N * (6 * C * C + 2 * C * ffn) + 4 * N * N * C + 4 * N * M * C + text_keys;
+  return static_cast<double>(config_.depth) * block + 4 * N * C * patch +
+         2 * M * (static_cast<double>(config_.text_dim) * C + C * C);
+}
+
+}  // namespace weft

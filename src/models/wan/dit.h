@@ -1,0 +1,122 @@
+// The diffusion transformer of Wan2.1 (docs/models/wan.md; wan/modules/model.py of
+// Wan-Video/Wan2.1): named parameters and one forward function. Attention is over all tokens of a
+// clip.
+#pragma once
+
+#include <numeric>
+#include <vector>
+
+#include "config/deck.h"
+#include "models/flow_sampler.h"
+#include "models/interfaces.h"
+#include "models/wan/names.h"
+#include "models/wan/negative_prompt.h"
+#include "models/wan/options.h"
+#include "nn/exchange.h"
+#include "nn/nn.h"
+
+namespace weft {
+
+// q, k, v and o of an attention, with the gains [C] of the norms of q and k.
+struct WanAttention {
+  nn::Linear q, k, v, o;
+  Parameter *norm_q, *norm_k;
+};
+struct WanBlock {
+  Parameter* modulation;  // [1,6,C]
+  WanAttention self, cross;
+  Parameter *norm3_weight, *norm3_bias;  // [C], of the LayerNorm before the cross attention
+  nn::Linear fc1, fc2;
+};
+
+// Its captions have the padding's key (add_padding_keys): nothing in forward() needs the host, so
+// that it can be recorded on GPUs.
+struct WanInput : DenoiserInput {
+  Tensor last_bias;       // f32 [B], added to the score of each sample's last key
+  double recompute = -1;  // share of the blocks to recompute for this input; below 0: the model's
+};
+
+// All `text_len` rows of a caption are keys of the cross attention, and those behind the caption
+// are equal. Adds one row for them to each caption that is shorter, whose key counts
+// text_len - L times: returns [B] what is added to its score, ln(text_len - L), or 0 where there is
+// none. Exit::data for a longer caption.
+std::vector<float> add_padding_keys(CaptionBatch& captions, std::int64_t text_len);
+
+class Wan : public Denoiser {
+ public:
+  // Registers the parameters; params().allocate() is the caller's, who knows what is to be trained.
+  explicit Wan(const WanConfig& config);
+
+  std::string name() const override { return "Wan"; }
+  ParameterTable& params() override { return params_; }
+  WeightNames weight_names() const override { return wan_weight_names(); }
+  const ParameterTable& params() const { return params_; }
+  const WanConfig& config() const { return config_; }
+  // Its linear layers, for adapters (models/lora.h). The patches' product is none: files have it as
+  // a convolution.
+  std::vector<nn::Linear*> linears();
+  bool bf16() const override { return config_.dtype == "bf16"; }
+  std::set<std::string> tables() const override { return {"model", "sampler"}; }
+  std::int64_t channels() const override { return config_.in_channels; }
+  std::int64_t caption_channels() const override { return config_.text_dim; }
+  std::int64_t max_caption() const override { return config_.text_len; }
+  bool has_null_caption() const override { return false; }
+  bool takes_given_frames() const override { return false; }
+  ClipDefaults clip_defaults() const override { return {16, 0, wan_negative_prompt}; }
+  const SamplerDeck& sampler(const Deck& deck) const override { return deck.get<WanSamplerDeck>(); }
+  std::int64_t side_multiple() const override {
+    return std::lcm(config_.patch_size[1], config_.patch_size[2]);
+  }
+  DType activation_dtype() const { return bf16() ? DType::bf16 : DType::f32; }
+
+  // From now on the ranks of `group` run each forward and backward together, on the same input, and
+  // share its tokens: outside of self attention a rank has its share of the tokens, within it its
+  // share of the heads of all tokens (nn/exchange.h). Every rank gets the whole output and must be
+  // given the whole gradient of it; its parameters' gradients are what its own tokens contribute,
+  // to be summed over the group. Null: without a group. `group` outlives its use.
+  void set_sequence_group(Communicator* group) override;
+  const nn::SequenceGroup& sequence_group() const { return group_; }
+  // Exit::usage unless a latent of this size is made of whole patches, and has a token and the
+  // model a head for every rank of a group of `ranks`.
+  void check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const override;
+
+  // The same input with the captions' padding keys. Reads their index on the host.
+  WanInput complete(const DenoiserInput& in) const;
+
+  // The model's own prediction, eps - x0, f32 [B,C,T,h,w]. `x_var` and `y_var`, if given, are nodes
+  // that hold in.x and in.captions.y and receive their gradients (weft_probe); in a group, what
+  // this rank's tokens contribute.
+  Var forward(Tape& tape, const WanInput& in, const Var& x_var = nullptr,
+              const Var& y_var = nullptr);
+
+  Tensor velocity(const DenoiserInput& in) override;
+  double flops(std::int64_t frames, std::int64_t h, std::int64_t w) const override;
+
+ private:
+  struct Pass;
+  WanAttention add_attention(const std::string& name);
+  Var embed_patches(const Pass& p, const Var& x_var);
+  void embed_times(Pass& p);
+  Var embed_captions(const Pass& p, const Var& y_var);
+  Var run_blocks(const Pass& p, Var x, const Var& y);
+  Var head(const Pass& p, const Var& x);
+  // What a block shares with the others of its forward, by value: a recomputed one runs again in
+  // the backward.
+  struct Shared;
+  Var block(nn::Context c, const WanBlock& b, const Var& x, const Var& y, const Shared& s);
+  Var self_attention(nn::Context c, const WanAttention& a, const Var& u, const Shared& s);
+  Var cross_attention(nn::Context c, const WanAttention& a, const Var& u, const Var& y,
+                      const Shared& s);
+  Var to_heads(nn::Context c, const Var& x, std::int64_t tokens);
+  Var to_tokens(nn::Context c, const Var& x);
+
+  WanConfig config_;
+  std::int64_t heads_, head_;  // H, D
+  nn::SequenceGroup group_;
+  ParameterTable params_;
+  nn::Linear patch_, text1_, text2_, time1_, time2_, time_projection_, head_linear_;
+  Parameter* head_modulation_;  // [1,2,C]
+  std::vector<WanBlock> blocks_;
+};
+
+}  // namespace weft
