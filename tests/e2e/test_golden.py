@@ -153,6 +153,11 @@ class Golden(WeftTest):
     def test_vae_temporal(self):
         self.check("vae_temporal_small", "forward", "--backward")
 
+    def test_wan_sample(self):
+        for case in ("wan_sample", "wan_sample_dpm"):
+            with self.subTest(case):
+                self.check(case, "sample")
+
     def test_wan_vae(self):
         self.judge("compare.py", *self.computed("wan_vae", "forward", "--backward"), WAN_VAE_TOLERANCE)
 

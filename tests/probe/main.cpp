@@ -35,6 +35,7 @@ const std::vector<Probe>& probes() {
       {{"stdit3"}, {"forward", "loss", "sample"}, true, alone(probe_stdit3)},
       {{"vae", "vae_temporal"}, {"forward"}, true, alone(probe_vae)},
       {{"wan"}, {"forward", "loss"}, true, alone(probe_wan)},
+      {{"wan"}, {"sample"}, true, alone(probe_wan_sample)},
       {{"wan_vae"}, {"forward"}, true, alone(probe_wan_vae)},
       {{"umt5"}, {"forward"}, true, alone(probe_umt5)},
       {{"segmentation"}, {"forward", "loss", "train_steps"}, true, probe_segmentation},

@@ -20,6 +20,7 @@ struct ProbeRequest {
 int probe_stdit3(const Deck& deck, const ProbeRequest& request);
 int probe_vae(const Deck& deck, const ProbeRequest& request);
 int probe_wan(const Deck& deck, const ProbeRequest& request);
+int probe_wan_sample(const Deck& deck, const ProbeRequest& request);
 int probe_wan_vae(const Deck& deck, const ProbeRequest& request);
 int probe_umt5(const Deck& deck, const ProbeRequest& request);
 

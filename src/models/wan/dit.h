@@ -63,6 +63,7 @@ class Wan : public Denoiser {
   bool has_null_caption() const override { return false; }
   bool takes_given_frames() const override { return false; }
   ClipDefaults clip_defaults() const override { return {16, 0, wan_negative_prompt}; }
+  const SamplerDeck& sampler(const Deck& deck) const override { return deck.get<WanSamplerDeck>(); }
   std::int64_t side_multiple() const override {
     return std::lcm(config_.patch_size[1], config_.patch_size[2]);
   }
