@@ -18,14 +18,16 @@ const std::vector<Gpu>& gpus() {
   return all;
 }
 
-// What one H100 reached (validation/results/h100.md, 2026-11-22). In bf16 from the profile of a
-// training step of STDiT3-XL/2, 51 frames of 480p: 149.1 TFLOP of products in 261.6 ms; spatial and
-// cross attention 6.74 TFLOP forward in 31.1 ms and 16.85 TFLOP backward in 106.0 ms (temporal
-// attention is bound by memory). Convolutions are fitted to encoding and decoding 51 frames of
+// What one H100 reached (validation/results/h100.md, 2026-11-26). In bf16 from the profile of a
+// training step of STDiT3-XL/2, 51 frames of 480p: 149.1 TFLOP of products in 255.7 ms; spatial and
+// cross attention 6.74 TFLOP forward in 28.4 ms and 16.85 TFLOP backward in 82.3 ms (temporal
+// attention is bound by memory). Attention over all tokens of a clip with heads of 128: Wan2.1's
+// kernels alone, at 32,760 tokens. Convolutions are fitted to encoding and decoding 51 frames of
 // 512x512. In f32 from kernels alone; no convolution was timed in f32, and its rate is that of
 // products.
-constexpr double products_bf16 = 570e12, attention_forward_bf16 = 217e12,
-                 attention_backward_bf16 = 159e12, convolutions_bf16 = 490e12;
+constexpr double products_bf16 = 583e12, attention_forward_bf16 = 237e12,
+                 attention_backward_bf16 = 205e12, convolutions_bf16 = 490e12;
+constexpr double wide_heads_forward_bf16 = 606e12, wide_heads_backward_bf16 = 455e12;
 constexpr double products_f32 = 50.7e12, attention_forward_f32 = 20e12,
                  attention_backward_f32 = 12.5e12;
 constexpr double bandwidth = 2.8e12, gaps = 0.012;
@@ -56,6 +58,10 @@ Rates rates_of(const Gpu& gpu, bool f32) {
   r.products = compute * (f32 ? products_f32 : products_bf16);
   r.attention_forward = compute * (f32 ? attention_forward_f32 : attention_forward_bf16);
   r.attention_backward = compute * (f32 ? attention_backward_f32 : attention_backward_bf16);
+  if (!f32) {
+    r.wide_heads_forward = compute * wide_heads_forward_bf16;
+    r.wide_heads_backward = compute * wide_heads_backward_bf16;
+  }
   r.convolutions = compute * (f32 ? products_f32 : convolutions_bf16);
   r.bandwidth = gpu.bandwidth / h100.bandwidth * bandwidth;
   r.gaps = gaps;

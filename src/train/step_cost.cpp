@@ -116,13 +116,16 @@ Rates read_rates(const std::string& file) {
     rates.bandwidth = json.at("bandwidth").get<double>();
     rates.gaps = json.at("gaps").get<double>();
     rates.convolutions = json.value("convolutions", 0.0);
+    rates.wide_heads_forward = json.value("wide_heads_forward", 0.0);
+    rates.wide_heads_backward = json.value("wide_heads_backward", 0.0);
     rates.origin = json.value("origin", "given in " + file);
   } catch (const nlohmann::json::exception& e) {
     throw Error(Exit::usage, fmt::format("--rates {}: {}", file, e.what()), hint, __FILE__,
                 __LINE__);
   }
   WEFT_CHECK(rates.products > 0 && rates.attention_forward > 0 && rates.attention_backward > 0 &&
-                 rates.bandwidth > 0 && rates.gaps >= 0 && rates.convolutions >= 0,
+                 rates.bandwidth > 0 && rates.gaps >= 0 && rates.convolutions >= 0 &&
+                 rates.wide_heads_forward >= 0 && rates.wide_heads_backward >= 0,
              Exit::usage, hint, "--rates {}: rates are above 0", file);
   return rates;
 }
@@ -175,6 +178,10 @@ void OpTimes::met(const std::string& name, std::span<const Tensor> tensors) {
   const double flops = operations_of(name, tensors);
   const bool backward = name.ends_with("_backward");
   double rate = backward ? rates_.attention_backward : rates_.attention_forward;
+  if (name == "attention_forward" && rates_.wide_heads_forward > 0)
+    rate = rates_.wide_heads_forward;
+  if (name == "attention_backward" && rates_.wide_heads_backward > 0)
+    rate = rates_.wide_heads_backward;
   if (name.starts_with("linear") || name.starts_with("absorb")) rate = rates_.products;
   if (name.starts_with("conv")) rate = rates_.convolutions;
   WEFT_CHECK(flops == 0 || rate > 0, Exit::usage, "add \"convolutions\", in FLOP/s",

@@ -26,11 +26,15 @@ struct Rates {
   double gaps = 0;                // share added for launches and gaps
   std::string origin;             // where the figures come from: printed in every report
   double convolutions = 0;        // FLOP/s; 0: not known
+  // Attention over all tokens of a clip (ops/attention.h, attention_forward), whose heads of 128
+  // channels fill the tensor cores better; 0: as other attention.
+  double wide_heads_forward = 0, wide_heads_backward = 0;
 };
 // Targets for an H200 (docs/plan.md, Targets), not measurements.
 Rates h200_targets();
-// Rates from a JSON file with the names above as keys. "origin" is optional, and so is
-// "convolutions" where the planned model has none. Exit::usage for any other content.
+// Rates from a JSON file with the names above as keys. Optional are "origin",
+// "convolutions" where the planned model has none, and "wide_heads_forward" and
+// "wide_heads_backward". Exit::usage for any other content.
 Rates read_rates(const std::string& file);
 
 // What a micro-batch takes on one rank (one of `sp` that share its tokens).

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/parts.h"
 #include "fixture.h"
+#include "ops/pointwise.h"
 
 namespace weft::test {
 namespace {
