@@ -178,6 +178,35 @@ TEST_F(ClipLatentsTest, EncodingOnTheWayGivesWhatStoredMomentsGive) {
     ASSERT_NEAR(from_store.to_host().data<float>()[i], on_the_way.to_host().data<float>()[i], 1e-6);
 }
 
+// A model that wants means gets them, of stored moments and from pixels: no step changes them.
+TEST_F(ClipLatentsTest, MeansInPlaceOfDraws) {
+  VideoVae vae(deck_.get<VaeDeck>());
+  vae.params().allocate(1 << 20, false, false);
+  vae.params().initialise(5);
+  save_weights(weights_, vae.params());
+  deck_.get<VaeDeck>().weights = weights_.string();
+  ClipLatents latents(deck_, 4, std::make_unique<VideoVae>(deck_.get<VaeDeck>()), Posterior::mean);
+  const Bucket moments = moments_bucket(DType::f32), pixels = pixels_bucket();
+  latents.load(std::span(&pixels, 1));
+  const std::vector<float> stored = numbers(2 * 4 * 2 * 3 * 5, 1);
+  Tensor x0 = Tensor::empty({4, 2, 3, 5}, DType::f32);
+  latents.make(moments, bytes_of(stored), 7, 3, x0);
+  for (std::size_t i = 0; i < 4 * 2 * 3 * 5; ++i)
+    ASSERT_NEAR(x0.data<float>()[i], (stored[i] - moments.shift[i / 30]) / moments.scale[i / 30],
+                1e-6);
+
+  std::vector<std::uint8_t> clip(pixels.clip_bytes());
+  for (std::size_t i = 0; i < clip.size(); ++i) clip[i] = static_cast<std::uint8_t>(i * i / 7);
+  const Tensor bytes = bytes_of(clip);
+  latents.make(pixels, bytes, 7, 3, x0);
+  const Tensor mean = vae.encode(
+      vae.whole(5), 24, 40,
+      [&](std::int64_t first, std::int64_t n) { return pixel_frames(bytes, first, n, 24, 40); },
+      nullptr);
+  for (std::int64_t i = 0; i < x0.numel(); ++i)
+    ASSERT_EQ(x0.data<float>()[i], mean.data<float>()[i]);
+}
+
 TEST_F(ClipLatentsTest, WhatDoesNotFitIsRefused) {
   const auto refused = [&](const Bucket& b, const char* hint) {
     try {
