@@ -223,19 +223,19 @@ int inspect(const std::string& path, const std::vector<std::string>& overrides,
   WEFT_CHECK(is_deck || overrides.empty(), Exit::usage, "leave it out",
              "\"{}\" is for decks; {} is not one", overrides.empty() ? "" : overrides.front(),
              path);
-  if (is_deck) {
-    inspect_deck(path, overrides);
-    return 0;
-  }
   // A run may hold pictures too.
   std::error_code ec;
   const bool saved = fs::is_directory(path, ec) && (is_checkpoint(path) || is_run(path));
-  if (is_text_list(path) && !saved) {
+  if (!is_deck && is_text_list(path) && !saved) {
     inspect_text_images(path, limits, picture);
     return 0;
   }
   WEFT_CHECK(picture.empty(), Exit::usage, "leave --picture out",
              "--picture needs a list of pictures with text; {} is not one", path);
+  if (is_deck) {
+    inspect_deck(path, overrides);
+    return 0;
+  }
   const fs::path p = path;
   const bool there = is_there(p, Exit::data);
   const fs::file_status status = fs::status(p, ec);
