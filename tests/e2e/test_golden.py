@@ -38,6 +38,8 @@ NORM_WEIGHT_TOLERANCE = {"f32": 1e-4, "bf16": 3.5e-2}[DTYPE]
 # A VAE keeps every activation in bf16, where STDiT3's residual stream alone is; one projection of a norm's gradient is 2.7e-2
 # off on the CPU.
 VAE_TOLERANCE = {"f32": 1e-4, "bf16": 4e-2}[DTYPE]
+# So does a text encoder, with scores that are not scaled: in bf16 2.7e-2 off, transformers' 4.0e-2.
+TEXT_TOLERANCE = {"f32": 1e-4, "bf16": 4e-2}[DTYPE]
 # A projection on one random direction is such a sum, too: in bf16 2.7e-2 off on the CPU side, 4.2e-2 where convolutions take a
 # rounded bias and leave a rounded gradient of the weights, as cuDNN's do.
 PROJECTION_TOLERANCE = {"f32": 1e-4, "bf16": 6e-2}[DTYPE]
@@ -115,7 +117,7 @@ class Golden(WeftTest):
     def judge(self, script, expected, out, tolerance):
         self.verdict(script, expected, out, "--tolerance", str(tolerance))
 
-    def check(self, case, what, *options):
+    def check(self, case, what, *options, tolerance=TOLERANCE):
         expected, out = self.computed(case, what, *options)
         wanted = read_safetensors(expected)
         if any(name.startswith("grad_norm.") for name in wanted):
@@ -129,7 +131,7 @@ class Golden(WeftTest):
             with self.subTest(tensor=name):
                 of_norm = name.endswith("_norm.weight")
                 self.assertLessEqual(distance(floats(tensor), floats(got[name])),
-                                     NORM_WEIGHT_TOLERANCE if of_norm else TOLERANCE)
+                                     NORM_WEIGHT_TOLERANCE if of_norm else tolerance)
 
     def test_video(self):
         self.check("stdit3_video", "forward", "--backward")
@@ -164,7 +166,7 @@ class Golden(WeftTest):
     def test_umt5(self):
         if not (GOLDEN / "umt5.toml").exists():
             self.skipTest("umt5 is not there")
-        self.check("umt5", "forward")
+        self.check("umt5", "forward", tolerance=TEXT_TOLERANCE)
 
     def segmentation(self, case, what, *options, tolerance=SEGMENTATION_TOLERANCE, ranks=0, script="compare.py"):
         if not (GOLDEN / f"{case}.toml").exists():

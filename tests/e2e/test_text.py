@@ -19,10 +19,10 @@ class Text(WeftTest):
 
     def test_how_large_a_model_is(self):
         """Of a deck, without weights."""
-        sizes = self.weft("inspect", "deck.toml", "model.name=umt5", ranks=1).stdout
+        sizes = self.weft("inspect", "deck.toml", "model.name=umt5", ranks=1).out
         self.assertIn("text encoder  umT5: 5680910336 parameters in 242 tensors", sizes)
         self.assertNotIn("denoiser", sizes)
-        sizes = self.weft("inspect", "deck.toml", ranks=1).stdout
+        sizes = self.weft("inspect", "deck.toml", ranks=1).out
         self.assertRegex(sizes, r"denoiser +STDiT3: \d+ parameters in \d+ tensors")
         self.assertIn("text encoder  T5: 4762310656 parameters in 219 tensors", sizes)
         self.refused(self.weft("inspect", "deck.toml", "model.name=sadtalker", ranks=1, expect=None), 2, "sadtalker")

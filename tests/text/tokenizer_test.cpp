@@ -17,13 +17,14 @@ namespace {
 class TokenizerTest : public FolderTest {
  protected:
   // A model of a few pieces; `ids` are its --pad_id and so on.
-  fs::path model(const std::string& name, const std::string& ids) {
+  fs::path model(const std::string& name, const std::string& ids, int pieces = 30) {
     std::ofstream text(dir_ / "text.txt");
     for (int i = 0; i < 30; ++i) text << "a cat and a dog\nthe dog and the cat\n";
     text.close();
     const auto status = sentencepiece::SentencePieceTrainer::Train(
         "--input=" + (dir_ / "text.txt").string() + " --model_prefix=" + (dir_ / name).string() +
-        " --vocab_size=30 --hard_vocab_limit=false --minloglevel=3 " + ids);
+        " --vocab_size=" + std::to_string(pieces) + " --hard_vocab_limit=false --minloglevel=3 " +
+        ids);
     EXPECT_TRUE(status.ok()) << status.ToString();
     return dir_ / (name + ".model");
   }
@@ -72,7 +73,7 @@ TEST_F(TokenizerTest, IdsOfTheFile) {
   EXPECT_THROW(Tokenizer(model("again", ids)), Error) << "T5's unknown id is 2";
 
   // With pieces for bytes nothing is unknown.
-  const Tokenizer bytes(model("bytes", ids + " --byte_fallback=true --vocab_size=300"),
+  const Tokenizer bytes(model("bytes", ids + " --byte_fallback=true", 300),
                         Tokenizer::Ids::of_file);
   EXPECT_GE(bytes.size(), 256);
   const auto letter = bytes.encode("é", 512);  // of two bytes, 0xc3 and 0xa9
