@@ -8,6 +8,8 @@
 //   add_position           x read and written, p read once: a thread keeps its 16 bytes of p and
 //                          walks over frames
 //   timestep_embedding, rope_table: a few KB
+//   rope_table_3d          8 bytes a pair written, for a power, a sine and a cosine in double: once
+//                          a forward
 //   embedding_forward      2 n w, 16 bytes an access
 //   gather_captions        n (4 + w), and n (w + 8) backward: a block a row, 16-byte accesses
 // No operation takes scratch.
@@ -106,6 +108,23 @@ __global__ void rope_kernel(const float* freqs, int half, int count, float2* rop
   if (i >= count) return;
   const float angle = static_cast<float>(i / half) * freqs[i % half];
   rope[i] = make_float2(cosf(angle), sinf(angle));
+}
+
+// A thread a pair. The angles in double, as on the CPU.
+__global__ void rope_3d_kernel(int rows, int columns, std::int64_t first, int half, float2* rope,
+                               std::int64_t count) {
+  const std::int64_t i = thread_index();
+  if (i >= count) return;
+  const std::int64_t token = first + i / half;
+  const int pair = static_cast<int>(i % half), third = half / 3, before = half - 2 * third;
+  const bool by_frame = pair < before, by_row = !by_frame && pair < before + third;
+  const std::int64_t position = by_frame ? token / (static_cast<std::int64_t>(rows) * columns)
+                                : by_row ? token / columns % rows
+                                         : token % columns;
+  const int pairs = by_frame ? before : third, k = by_frame ? pair : (pair - before) % third;
+  double sin = 0.0, cos = 0.0;
+  sincos(static_cast<double>(position) * pow(10000.0, -static_cast<double>(k) / pairs), &sin, &cos);
+  rope[i] = make_float2(static_cast<float>(cos), static_cast<float>(sin));
 }
 
 template <class T, int V>
@@ -215,6 +234,11 @@ void rope_table(const Tensor& freqs, Tensor& rope) {
   const int half = static_cast<int>(rope.dim(1)), count = static_cast<int>(rope.dim(0)) * half;
   launch(rope_kernel, dim3(blocks_for(count, 128)), dim3(128), 0, data<float>(freqs), half, count,
          reinterpret_cast<float2*>(data<float>(rope)));
+}
+
+void rope_table_3d(int rows, int columns, std::int64_t first, Tensor& rope) {
+  launch_items(rope_3d_kernel, rope.numel() / 2, rows, columns, first,
+               static_cast<int>(rope.dim(1)), reinterpret_cast<float2*>(data<float>(rope)));
 }
 
 void embedding_forward(const Tensor& ids, const Tensor& table, Tensor& y) {

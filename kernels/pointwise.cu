@@ -219,9 +219,17 @@ __global__ void scaled_add_kernel(const X* x, float a, const float* factor, Y* y
 }
 
 // a, b and y may have any alignment: a few rows.
-__global__ void add_rows_kernel(const float* a, const float* b, std::int64_t count, float* y) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < count) y[i] = a[i] + b[i];
+// `count` accesses of V elements.
+template <class T, int V>
+__global__ void add_rows_kernel(const float* a, const T* b, float* y, std::int64_t count) {
+  const std::int64_t i = thread_index();
+  if (i >= count) return;
+  float v[V], w[V];
+  unpack(load_vec<V>(a, i), v);
+  unpack(load_vec<V>(b, i), w);
+#pragma unroll
+  for (int e = 0; e < V; ++e) v[e] += w[e];
+  store_vec<V>(y, i, pack<float, V>(v));
 }
 
 // A tensor with C channels, seen as [outer,C,inner].
@@ -398,8 +406,15 @@ void scaled_add(const Tensor& x, float a, const Tensor& factor, Tensor& y, bool 
 }
 
 void add_rows(const Tensor& a, const Tensor& b, Tensor& y) {
-  launch_threads(add_rows_kernel, y.numel(), data<float>(a), data<float>(b), y.numel(),
-                 data<float>(y));
+  by_type(b, [&]<class T>() {
+    by_width<4>(
+        y.numel(),
+        [&]<int V>() {
+          launch_items(add_rows_kernel<T, V>, y.numel() / V, data<float>(a), data<T>(b),
+                       data<float>(y));
+        },
+        a, b, y);
+  });
 }
 
 void channel_affine_forward(const Tensor& x, const Tensor& affine, Channels channels, Tensor& y) {

@@ -1,4 +1,5 @@
-// LayerNorm and RMSNorm of ops/norm.h on the GPU. CPU twin: src/ops/cpu/norm.cpp; cases:
+// LayerNorm and RMSNorm of ops/norm.h on the GPU, LayerNorm here for rows that a warp holds, of one
+// type; norm_rows.cu has the others. CPU twin: src/ops/cpu/norm.cpp; cases:
 // tests/kernels/norm.cpp.
 //
 // Both are bound by memory. Least traffic for one token of C = 1152 channels in bf16 (a row is 2304
@@ -15,7 +16,7 @@
 // fit on the GPU, at least one a frame: 3.6 MB at 30 frames of C = 1152 on 132 SMs.
 #include "ops/norm.h"
 
-#include "norm/frames.cuh"
+#include "norm/rows.cuh"
 
 namespace weft::kernels {
 namespace {
@@ -93,39 +94,6 @@ __global__ void __launch_bounds__(forward_warps * 32, 2)
       for (int e = 0; e < 4; ++e) v[e] = (v[e] - mean[t]) * rstd[t] * (1.0f + a.v[e]) + b.v[e];
       if (t < count) store_vec<4>(y + row[t], i, pack<T, 4>(v));
     }
-  }
-}
-
-// Any C: a warp a token, one channel a lane, the row read three times (from the cache but for the
-// first).
-template <class T>
-__global__ void __launch_bounds__(forward_warps * 32)
-    modulate_forward_any_kernel(const T* __restrict__ x, const float* __restrict__ m,
-                                const std::int32_t* __restrict__ rows, FrameGrid g, int shift,
-                                int scale, int first_row, T* __restrict__ y,
-                                float2* __restrict__ stats) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int frame = g.frame(), group = rows[frame];
-  const float *sh = g.vector(m, group, shift), *sc = g.vector(m, group, scale);
-  for (int token = g.first() + warp; token < g.last(); token += forward_warps) {
-    const T* in = x + g.row(frame, token);
-    T* out = y + g.row(frame, token);
-    if (group < first_row) {
-      for (int i = lane; i < g.channels; i += 32) out[i] = in[i];
-      continue;
-    }
-    float sum = 0.0f, squares = 0.0f;
-    for (int i = lane; i < g.channels; i += 32) sum += to_float(in[i]);
-    const float mean = warp_sum(sum) / static_cast<float>(g.channels);
-    for (int i = lane; i < g.channels; i += 32) {
-      const float d = to_float(in[i]) - mean;
-      squares += d * d;
-    }
-    const float rstd = rsqrtf(warp_sum(squares) / static_cast<float>(g.channels) + epsilon);
-    if (lane == 0)
-      stats[static_cast<std::int64_t>(frame) * g.tokens + token] = make_float2(mean, rstd);
-    for (int i = lane; i < g.channels; i += 32)
-      out[i] = from_float<T>((to_float(in[i]) - mean) * rstd * (1.0f + sc[i]) + sh[i]);
   }
 }
 
@@ -213,53 +181,6 @@ __global__ void __launch_bounds__(backward_warps * 32, sizeof(T) == 2 ? 3 : 2)
   store_column_sums(dscale, g.channels, shared_memory<float>(), out + g.channels);
 }
 
-// Any C: a block a token, its column sums in shared memory, where a thread meets its own columns
-// only.
-template <class T>
-__global__ void __launch_bounds__(backward_warps * 32)
-    modulate_backward_any_kernel(const T* __restrict__ x, const float* __restrict__ m,
-                                 const std::int32_t* __restrict__ rows, FrameGrid g, int scale,
-                                 int first_row, const float2* __restrict__ stats,
-                                 const T* __restrict__ dy, T* dx, bool accumulate,
-                                 float* __restrict__ partial) {
-  constexpr int block_threads = backward_warps * 32;
-  float *scratch = shared_memory<float>(), *dshift = scratch + 32, *dscale = dshift + g.channels;
-  const int frame = g.frame(), group = rows[frame];
-  const float* sc = g.vector(m, group, scale);
-  for (int i = threadIdx.x; i < g.channels; i += block_threads) dshift[i] = dscale[i] = 0.0f;
-  for (int token = g.first(); token < g.last(); ++token) {
-    const T *in = x + g.row(frame, token), *gradient = dy + g.row(frame, token);
-    T* out = dx + g.row(frame, token);
-    if (group < first_row) {
-      for (int i = threadIdx.x; i < g.channels; i += block_threads)
-        out[i] = from_float<T>(to_float(gradient[i]) + (accumulate ? to_float(out[i]) : 0.0f));
-      continue;
-    }
-    const float2 st = stats[static_cast<std::int64_t>(frame) * g.tokens + token];
-    float sum = 0.0f, product = 0.0f;
-    for (int i = threadIdx.x; i < g.channels; i += block_threads) {
-      const float d = to_float(gradient[i]), h = (to_float(in[i]) - st.x) * st.y;
-      sum += d * (1.0f + sc[i]);
-      product += d * h * (1.0f + sc[i]);
-      dshift[i] += d;
-      dscale[i] += d * h;
-    }
-    const float mean_g = block_sum(sum, scratch) / static_cast<float>(g.channels);
-    const float mean_gh = block_sum(product, scratch) / static_cast<float>(g.channels);
-    for (int i = threadIdx.x; i < g.channels; i += block_threads) {
-      const float d = to_float(gradient[i]), h = (to_float(in[i]) - st.x) * st.y;
-      float v = st.y * (d * (1.0f + sc[i]) - mean_g - h * mean_gh);
-      if (accumulate) v += to_float(out[i]);
-      out[i] = from_float<T>(v);
-    }
-  }
-  float* to = partial + static_cast<std::int64_t>(blockIdx.x) * 2 * g.channels;
-  for (int i = threadIdx.x; i < g.channels; i += block_threads) {
-    to[i] = dshift[i];
-    to[g.channels + i] = dscale[i];
-  }
-}
-
 // ---------------------------------------------------------------- rms_norm_forward
 
 // A row is a block's, read once from memory and once more from L1: 2 elements moved for each of M
@@ -286,6 +207,18 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+// Norm by a modulation, for norm_rows.cu.
+RowNorm row_norm(const FrameGrid& g, const Tensor& m, const Tensor& rows, int shift, int scale,
+                 int first_row) {
+  const float* vectors = data<float>(m);
+  return {vectors + static_cast<std::int64_t>(scale) * g.channels,
+          vectors + static_cast<std::int64_t>(shift) * g.channels,
+          data<std::int32_t>(rows),
+          1.0f,
+          first_row,
+          g};
+}
+
 }  // namespace
 }  // namespace weft::kernels
 
@@ -296,47 +229,48 @@ using namespace kernels;  // NOLINT: the operations are written in the kernels' 
 void layer_norm_modulate_forward(const Tensor& x, const Tensor& m, const Tensor& rows, int shift,
                                  int scale, int first_row, Tensor& y, Tensor& stats) {
   const FrameGrid g = with_run(grid_of(x, m, rows), 2 * forward_warps);
-  const dim3 block(forward_warps * 32);
+  if (x.dtype() != y.dtype() || !in_quads(g.channels, x, m, y))
+    return norm_rows_forward(row_norm(g, m, rows, shift, scale, first_row),
+                             in_rows(g.channels, x, m, y), x, y, stats);
   auto* st = reinterpret_cast<float2*>(data<float>(stats));
   by_type(x, [&]<class T>() {
-    const auto start = [&](auto kernel) {
-      launch(kernel, dim3(g.blocks()), block, 0, data<T>(x), data<float>(m),
-             data<std::int32_t>(rows), g, shift, scale, first_row, data<T>(y), st);
-    };
-    if (in_quads(g.channels, x, m, y))
-      by_steps(g.channels, [&]<int N>() { start(modulate_forward_kernel<T, N>); });
-    else
-      start(modulate_forward_any_kernel<T>);
+    by_steps(g.channels, [&]<int N>() {
+      launch(modulate_forward_kernel<T, N>, dim3(g.blocks()), dim3(forward_warps * 32), 0,
+             data<T>(x), data<float>(m), data<std::int32_t>(rows), g, shift, scale, first_row,
+             data<T>(y), st);
+    });
   });
 }
 
 void layer_norm_modulate_backward(const Tensor& x, const Tensor& m, const Tensor& rows, int shift,
                                   int scale, int first_row, const Tensor& stats, const Tensor& dy,
                                   Tensor& dx, bool accumulate, Tensor& dm) {
-  const FrameGrid g = with_even_runs(grid_of(x, m, rows), slots(x.dtype() == DType::bf16 ? 3 : 2));
-  const dim3 block(backward_warps * 32);
+  const FrameGrid grid = grid_of(x, m, rows);
+  const bool by_warps = x.dtype() == dy.dtype() && in_quads(grid.channels, x, m, dy, dx);
+  const bool by_blocks = !by_warps && in_rows(grid.channels, x, m, dy, dx);
+  const FrameGrid g = with_even_runs(grid, slots(by_blocks                  ? norm_rows_blocks
+                                                 : x.dtype() == DType::bf16 ? 3
+                                                                            : 2));
   const Tensor partial = Tensor::empty({g.frames, g.runs, 2, g.channels}, DType::f32);
   const auto* st = reinterpret_cast<const float2*>(data<float>(stats));
-  const std::size_t row_bytes = static_cast<std::size_t>(g.channels) * sizeof(float);
-  by_type(x, [&]<class T>() {
-    const auto start = [&](auto kernel) {
-      launch(kernel, dim3(g.blocks()), block, backward_warps * row_bytes, data<T>(x),
-             data<float>(m), data<std::int32_t>(rows), g, scale, first_row, st, data<T>(dy),
-             data<T>(dx), data<float>(partial));
-    };
-    if (in_quads(g.channels, x, m, dy, dx))
+  if (!by_warps)
+    norm_rows_backward(row_norm(g, m, rows, shift, scale, first_row), by_blocks, x, stats, dy, dx,
+                       accumulate, partial);
+  else
+    by_type(x, [&]<class T>() {
+      const auto start = [&](auto kernel) {
+        launch(kernel, dim3(g.blocks()), dim3(backward_warps * 32),
+               backward_warps * static_cast<std::size_t>(g.channels) * sizeof(float), data<T>(x),
+               data<float>(m), data<std::int32_t>(rows), g, scale, first_row, st, data<T>(dy),
+               data<T>(dx), data<float>(partial));
+      };
       by_steps(g.channels, [&]<int N>() {
         if (accumulate)
           start(modulate_backward_kernel<T, N, true>);
         else
           start(modulate_backward_kernel<T, N, false>);
       });
-    else
-      launch(modulate_backward_any_kernel<T>, dim3(g.blocks()), block,
-             2 * row_bytes + 32 * sizeof(float), data<T>(x), data<float>(m),
-             data<std::int32_t>(rows), g, scale, first_row, st, data<T>(dy), data<T>(dx),
-             accumulate, data<float>(partial));
-  });
+    });
   add_partials(partial, rows, g, 2, shift, scale, first_row, dm);
 }
 

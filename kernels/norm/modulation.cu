@@ -13,7 +13,7 @@
 // on 132 SMs.
 #include "ops/norm.h"
 
-#include "norm/frames.cuh"
+#include "norm/rows.cuh"
 
 namespace weft::kernels {
 namespace {
@@ -56,19 +56,40 @@ __global__ void __launch_bounds__(forward_warps * 32, 2)
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(forward_warps * 32)
-    gate_forward_any_kernel(const T* x, const T* p, const float* __restrict__ m,
-                            const std::int32_t* __restrict__ rows, FrameGrid g, int gate, Keep keep,
-                            T* y) {
-  const int frame = g.frame();
-  const float* gates = g.vector(m, rows[frame], gate);
+// Rows of any length, and x and p of two types: V columns a thread down a run of tokens, some at a
+// time, whose loads are under way together. y may be x.
+constexpr int column_threads = 128, column_run = 8, together = 4;
+
+template <class X, class P, int V>
+__global__ void __launch_bounds__(column_threads)
+    gate_columns_kernel(const X* x, const P* p, const float* __restrict__ m,
+                        const std::int32_t* __restrict__ rows, FrameGrid g, int gate, Keep keep,
+                        X* y) {
+  const int i = static_cast<int>(blockIdx.y * column_threads + threadIdx.x);
+  if (i * V >= g.channels) return;
+  const int frame = g.frame(), last = g.last();
   const float factor = keep(frame);
-  for (int token = g.first(); token < g.last(); ++token)
-    for (int i = threadIdx.x; i < g.channels; i += forward_warps * 32) {
-      const std::int64_t at = g.row(frame, token) + i;
-      y[at] = from_float<T>(to_float(x[at]) + factor * gates[i] * to_float(p[at]));
+  const Vec<float, V> s = load_vec<V>(g.vector(m, rows[frame], gate), i);
+  for (int first = g.first(); first < last; first += together) {
+    Vec<X, V> in[together];
+    Vec<P, V> branch[together];
+#pragma unroll
+    for (int t = 0; t < together; ++t) {
+      const std::int64_t row = g.row(frame, min(first + t, last - 1));
+      in[t] = load_vec<V>(x + row, i);
+      branch[t] = load_vec<V>(p + row, i);
     }
+#pragma unroll
+    for (int t = 0; t < together; ++t) {
+      if (first + t >= last) continue;
+      float v[V], b[V];
+      unpack(in[t], v);
+      unpack(branch[t], b);
+#pragma unroll
+      for (int e = 0; e < V; ++e) v[e] += factor * s.v[e] * b[e];
+      store_vec<V>(y + g.row(frame, first + t), i, pack<X, V>(v));
+    }
+  }
 }
 
 template <class T, int N>
@@ -106,24 +127,44 @@ __global__ void __launch_bounds__(backward_warps * 32, sizeof(T) == 2 ? 5 : 3)
                     partial + static_cast<std::int64_t>(blockIdx.x) * g.channels);
 }
 
-template <class T>
-__global__ void __launch_bounds__(backward_warps * 32)
-    gate_backward_any_kernel(const T* dy, const T* p, const float* __restrict__ m,
-                             const std::int32_t* __restrict__ rows, FrameGrid g, int gate,
-                             Keep keep, T* dp, float* __restrict__ partial) {
-  const int frame = g.frame();
-  const float* gates = g.vector(m, rows[frame], gate);
+// dp may be p.
+template <class X, class P, int V>
+__global__ void __launch_bounds__(column_threads)
+    gate_columns_backward_kernel(const X* __restrict__ dy, const P* p, const float* __restrict__ m,
+                                 const std::int32_t* __restrict__ rows, FrameGrid g, int gate,
+                                 Keep keep, P* dp, float* __restrict__ partial) {
+  const int i = static_cast<int>(blockIdx.y * column_threads + threadIdx.x);
+  if (i * V >= g.channels) return;
+  const int frame = g.frame(), last = g.last();
   const float factor = keep(frame);
-  for (int i = threadIdx.x; i < g.channels; i += backward_warps * 32) {
-    float sum = 0.0f;
-    for (int token = g.first(); token < g.last(); ++token) {
-      const std::int64_t at = g.row(frame, token) + i;
-      const float d = factor * to_float(dy[at]);
-      sum += d * to_float(p[at]);
-      dp[at] = from_float<T>(d * gates[i]);
+  const Vec<float, V> s = load_vec<V>(g.vector(m, rows[frame], gate), i);
+  float sum[V] = {};
+  for (int first = g.first(); first < last; first += together) {
+    Vec<X, V> gradient[together];
+    Vec<P, V> branch[together];
+#pragma unroll
+    for (int t = 0; t < together; ++t) {
+      const std::int64_t row = g.row(frame, min(first + t, last - 1));
+      gradient[t] = load_vec<V>(dy + row, i);
+      branch[t] = load_vec<V>(p + row, i);
     }
-    partial[static_cast<std::int64_t>(blockIdx.x) * g.channels + i] = sum;
+#pragma unroll
+    for (int t = 0; t < together; ++t) {
+      if (first + t >= last) continue;
+      float d[V], b[V];
+      unpack(gradient[t], d);
+      unpack(branch[t], b);
+#pragma unroll
+      for (int e = 0; e < V; ++e) {
+        d[e] *= factor;
+        sum[e] += d[e] * b[e];
+        d[e] *= s.v[e];
+      }
+      store_vec<V>(dp + g.row(frame, first + t), i, pack<P, V>(d));
+    }
   }
+  store_vec<V>(partial + static_cast<std::int64_t>(blockIdx.x) * g.channels, i,
+               pack<float, V>(sum));
 }
 
 // m[g] = table + t[g]; `columns` of t is K*C, or C to broadcast it over K. A few tens of thousands
@@ -251,39 +292,59 @@ using namespace kernels;  // NOLINT: the operations are written in the kernels' 
 
 void gate_residual_forward(const Tensor& x, const Tensor& p, const Tensor& m, const Tensor& rows,
                            int gate, const Tensor& keep, Tensor& y) {
-  const FrameGrid g = with_run(grid_of(x, m, rows), forward_warps);
-  by_type(x, [&]<class T>() {
-    const auto start = [&](auto kernel) {
-      launch(kernel, dim3(g.blocks()), dim3(forward_warps * 32), 0, data<T>(x), data<T>(p),
-             data<float>(m), data<std::int32_t>(rows), g, gate, keep_of(keep, g.frames),
-             data<T>(y));
-    };
-    if (in_quads(g.channels, x, p, m, y))
-      by_steps(g.channels, [&]<int N>() { start(gate_forward_kernel<T, N>); });
-    else
-      start(gate_forward_any_kernel<T>);
+  const FrameGrid grid = grid_of(x, m, rows);
+  if (x.dtype() == p.dtype() && in_quads(grid.channels, x, p, m, y)) {
+    const FrameGrid g = with_run(grid, forward_warps);
+    return by_type(x, [&]<class T>() {
+      by_steps(g.channels, [&]<int N>() {
+        launch(gate_forward_kernel<T, N>, dim3(g.blocks()), dim3(forward_warps * 32), 0, data<T>(x),
+               data<T>(p), data<float>(m), data<std::int32_t>(rows), g, gate,
+               keep_of(keep, g.frames), data<T>(y));
+      });
+    });
+  }
+  const FrameGrid g = with_run(grid, column_run);
+  by_stream(x, p, [&]<class X, class P>() {
+    by_width<4>(
+        g.channels,
+        [&]<int V>() {
+          launch(gate_columns_kernel<X, P, V>,
+                 dim3(g.blocks(), blocks_for(g.channels, column_threads * V)), dim3(column_threads),
+                 0, data<X>(x), data<P>(p), data<float>(m), data<std::int32_t>(rows), g, gate,
+                 keep_of(keep, g.frames), data<X>(y));
+        },
+        x, p, m, y);
   });
 }
 
 void gate_residual_backward(const Tensor& dy, const Tensor& p, const Tensor& m, const Tensor& rows,
                             int gate, const Tensor& keep, Tensor& dp, Tensor& dm) {
-  const FrameGrid g =
-      with_even_runs(grid_of(dy, m, rows), slots(dy.dtype() == DType::bf16 ? 5 : 3));
+  const FrameGrid grid = grid_of(dy, m, rows);
+  const bool by_warps = dy.dtype() == p.dtype() && in_quads(grid.channels, dy, p, m, dp);
+  const FrameGrid g = with_even_runs(grid, slots(dy.dtype() == DType::bf16 ? 5 : 3));
   const Tensor partial = Tensor::empty({g.frames, g.runs, 1, g.channels}, DType::f32);
-  by_type(dy, [&]<class T>() {
-    const auto start = [&](auto kernel, std::size_t shared) {
-      launch(kernel, dim3(g.blocks()), dim3(backward_warps * 32), shared, data<T>(dy), data<T>(p),
-             data<float>(m), data<std::int32_t>(rows), g, gate, keep_of(keep, g.frames),
-             data<T>(dp), data<float>(partial));
-    };
-    if (in_quads(g.channels, dy, p, m, dp))
+  if (by_warps)
+    by_type(dy, [&]<class T>() {
       by_steps(g.channels, [&]<int N>() {
-        start(gate_backward_kernel<T, N>,
-              backward_warps * static_cast<std::size_t>(g.channels) * sizeof(float));
+        launch(gate_backward_kernel<T, N>, dim3(g.blocks()), dim3(backward_warps * 32),
+               backward_warps * static_cast<std::size_t>(g.channels) * sizeof(float), data<T>(dy),
+               data<T>(p), data<float>(m), data<std::int32_t>(rows), g, gate,
+               keep_of(keep, g.frames), data<T>(dp), data<float>(partial));
       });
-    else
-      start(gate_backward_any_kernel<T>, 0);
-  });
+    });
+  else
+    by_stream(dy, p, [&]<class X, class P>() {
+      by_width<4>(
+          g.channels,
+          [&]<int V>() {
+            launch(gate_columns_backward_kernel<X, P, V>,
+                   dim3(g.blocks(), blocks_for(g.channels, column_threads * V)),
+                   dim3(column_threads), 0, data<X>(dy), data<P>(p), data<float>(m),
+                   data<std::int32_t>(rows), g, gate, keep_of(keep, g.frames), data<P>(dp),
+                   data<float>(partial));
+          },
+          dy, p, m, dp);
+    });
   add_partials(partial, rows, g, 1, gate, gate, 0, dm);
 }
 
