@@ -318,12 +318,17 @@ void trade(std::span<const double> cost, std::vector<double>& load, std::vector<
 
 }  // namespace
 
-std::vector<int> share_out(std::span<const double> cost, int ranks) {
-  WEFT_ASSERT(ranks >= 1);
+std::vector<std::size_t> by_cost(std::span<const double> cost) {
   std::vector<std::size_t> order(cost.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return cost[a] > cost[b]; });
+  return order;
+}
+
+std::vector<int> share_out(std::span<const double> cost, int ranks) {
+  WEFT_ASSERT(ranks >= 1);
+  const std::vector<std::size_t> order = by_cost(cost);
   std::vector<double> load(ranks, 0);
   std::vector<int> rank_of(cost.size());
   for (const std::size_t i : order) {
@@ -335,12 +340,22 @@ std::vector<int> share_out(std::span<const double> cost, int ranks) {
   return rank_of;
 }
 
-std::vector<int> owners(std::span<const double> cost, int ranks, bool lockstep) {
-  if (!lockstep) return share_out(cost, ranks);
+std::vector<int> owners(std::span<const double> cost, int ranks, Meeting meeting) {
+  const bool one_each = cost.size() <= static_cast<std::size_t>(ranks);
+  if (meeting == Meeting::at_the_end || (meeting == Meeting::always && one_each))
+    return share_out(cost, ranks);
+  const std::vector<std::size_t> order = order_of(cost, meeting);
   std::vector<int> turns(cost.size());
-  for (std::size_t i = 0; i < turns.size(); ++i)
-    turns[i] = static_cast<int>(i % static_cast<std::size_t>(ranks));
+  for (std::size_t k = 0; k < turns.size(); ++k)
+    turns[order[k]] = static_cast<int>(k % static_cast<std::size_t>(ranks));
   return turns;
+}
+
+std::vector<std::size_t> order_of(std::span<const double> cost, Meeting meeting) {
+  if (meeting == Meeting::always) return by_cost(cost);
+  std::vector<std::size_t> order(cost.size());
+  std::iota(order.begin(), order.end(), 0);
+  return order;
 }
 
 }  // namespace weft

@@ -111,7 +111,17 @@ class StepPlanner : public StepPlan {
 // divide theirs anew, until the busiest rank is within 0.5 % of the mean or neither helps it.
 // Returns the rank of each micro-batch; the same costs always give the same ranks.
 std::vector<int> share_out(std::span<const double> cost, int ranks);
-// The same, or for ranks in lockstep (train/task.h) one after the other to each rank.
-std::vector<int> owners(std::span<const double> cost, int ranks, bool lockstep);
+// The costliest first, the earlier among equals.
+std::vector<std::size_t> by_cost(std::span<const double> cost);
+
+// How ranks go through a step's micro-batches together: not at all until its end; in pairs within
+// some of them (train/task.h, lockstep_ranks); or all in each of them (parallel.zero = 3).
+enum class Meeting { at_the_end, lockstep, always };
+// share_out(), or for ranks in lockstep one micro-batch after the other to each rank. Where all
+// meet in each, and some rank has several, they are dealt out by cost, so that those that meet cost
+// about the same.
+std::vector<int> owners(std::span<const double> cost, int ranks, Meeting meeting);
+// The order in which each rank takes its own: that of the plan, or by cost where all meet.
+std::vector<std::size_t> order_of(std::span<const double> cost, Meeting meeting);
 
 }  // namespace weft

@@ -58,6 +58,9 @@ PlannedTraining::PlannedTraining(const Deck& deck, bool here)
   // Only the layout matters here: pages that are never touched cost nothing. How many ranks there
   // are decides no more than what one of them owns (state_bytes).
   constexpr int any_ranks = 4096;
+  const auto planning = Arena::planning();
+  std::optional<ArenaScope> untouched;
+  if (!here) untouched.emplace(*planning);
   task->params().allocate(
       static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4), task->bf16(), true,
       sharding_of(deck.parallel, task->params(), task->blocks_named(), 0, any_ranks));
@@ -389,7 +392,10 @@ Placed place(const Deck& deck, const PlannedTraining& training, const Plan& plan
   const auto planner = training.steps(micro_batches);
   const int groups = comm.ranks / static_cast<int>(deck.parallel.sp);
   const CommModel together{task.lockstep_ranks(comm.ranks), comm.machine};
-  const bool lockstep = together.ranks > 1;
+  const Meeting meeting = together.ranks > 1 ? Meeting::lockstep
+                          : comm.ranks > 1 && task.params().sharded_buckets() > 0
+                              ? Meeting::always
+                              : Meeting::at_the_end;
   const auto time_of = [&](std::span<const MicroBatchCost> work) {
     return step_time(work, plan.schedule, comm, deck.parallel, task.bf16(),
                      plan.optimizer_bandwidth);
@@ -408,9 +414,9 @@ Placed place(const Deck& deck, const PlannedTraining& training, const Plan& plan
       cost.exchange += all_reduce_seconds(cost, together);
       costs.push_back(cost.seconds());
     }
-    const std::vector<int> owner = owners(costs, groups, lockstep);
+    const std::vector<int> owner = owners(costs, groups, meeting);
     std::vector<std::vector<MicroBatchCost>> of_group(groups);
-    for (std::size_t i = 0; i < work.size(); ++i) of_group[owner[i]].push_back(work[i]);
+    for (const std::size_t i : order_of(costs, meeting)) of_group[owner[i]].push_back(work[i]);
 
     StepTime worst;
     for (const auto& mine : of_group) {
@@ -420,7 +426,7 @@ Placed place(const Deck& deck, const PlannedTraining& training, const Plan& plan
     }
     // Micro-batch by micro-batch all wait for the slowest; those of another group, in the end. So
     // they do where a micro-batch gathers the weights.
-    if (lockstep || deck.parallel.zero == 3) worst = time_of(slowest_of_each(of_group));
+    if (meeting != Meeting::at_the_end) worst = time_of(slowest_of_each(of_group));
     placed.seconds += worst.seconds();
     const auto add = [](double& to, double from) { to += from / sampled_steps; };
     add(placed.slowest.compute, worst.compute);

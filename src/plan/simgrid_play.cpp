@@ -251,7 +251,10 @@ class OverlappedPlay {
     const double all_computed = greatest(state.computed_at);
     StepTimes t;
     for (std::size_t r = 0; r < state.busy.size(); ++r) {
-      const double wait = all_computed - state.computed_at[r];
+      // Ranks that meet within micro-batches end them together: the slower ones computed for
+      // longer.
+      const double wait = job_.blocks.empty() ? all_computed - state.computed_at[r]
+                                              : greatest(state.busy) - state.busy[r];
       t.mean_busy += state.busy[r];
       t.wait += wait;
       t.exposed += state.ended[r] - state.begun[r] - state.busy[r] - wait;

@@ -199,10 +199,12 @@ RankWork share_work(const DeckStep& step, const StepPlan& planner, int ranks, st
     all.push_back(work_of(step, m));
     costs.push_back(all.back().forward + all.back().backward);
   }
-  const std::vector<int> owner =
-      owners(costs, ranks / step.sp, step.lockstep && step.lockstep(ranks) > 1);
+  const Meeting meeting = step.lockstep && step.lockstep(ranks) > 1 ? Meeting::lockstep
+                          : step.in_parts && ranks > 1              ? Meeting::always
+                                                                    : Meeting::at_the_end;
+  const std::vector<int> owner = owners(costs, ranks / step.sp, meeting);
   RankWork mine(static_cast<std::size_t>(ranks));
-  for (std::size_t i = 0; i < all.size(); ++i)
+  for (const std::size_t i : order_of(costs, meeting))
     for (int r = 0; r < step.sp; ++r) mine[owner[i] * step.sp + r].push_back(all[i]);
   return mine;
 }
@@ -355,6 +357,7 @@ sim::DeckStep deck_step(const Deck& deck, const std::shared_ptr<PlannedTraining>
   s.overlap = deck.parallel.overlap;
   s.bf16_wire = deck.parallel.wire == "bf16";
   s.bf16_model = training->task->bf16();
+  s.in_parts = training->task->params().sharded_buckets() > 0;
   return s;
 }
 

@@ -61,6 +61,7 @@ struct DeckStep {
   // log-normal distribution.
   double variation = 0;
   bool sharded = true, overlap = true, bf16_wire = false, bf16_model = false;
+  bool in_parts = false;  // parallel.zero = 3
 };
 
 // weft's own step on `ranks` ranks.

@@ -55,7 +55,10 @@ Tensor Tensor::host(const Shape& shape, DType dtype) {
   t.dtype_ = dtype;
   // One more byte: mmap refuses an empty mapping, and tensors may be empty.
   const std::size_t bytes = t.bytes() + 1;
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  // What a plan lays out may be more than this host has: it is never touched.
+  const int reserve = Arena::has_current() && Arena::current().is_planning() ? MAP_NORESERVE : 0;
+  void* p =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | reserve, -1, 0);
   WEFT_CHECK(p != MAP_FAILED, Exit::usage, "use more ranks or a smaller model",
              "no memory for {} bytes of model state", bytes);
   madvise(p, bytes, MADV_HUGEPAGE);

@@ -55,32 +55,33 @@ double WorkPlan::share_of(const MicroBatch& clips, std::int64_t step) const {
 }
 
 // The group of ranks that takes each micro-batch.
-std::vector<int> WorkPlan::owners(const std::vector<MicroBatch>& plan, std::int64_t step) const {
+WorkPlan::Shares WorkPlan::shares(const std::vector<MicroBatch>& plan, std::int64_t step) const {
   std::vector<double> costs;
   for (const MicroBatch& m : plan) costs.push_back(costs_.cost(m.bucket) * share_of(m, step));
-  return weft::owners(costs, groups_.count, groups_.lockstep);
+  return {owners(costs, groups_.count, groups_.meeting), order_of(costs, groups_.meeting)};
 }
 
 WorkPlan::Work WorkPlan::mine(std::int64_t step) const {
   const std::vector<MicroBatch> plan = planner_->plan(step);
-  const std::vector<int> owner = owners(plan, step);
+  const auto [owner, order] = shares(plan, step);
   Work mine;
-  for (std::size_t i = 0; i < plan.size(); ++i)
+  for (const std::size_t i : order)
     if (owner[i] == groups_.own) mine.emplace_back(static_cast<int>(i), plan[i]);
   return mine;
 }
 
 WorkPlan::Step WorkPlan::step(std::int64_t number) const {
   const std::vector<MicroBatch> plan = planner_->plan(number);
-  const std::vector<int> owner = owners(plan, number);
+  const auto [owner, order] = shares(plan, number);
   Step step;
   step.expected.assign(groups_.count * groups_.ranks, 0.0);
   for (int g = 0; g < groups_.count; ++g)
     step.most = std::max(step.most, static_cast<std::size_t>(std::ranges::count(owner, g)));
   for (const std::string& name : source_.store_names()) step.stores.push_back({name});
+  for (const std::size_t i : order)
+    if (owner[i] == groups_.own) step.mine.emplace_back(static_cast<int>(i), plan[i]);
   for (std::size_t i = 0; i < plan.size(); ++i) {
     const MicroBatch& m = plan[i];
-    if (owner[i] == groups_.own) step.mine.emplace_back(static_cast<int>(i), m);
     step.samples.insert(step.samples.end(), m.samples.begin(), m.samples.end());
     if (!step.stores.empty())
       for (const std::int64_t clip : m.clips)

@@ -37,7 +37,7 @@ class WorkPlan {
   struct Groups {
     int own = 0, count = 1;  // this rank's, of how many
     int ranks = 1;           // in each
-    bool lockstep = false;   // TrainingTask::lockstep_ranks
+    Meeting meeting = Meeting::at_the_end;
   };
   // `memory` [bucket] says what is recomputed, and so what a micro-batch costs. `saved_costs`: of a
   // checkpoint; empty for a new run.
@@ -72,7 +72,12 @@ class WorkPlan {
   std::string costs_text() const { return costs_.to_text(); }
 
  private:
-  std::vector<int> owners(const std::vector<MicroBatch>& plan, std::int64_t step) const;
+  // By the planned costs.
+  struct Shares {
+    std::vector<int> owner;          // [micro-batch] group
+    std::vector<std::size_t> order;  // in which each takes its own
+  };
+  Shares shares(const std::vector<MicroBatch>& plan, std::int64_t step) const;
 
   const ClipSource& source_;
   const TrainingTask& task_;

@@ -98,14 +98,17 @@ void Trainer::choose_groups() {
   sequence_ = nn::make_sequence_group(world_, sp);
   task_->share_clips(sequence_.get());
   task_->join_ranks(world_);
-  groups_ = {comm_->rank() / sp, comm_->size() / sp, sp, task_->lockstep_ranks(comm_->size()) > 1};
+  groups_ = {comm_->rank() / sp, comm_->size() / sp, sp,
+             task_->lockstep_ranks(comm_->size()) > 1 ? Meeting::lockstep
+             : sharding()                             ? Meeting::always
+                                                      : Meeting::at_the_end};
   const int groups = groups_.count;
   if (first_rank() && deck_.train.micro_batches < groups)
     log::warn("train.micro_batches = {} gives work to {} of {} {}: the others wait in every step",
               deck_.train.micro_batches, deck_.train.micro_batches, groups,
               sp > 1 ? "groups of parallel.sp ranks" : "ranks");
   WEFT_CHECK(
-      !groups_.lockstep || deck_.train.micro_batches % groups == 0, Exit::usage,
+      groups_.meeting != Meeting::lockstep || deck_.train.micro_batches % groups == 0, Exit::usage,
       fmt::format("set train.micro_batches to a multiple of {}, or train.sync_bn = false", groups),
       "{} micro-batches a step do not share out evenly over {} ranks that share the "
       "statistics of batch norm",
@@ -258,7 +261,8 @@ void Trainer::plan_step() {
     const double mine = m.recompute;
     MPI_Allreduce(&mine, &m.recompute, 1, MPI_DOUBLE, MPI_MAX, world_);
   }
-  if (groups_.lockstep) recompute_alike(*task_, source_->buckets(), batch_sizes_, memory_);
+  if (groups_.meeting == Meeting::lockstep)
+    recompute_alike(*task_, source_->buckets(), batch_sizes_, memory_);
   // A GPU's memory stays taken until the end, so the arena gets no more than the plan, an eighth
   // for scratch memory of operations, and 64 MiB.
   const std::size_t with_scratch = planned_bytes() + planned_bytes() / 8 + (std::size_t{64} << 20);

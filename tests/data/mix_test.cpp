@@ -98,7 +98,8 @@ TEST(Mix, TenThousandStepsOnAnyRanks) {
   for (std::int64_t s = 0; s < 10'000; ++s) {
     const std::vector<MicroBatch> step = plan->plan(s);
     for (const int ranks : {1, 2, 7}) {
-      const std::vector<int> owner = owners(std::vector<double>(step.size(), 1.0), ranks, false);
+      const std::vector<int> owner =
+          owners(std::vector<double>(step.size(), 1.0), ranks, Meeting::at_the_end);
       for (int r = 0; r < ranks; ++r)
         for (std::size_t i = 0; i < step.size(); ++i)
           if (owner[i] == r)

@@ -165,6 +165,18 @@ TEST(BatchSizes, BadEntries) {
   }
 }
 
+// Where all ranks meet in each micro-batch, the costliest meet each other.
+TEST(Owners, FollowTheMeetings) {
+  const std::vector<double> cost = {1, 9, 2, 8, 3, 7}, two = {1, 9};
+  EXPECT_EQ(owners(cost, 2, Meeting::at_the_end), share_out(cost, 2));
+  EXPECT_EQ(owners(cost, 2, Meeting::lockstep), (std::vector<int>{0, 1, 0, 1, 0, 1}));
+  EXPECT_EQ(owners(cost, 2, Meeting::always), (std::vector<int>{1, 0, 0, 1, 1, 0}));
+  EXPECT_EQ(owners(two, 3, Meeting::always), share_out(two, 3)) << "one each: as without meetings";
+  for (const Meeting m : {Meeting::at_the_end, Meeting::lockstep})
+    EXPECT_EQ(order_of(cost, m), (std::vector<std::size_t>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(order_of(cost, Meeting::always), (std::vector<std::size_t>{1, 3, 5, 4, 2, 0}));
+}
+
 TEST(ShareOut, CostliestFirstToTheLeastLoaded) {
   const std::vector<double> cost = {1, 5, 4, 1, 3};
   // 5 -> 0, 4 -> 1, 3 -> 1, 1 -> 0, 1 -> 0

@@ -154,6 +154,24 @@ class Steps(WeftTest):
             with self.subTest(run=run):
                 self.assert_same_run("recorded", run)
 
+    def test_weights_in_parts(self):
+        """parallel.zero = 3: the bits of 1 with one micro-batch a rank; recorded or not, in any order of streams."""
+        blocks = ("parallel.bucket_mib=0.001", "train.steps=6", self.EXACT)
+        one = ("train.micro_batches=2", *blocks)
+        with emulate(2):
+            self.on_gpu("whole", "parallel.zero=1", *one)
+            for name, share in (("several", blocks), ("parts", one)):
+                job = self.on_gpu(name, "parallel.zero=3", *share)
+                self.on_gpu(name + "_plain", "parallel.zero=3", "device.graphs=false", *share)
+        with emulate(2, WEFT_EMULATION_SEED="5"):
+            self.on_gpu("parts_other_order", "parallel.zero=3", *one)
+        self.assertRegex(job.err, r"graphs +[1-9]\d* recorded, [1-9]\d* of \d+ micro-batches replayed")
+        self.assertEqual(self.losses("parts"), self.losses("whole"))
+        self.assertEqual(self.exported("parts"), self.exported("whole"))
+        for run, other in (("parts", "parts_plain"), ("parts", "parts_other_order"), ("several", "several_plain")):
+            with self.subTest(run=other):
+                self.assert_same_run(run, other)
+
     def test_memory_that_libraries_take(self):
         # 500 MiB are the context's and 300 NCCL's.
         for gib, code, said in (("0.9", 0, "no memory is left for a graph"), ("0.84", 2, "GiB are free"), ("0.7", 6, "NCCL")):

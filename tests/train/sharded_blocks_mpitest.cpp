@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -46,6 +48,7 @@ class Chain {
     Tensor local = Tensor::empty({1}, DType::f64), reported = Tensor::empty({1}, DType::f64),
            squares = Tensor::empty({1}, DType::f64);
     ops::fill_zero(reported);
+    ops::fill_zero(squares);
     parallel->begin_step(local);
     for (int i = 0; i < (parallel->in_lockstep() ? most : mine); ++i) {
       if (i >= mine) {
