@@ -17,9 +17,10 @@ import sys
 # Kernels that dominate a training step. Helpers that run once per step on a few KB are not among them.
 HOT = [r"modulate", r"gate", r"gelu", r"flash", r"temporal", r"qk_norm", r"adamw", r"sum_of_squares|squares",
        r"convert", r"add", r"group_norm|moments|gradient_sums", r"phases", r"relative", r"softmax|probabilities"]
-# Bytes that a hot kernel may spill: none on sm_90a, for which kernels are tuned, and on sm_80. On these two, ptxas spills a few
-# registers of six kernels; the cost has not been measured, for lack of such a GPU.
-ALLOWED = {"sm_100": 8, "sm_120": 40}
+# Bytes that a hot kernel may spill: none on sm_80. On sm_90a one register of one kernel, which was measured with it
+# (validation/results/h100.md: dk and dv of packed keys, D = 128). On the other two, ptxas spills a few registers of six kernels;
+# the cost has not been measured, for lack of such a GPU.
+ALLOWED = {"sm_90a": 4, "sm_100": 8, "sm_120": 40}
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "kernels_resources.md"
 

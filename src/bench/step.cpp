@@ -309,6 +309,9 @@ Timed time_steps(const Deck& deck, const BenchStepRequest& request, Stdit3& mode
 }  // namespace
 
 int bench_step(const Deck& deck, const BenchStepRequest& request) {
+  WEFT_CHECK(deck.model.name == "stdit3", Exit::usage,
+             "of other models, weft train logs the time of each step",
+             "weft bench step times STDiT3, and model.name is \"{}\"", deck.model.name);
   WEFT_CHECK(request.steps >= 1 && request.warmup >= 0, Exit::usage, "--steps is at least 1",
              "{} steps, {} to warm up", request.steps, request.warmup);
   choose_device(deck.device.kind, true, MPI_COMM_SELF);

@@ -81,7 +81,7 @@ struct SampleRequest {
   Tensor z;  // f32 [B,C,T,H,W]: starting noise, and clean frames where `edit` is below 1
   Tensor y;  // f32 [B, L, caption_channels] or undefined (null caption)
   CaptionBatch captions;
-  // What guidance leads away from, packed likewise, with lengths of its own: negative_y f32 [1 or
+  // What guidance steers away from, packed likewise, with lengths of its own: negative_y f32 [1 or
   // B, L, caption_channels]. No offsets: the null caption, as long as each sample's own.
   Tensor negative_y;
   CaptionBatch negative;

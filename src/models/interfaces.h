@@ -76,6 +76,8 @@ class Denoiser : public ModelPart {
   virtual std::int64_t channels() const = 0;  // C of the latent; 3: it works on pixels
   virtual std::int64_t caption_channels() const = 0;
   virtual std::int64_t max_caption() const = 0;  // tokens; also the rows of the null caption
+  // The keys of the deck that say so, for hints.
+  virtual std::string caption_keys() const = 0;
   // Whether it has learned a caption for no text at all. One that has not takes its captions from
   // a text encoder, and classifier-free guidance takes the negative prompt's.
   virtual bool has_null_caption() const { return true; }

@@ -43,6 +43,12 @@ void VideoTask::open(std::span<const Bucket> buckets) {
   WEFT_CHECK(!trains_adapters() || !deck_.model.weights.empty(), Exit::usage,
              "name the weights that they adapt as model.weights",
              "lora.rank = {} trains adapters, and model.weights is empty", lora_deck(deck_).rank);
+  if (log::rank() == 0 && !model().has_null_caption() && deck_.data.text_features.empty() &&
+      buckets.front().text_channels == 0)
+    log::warn(
+        "{} has no captions: this model is then trained without any text, which it is never "
+        "sampled with; encode.text stores features",
+        deck_.data.path);
   latents_.load(buckets);
   std::int64_t clips = 0;
   for (const Bucket& b : buckets) clips += b.clips;

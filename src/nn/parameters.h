@@ -62,7 +62,7 @@ struct Parameter {
   int pending = 0;  // uses whose backward has not run yet
 };
 
-// Weights in parts (parallel.zero = 3): `ranks` ranks share out those of a model's blocks, of which
+// Sharded weights (parallel.zero = 3): `ranks` ranks share out those of a model's blocks, of which
 // this one is `rank`.
 struct Sharding {
   int rank = 0, ranks = 1;

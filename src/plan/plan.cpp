@@ -623,8 +623,8 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   // What is left of the memory, and each bucket's recomputation in it.
   plan.capacity = local && request.memory_gb <= 0
                       ? arena_capacity(deck.memory, place_here.host_ranks)
-                      : arena_bytes(deck, !task.blocks_named().empty(), request, plan.memory,
-                                    plan.ranks, state_on);
+                      : arena_bytes(deck, can_shard(task.params(), task.blocks_named()), request,
+                                    plan.memory, plan.ranks, state_on);
   const std::vector<StepMemory> memory =
       recomputation(deck, training, plan.ranks, plan.capacity, device);
   for (const StepMemory& m : memory)

@@ -124,6 +124,12 @@ void optimizer_step(const TrainDeck& deck, std::int64_t steps_done, const Tensor
   finish_averages(d, steps_done, squares, state, bucket);
 }
 
+bool can_shard(const ParameterTable& table, const std::vector<std::string>& blocks) {
+  return !blocks.empty() && std::ranges::none_of(table.all(), [](const auto& p) {
+    return p->role == Parameter::Role::adapter;
+  });
+}
+
 std::optional<Sharding> sharding_of(const ParallelDeck& deck, const ParameterTable& table,
                                     std::vector<std::string> blocks, int rank, int ranks) {
   if (deck.zero != 3) return std::nullopt;
@@ -132,9 +138,7 @@ std::optional<Sharding> sharding_of(const ParallelDeck& deck, const ParameterTab
       "set parallel.zero = 1: weights and gradients are then whole on every rank",
       "parallel.zero = 3 shares out the weights of a model's blocks, and this model has none "
       "that are used one after the other");
-  for (const auto& p : table.all())
-    if (p->role == Parameter::Role::adapter) return std::nullopt;
-  if (ranks == 1) return std::nullopt;
+  if (ranks == 1 || !can_shard(table, blocks)) return std::nullopt;
   return Sharding{rank, ranks, std::move(blocks)};
 }
 

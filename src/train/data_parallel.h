@@ -23,9 +23,12 @@
 
 namespace weft {
 
-// What parallel.zero = 3 shares out of a model whose blocks' names begin with `blocks`
-// (TrainingTask::blocks_named); nothing on one rank, with another stage, and in a training of
-// adapters, whose base stays whole. Exit::usage for a model that names no blocks.
+// Whether parallel.zero = 3 can shard a model whose blocks' names begin with `blocks`
+// (TrainingTask::blocks_named): not without any, nor in a training of adapters, whose base stays
+// whole.
+bool can_shard(const ParameterTable& table, const std::vector<std::string>& blocks);
+// What it shards then; nothing on one rank or with another stage. Exit::usage for a model that
+// names no blocks.
 std::optional<Sharding> sharding_of(const ParallelDeck& deck, const ParameterTable& table,
                                     std::vector<std::string> blocks, int rank, int ranks);
 

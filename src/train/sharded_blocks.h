@@ -1,4 +1,4 @@
-// Weights in parts (ZeRO stage 3, as FSDP: Zhao et al., arXiv 2304.11277): a rank holds a part of
+// Sharded weights (ZeRO stage 3, as FSDP: Zhao et al., arXiv 2304.11277): a rank holds a part of
 // every block of the model, and of whole blocks two at a time, those that are computed now and
 // next. The table (nn/parameters.h) knows where they lie and says when one is entered; this is what
 // is sent then.

@@ -181,7 +181,8 @@ void Trainer::check_state_fits() {
         size_text(static_cast<double>(state)), size_text(static_cast<double>(room)),
         deck_.parallel.zero == 0 && comm_->size() > 1
             ? "Set parallel.zero = 1 (ZeRO-1), which shards the optimizer state"
-        : deck_.parallel.zero == 1 && comm_->size() > 1 && !task_->blocks_named().empty()
+        : deck_.parallel.zero == 1 && comm_->size() > 1 &&
+                can_shard(params(), task_->blocks_named())
             ? "Set parallel.zero = 3, which shards weights and gradients too"
             : "Take more hosts, or a smaller model");
 }

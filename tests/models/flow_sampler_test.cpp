@@ -42,6 +42,7 @@ class NormalDenoiser : public Denoiser {
   std::int64_t channels() const override { return C; }
   std::int64_t caption_channels() const override { return 1; }
   std::int64_t max_caption() const override { return 5; }
+  std::string caption_keys() const override { return ""; }
   bool has_null_caption() const override { return !negative_; }
   double flops(std::int64_t, std::int64_t, std::int64_t) const override { return 0; }
 

@@ -571,9 +571,14 @@ int encode(const Deck& deck, MPI_Comm world) {
   if (deck.get<EncodeDeck>().text && log::rank() == 0) texts = list_texts(*source);
   const bool with_text = with_features(encoder.get(), texts, world);
   std::vector<Bucket> stored;
-  for (const Bucket& b : source->buckets())
+  for (const Bucket& b : source->buckets()) {
+    if (const std::int64_t coded = codec->coded_frames(b.frames);
+        coded != b.frames && log::rank() == 0)
+      log::warn("bucket {}: the {} codes {} of its {} frames", b.name, codec->name(), coded,
+                b.frames);
     stored.push_back(
         encoded_bucket(b, deck.get<EncodeDeck>(), *codec, with_text ? encoder->channels() : 0));
+  }
   const fs::path folder = deck.get<EncodeDeck>().output + ".parts";
   const std::string job = describe_job(deck, *codec, weights.identity());
   std::string made_by = job + (with_text ? encoder->describe() : "no features") + "\n";
@@ -629,7 +634,7 @@ void encode_rows(Rows& r, EncodeDeck& d) {
   r.text("output", d.output, "The store of latents (HDF5) to write.").decides = false;
   r.text("latents", d.latents,
          "moments: store mean and log variance, from which training samples in every step; "
-         "sampled: store one sample; mean: store the mean, as trainers of Wan2.1 do.",
+         "sampled: store one sample; mean: store the mean.",
          {"moments", "sampled", "mean"});
   // Told in a line of its own (describe_job).
   r.text("dtype", d.dtype, "Number format in the store.", {"f16", "f32"}).decides = false;

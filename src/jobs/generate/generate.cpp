@@ -233,7 +233,7 @@ std::vector<ListItem> items_of(const GenerateJob& job) {
 // Exit::usage where the texts' features do not fit; warns where there are none.
 void check_texts(const ClipParts& parts) {
   parts.check_texts();
-  if (!parts.encodes_texts() && log::rank() == 0)
+  if (!parts.encodes_texts() && parts.denoiser->has_null_caption() && log::rank() == 0)
     log::warn("{}: every clip is made with the null caption, whatever its prompt",
               parts.texts ? parts.texts->lacks() : "the model has no text encoder");
 }

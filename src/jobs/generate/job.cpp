@@ -89,8 +89,8 @@ void ClipParts::check_texts() const {
   WEFT_CHECK(texts->channels() == denoiser->caption_channels() &&
                  texts->max_tokens() <= denoiser->max_caption(),
              Exit::usage,
-             "set model.caption_channels to the encoder's channels, and model.model_max_length to "
-             "no less than its longest text",
+             fmt::format("set {} to the encoder's channels, and to no less than its longest text",
+                         denoiser->caption_keys()),
              "{}'s features are [{}, {}], the model takes [{}, {}]", texts->name(),
              texts->max_tokens(), texts->channels(), denoiser->max_caption(),
              denoiser->caption_channels());

@@ -23,7 +23,7 @@ void generate_rows(Rows& r, GenerateDeck& d) {
          "One prompt for every number from start_index up to end_index, instead of prompts or "
          "prompt_file.");
   r.text("negative_prompt", d.negative_prompt,
-         "What guidance leads away from, of prompts without a negative_prompt of their own; empty "
+         "What guidance steers away from, of prompts without a negative_prompt of their own; empty "
          "takes the model's: its null caption, or the text that it was released with.");
   r.text("refine", d.refine,
          "Shell command that rewrites the texts before they are encoded: a line in, a line out, in "

@@ -24,7 +24,8 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 void rows(Rows& r, SamplesDeck& d) {
-  r.text("prompts", d.prompts, "Prompts of the clips that a training of STDiT3 makes meanwhile.");
+  r.text("prompts", d.prompts,
+         "Prompts of the clips that a training of a video model makes meanwhile.");
   r.number("every", d.every, 0, many,
            "Steps between two sets of these clips, each with a checkpoint; 0: none.");
 }
@@ -73,7 +74,7 @@ TrainingSamples::TrainingSamples(const Deck& deck, MPI_Comm world)
   exchange_ = nn::make_sequence_group(world, sp, deck.parallel.hang_timeout);
   if (sp > 1) MPI_Comm_split(world, group_number_, rank_, &group_);
   parts_.check_texts();
-  if (!parts_.encodes_texts() && log::rank() == 0)
+  if (!parts_.encodes_texts() && parts_.denoiser->has_null_caption() && log::rank() == 0)
     log::warn("{}: every sample is made with the null caption, whatever its prompt",
               parts_.texts ? parts_.texts->lacks() : "the model has no text encoder");
   job_ = plan_generate_job(deck_, read_prompts(deck_, parts_.encodes_texts()), parts_,

@@ -49,6 +49,9 @@ class Stdit3 : public Denoiser {
   std::int64_t channels() const override { return config_.in_channels; }
   std::int64_t caption_channels() const override { return config_.caption_channels; }
   std::int64_t max_caption() const override { return config_.model_max_length; }
+  std::string caption_keys() const override {
+    return "model.caption_channels and model.model_max_length";
+  }
   DType activation_dtype() const { return config_.dtype == "bf16" ? DType::bf16 : DType::f32; }
 
   // From now on the ranks of `group` run each forward and backward together, on the same input, and

@@ -7,8 +7,8 @@ namespace {
 
 void rows_of(Rows& r, T5Deck& d, const char* clean) {
   r.text("weights", d.weights,
-         "Safetensors file, index or folder with the T5 encoder; empty conditions on the null "
-         "caption.");
+         "Safetensors file, index or folder with the encoder; empty: the null caption, for "
+         "models that have one.");
   r.text("tokenizer", d.tokenizer,
          "SentencePiece model; empty: spiece.model in the folder of the weights.");
   r.number("d_model", d.d_model, 1, 65536, "Channels of a token.");

@@ -60,6 +60,7 @@ class Wan : public Denoiser {
   std::int64_t channels() const override { return config_.in_channels; }
   std::int64_t caption_channels() const override { return config_.text_dim; }
   std::int64_t max_caption() const override { return config_.text_len; }
+  std::string caption_keys() const override { return "model.text_dim and model.text_len"; }
   bool has_null_caption() const override { return false; }
   bool takes_given_frames() const override { return false; }
   ClipDefaults clip_defaults() const override { return {16, 0, wan_negative_prompt}; }

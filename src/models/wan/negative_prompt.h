@@ -1,4 +1,4 @@
-// What guidance leads away from where the deck asks for nothing else (Denoiser::clip_defaults).
+// What guidance steers away from where the deck asks for nothing else (Denoiser::clip_defaults).
 #pragma once
 
 namespace weft {

@@ -32,6 +32,9 @@ void check_model(const Deck& deck, const DeckDemand& demand) {
   demand(m.patch_size.size() == 3,
          fmt::format("model.patch_size has {} numbers", m.patch_size.size()),
          "give three: frames, rows and columns, as [1, 2, 2]");
+  demand(m.patch_size[0] == 1,
+         fmt::format("model.patch_size takes {} frames together", m.patch_size[0]),
+         "set its first number to 1: latents of 4n + 1 frames have n + 1, for any n");
   demand(m.hidden_size % m.num_heads == 0,
          fmt::format("model.hidden_size = {} does not divide by model.num_heads = {}",
                      m.hidden_size, m.num_heads),

@@ -11,10 +11,8 @@
 namespace weft {
 namespace {
 
-CaptionShape wan_captions(const Deck& deck, bool held_out) {
-  const WanDeck& m = deck.get<WanDeck>();
-  return {m.text_dim, m.text_len, "model.text_dim and model.text_len",
-          held_out ? 0 : m.class_dropout_prob};
+CaptionShape caption_shape(const WanDeck& m) {
+  return {m.text_dim, m.text_len, "model.text_dim and model.text_len", m.class_dropout_prob};
 }
 
 // A clip without a caption, or that drops it, has its padding's key alone.
@@ -77,7 +75,7 @@ WanTask::WanTask(const Deck& deck)
     : VideoTask(
           deck,
           ClipLatents(deck, deck.get<WanDeck>().in_channels, make_codec(deck), Posterior::mean),
-          wan_captions(deck, false), deck.get<WanDeck>().patch_size),
+          caption_shape(deck.get<WanDeck>()), deck.get<WanDeck>().patch_size),
       model_(wan_config(deck)) {
   if (!trains_adapters()) return;
   const std::vector<nn::Linear*> layers = model_.linears();
@@ -101,9 +99,10 @@ VideoTask::Flow WanTask::make_flow(const Bucket& bucket, const LoadedBatch& clip
   WanInput in;
   in.recompute = recompute;
   in.timestep = Tensor::empty({B}, DType::f32);
-  in.captions =
-      pack_padded(captions_of(deck_, wan_captions(deck_, held_out), bucket, clips, features()),
-                  m.text_len, count_tokens(made.x0, m.patch_size), in.last_bias);
+  CaptionShape shape = captions();
+  if (held_out) shape.drop = 0;
+  in.captions = pack_padded(captions_of(deck_, shape, bucket, clips, features()), m.text_len,
+                            count_tokens(made.x0, m.patch_size), in.last_bias);
   Tensor factors;
   if (d.weighting != "none" && !held_out) factors = Tensor::empty({B}, DType::f32);
   if (!is_planned(clips) && !held_out) {

@@ -19,6 +19,7 @@ class ToyDenoiser : public Denoiser {
   std::int64_t channels() const override { return 1; }
   std::int64_t caption_channels() const override { return 1; }
   std::int64_t max_caption() const override { return 1; }
+  std::string caption_keys() const override { return ""; }
   Tensor velocity(const DenoiserInput& in) override;
   double flops(std::int64_t frames, std::int64_t h, std::int64_t w) const override {
     return static_cast<double>(frames * h * w);
