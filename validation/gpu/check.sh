@@ -114,9 +114,15 @@ ranks zero_0 1e-5 1 cuda inputs/smoke.toml parallel.zero=0 "${smoke_small[@]}"
 ranks wire_bf16 1e-2 1 cuda inputs/smoke.toml parallel.wire=bf16 "${smoke_small[@]}"
 ranks bf16 1e-2 1 cuda inputs/smoke.toml model.dtype=bf16 "${smoke_small[@]}"
 ranks sp 1e-5 1 cuda inputs/smoke.toml parallel.sp=2 "${smoke_small[@]}"
+ranks zero_3 1e-5 1 cuda inputs/smoke.toml parallel.zero=3 "${smoke_small[@]}"
+wan=(inputs/wan_1.3b_train.toml model.weights=)
+wan_small=("data.path=synthetic:clips=8,frames=5,height=16,width=16,channels=16,latent=1" model.hidden_size=256 model.num_heads=2
+  model.depth=2 model.ffn_dim=512 model.text_dim=64 model.text_len=16 train.steps=8 train.micro_batches=2)
+ranks wan_zero_3 1e-5 1 cuda "${wan[@]}" "${wan_small[@]}" model.dtype=f32 parallel.zero=3
+ranks wan_sp 1e-5 1 cuda "${wan[@]}" "${wan_small[@]}" model.dtype=f32 parallel.sp=2
 ranks sync_bn 1e-2 2 cpu inputs/segmentation_demo.toml train.steps=6 train.lr_encoder=1e-4 train.lr_decoder=1e-4
 
-# Twenty steps of each vision model; DBNet with and without recorded steps.
+# Twenty steps of each vision model and of Wan; DBNet with and without recorded steps.
 rate() {  # name, deck, overrides ...
   part "rates_$1" 90 "$weft" train "$2" device.kind=cuda "run.dir=$out/rates_$1" run.resume=false train.epochs=0 \
     "train.steps=$((steps * 2))" train.micro_batches=1 train.checkpoint_every=0 "${@:3}"
@@ -129,6 +135,8 @@ for dtype in f32 bf16; do
   rate "text_$dtype" inputs/dbnetpp_icdar2015.toml "model.dtype=$dtype" "data.crop=$text_side" \
     "data.path=text:images=64,height=$text_side,width=$text_side,words=1..8,letters=12..48,seed=1" "${text_small[@]}"
 done
+[ "$size" = small ] || wan_small=("data.path=synthetic:clips=8,frames=9,height=60,width=104,channels=16,latent=1")
+rate wan "${wan[@]}" "${wan_small[@]}"
 rate text_no_graphs inputs/dbnetpp_icdar2015.toml model.dtype=bf16 device.graphs=false "data.crop=$text_side" \
   "data.path=text:images=64,height=$text_side,width=$text_side,words=1..8,letters=12..48,seed=1" "${text_small[@]}"
 
