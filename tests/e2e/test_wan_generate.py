@@ -71,7 +71,7 @@ class GenerateWan(WeftTest):
 
     def test_plan(self):
         said = self.weft("plan", "deck.toml", "--job", "generate", "--gpus", "2", "--memory", "8", "--fabric", "8x400",
-                         "t5.weights=t5").out
+                         "t5.weights=t5", "generate.prompt_file=prompts.txt").out
         self.assertIn("5x32x48", said)
 
 
