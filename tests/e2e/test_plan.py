@@ -143,8 +143,10 @@ class Plan(WeftTest):
         self.weft("plan", REPOSITORY / "inputs" / "stage2.toml", "train.batch_sizes=" + said, *machine, ranks=0)
         self.refuse("weights, gradients and optimizer need", "use more ranks", "16 hold it",
                     arguments=("--gpus", "8", "--memory", "9", "--fabric", "8x400"))
-        self.refuse("weights, gradients and optimizer need", "use a smaller model", "any number of ranks",
+        self.refuse("weights, gradients and optimizer need", "set parallel.zero = 3",
                     arguments=("--gpus", "8", "--memory", "6", "--fabric", "8x400"))
+        self.refuse("weights, gradients and optimizer need", "use a smaller model", "any number of ranks",
+                    arguments=("parallel.zero=3", "--gpus", "8", "--memory", "0.5", "--fabric", "8x400"))
         self.refuse("optimizer need", "parallel.zero = 1",
                     arguments=("parallel.zero=0", "--gpus", "8", "--memory", "20", "--fabric",
                                "8x400"))
