@@ -23,7 +23,8 @@ void rows(Rows& r, ValidationDeck& d) {
   r.number("every", d.every, 0, many,
            "Steps between two measurements on the held-out samples; 0: none.");
   r.number("timesteps", d.timesteps, 1, 1000,
-           "Video models: timesteps at which each held-out clip is measured, evenly spaced between 0 and "
+           "Video models: timesteps at which each held-out clip is measured, evenly spaced between "
+           "0 and "
            "1000, the same in every measurement.");
   r.number("patience", d.patience, 0, many,
            "Early stopping: the run ends after so many measurements in a row without a smaller "

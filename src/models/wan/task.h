@@ -17,8 +17,9 @@ double sigma_weight(const WanDiffusionDeck& d, double sigma);
 
 // Loss of each sample, f32 [B]: factor[b] times the mean of (v - (eps - x0))^2 at
 //   x = (1 - sigma) x0 + sigma eps, sigma = in.timestep / 1000.
-// `factors` f32 [B] or undefined (1). in.x is made here. When the tape records, the gradient of weight * sum(loss), weight f32 [1], waits in the tape, and
-// tape.backward() sends it to the parameters.
+// `factors` f32 [B] or undefined (1). in.x is made here. When the tape records, the gradient of
+// weight * sum(loss), weight f32 [1], waits in the tape, and tape.backward() sends it to the
+// parameters.
 Tensor wan_loss(Tape& tape, Wan& model, const Tensor& x0, const Tensor& eps, WanInput in,
                 const Tensor& factors, const Tensor& weight);
 
