@@ -9,6 +9,16 @@
 
 namespace weft {
 
+void copy_frames(const Tensor& from, std::int64_t from_frame, std::int64_t count, Tensor& to,
+                 std::int64_t to_frame) {
+  const auto rows = [](const Tensor& t) {
+    return Shape{t.dim(1), t.dim(2), t.dim(3) * t.dim(4), 1};
+  };
+  Tensor target = to.view(rows(to));
+  ops::copy_tokens(from.view(rows(from)), {count, to.dim(3) * to.dim(4), from_frame, 0, to_frame},
+                   target);
+}
+
 Tensor pixel_frames(const Tensor& clip, std::int64_t first, std::int64_t count, std::int64_t height,
                     std::int64_t width) {
   const std::int64_t frame = height * width * 3;

@@ -20,6 +20,10 @@ Tensor pixel_frames(const Tensor& clip, std::int64_t first, std::int64_t count, 
 // otherwise -1.
 std::int64_t pixels_of(const Tensor& frames, std::span<std::uint8_t> pixels);
 
+// Copies `count` frames between clips [1,C,T,h,w] f32, of latents or of pixels.
+void copy_frames(const Tensor& from, std::int64_t from_frame, std::int64_t count, Tensor& to,
+                 std::int64_t to_frame);
+
 // The codec of a denoiser that works on pixels: its latents are the frames themselves, in [-1,1].
 class PixelCodec : public VideoCodec {
  public:

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/philox.h"
+#include "models/pixels.h"
 #include "models/video_vae/options.h"
 #include "nn/conv.h"
 #include "ops/layout.h"
@@ -44,17 +45,6 @@ Tensor as_f32(const Tensor& from) {
 void draw_noise(const VideoVae::Noise& noise, std::int64_t step, Tensor& eps) {
   ops::fill_normal(noise.seed, static_cast<int>(Purpose::posterior),
                    static_cast<std::uint64_t>(step), noise.sample, eps);
-}
-
-// Copies `count` frames between clips of latents [1,channels,T,h,w] f32.
-void copy_frames(const Tensor& from, std::int64_t from_frame, std::int64_t count, Tensor& to,
-                 std::int64_t to_frame) {
-  const auto rows = [](const Tensor& t) {
-    return Shape{t.dim(1), t.dim(2), t.dim(3) * t.dim(4), 1};
-  };
-  Tensor target = to.view(rows(to));
-  ops::copy_tokens(from.view(rows(from)), {count, to.dim(3) * to.dim(4), from_frame, 0, to_frame},
-                   target);
 }
 
 }  // namespace

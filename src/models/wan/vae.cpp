@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/philox.h"
+#include "models/pixels.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"
@@ -46,17 +47,6 @@ Tensor converted(const Tensor& from, DType dtype) {
   Tensor t = Tensor::empty(from.shape(), dtype);
   ops::convert(from, t);
   return t;
-}
-
-// Copies `count` frames between clips [1,channels,T,h,w] f32.
-void copy_frames(const Tensor& from, std::int64_t from_frame, std::int64_t count, Tensor& to,
-                 std::int64_t to_frame) {
-  const auto rows = [](const Tensor& t) {
-    return Shape{t.dim(1), t.dim(2), t.dim(3) * t.dim(4), 1};
-  };
-  Tensor target = to.view(rows(to));
-  ops::copy_tokens(from.view(rows(from)), {count, to.dim(3) * to.dim(4), from_frame, 0, to_frame},
-                   target);
 }
 
 }  // namespace
