@@ -136,14 +136,15 @@ __global__ void __launch_bounds__(mma_threads)
   bf16_t* const k = q + mma_queries * pitch;
   bf16_t* const v = k + mma_keys * pitch;
   float* const table = reinterpret_cast<float*>(v + mma_keys * pitch);
-  const auto part = [&](int which) { return qkv + (which * c.rows + first) * row + head * D; };
+  const bf16_t* const own = qkv + first * row + head * D;
+  const std::int64_t part = c.rows * row;  // from q to k, and to v
   load_bias(c, head, log2_e, table);
-  load_rows<mma_queries, D / 8, pitch, mma_threads>(q, part(0), row, q0, L, D);
+  load_rows<mma_queries, D / 8, pitch, mma_threads>(q, own, row, q0, L, D);
   float result[D / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
   for (int k0 = 0; k0 < L; k0 += mma_keys) {
     __syncthreads();
-    load_rows<mma_keys, D / 8, pitch, mma_threads>(k, part(1), row, k0, L, D);
-    load_rows<mma_keys, D / 8, pitch, mma_threads>(v, part(2), row, k0, L, D);
+    load_rows<mma_keys, D / 8, pitch, mma_threads>(k, own + part, row, k0, L, D);
+    load_rows<mma_keys, D / 8, pitch, mma_threads>(v, own + 2 * part, row, k0, L, D);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
@@ -186,8 +187,10 @@ __global__ void __launch_bounds__(mma_threads)
     sum[r] += __shfl_xor_sync(full_mask, sum[r], 1);
     sum[r] += __shfl_xor_sync(full_mask, sum[r], 2);
   }
-  store_rows<D>(result, 1.0f / sum[0], 1.0f / sum[1], out + first * row + head * D, row,
-                q0 + warp * 16, L, D);
+  // The caption's first row is read again: kept across the loop, its address would take registers
+  // that accumulators need.
+  bf16_t* const to = out + c.offsets[caption] * row + head * D;
+  store_rows<D>(result, 1.0f / sum[0], 1.0f / sum[1], to, row, q0 + warp * 16, L, D);
 }
 
 template <int D>
