@@ -241,8 +241,7 @@ template <class Tile>
 __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
                                                   const BackwardMemory<Tile>& memory) {
   constexpr int KD = Tile::KD, ND = Tile::ND, n = pass_rows / 2;
-  // Of the loop's products alone: elsewhere it is made where it is needed.
-  const int group = static_cast<int>(threadIdx.x) / 128 - 1, lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32;
   const auto group_here = [] { return thread_here() / 128 - 1; };
   const auto done_with = [&](std::uint64_t* empty) {
     if (lane == 0) mbarrier_arrive(empty);
@@ -307,12 +306,12 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
       __syncwarp();
       done_with(memory.x_empty());
     }
-    const auto issue_first = [&] {
+    const auto issue_first = [&](int own_row) {
       keep_in_place(prob);
       keep_in_place(ds);
       wgmma_fence();
-      issue_products<Tile>(prob, x1, memory.x1(), group * 64, memory.y1(ring.stage()));
-      issue_products<Tile>(ds, x2, memory.x2(), group * 64, memory.y2(ring.stage()));
+      issue_products<Tile>(prob, x1, memory.x1(), own_row, memory.y1(ring.stage()));
+      issue_products<Tile>(ds, x2, memory.x2(), own_row, memory.y2(ring.stage()));
       wgmma_commit();
     };
     const auto issue_second = [&](int stage, bool accumulate) {
@@ -371,7 +370,8 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
     };
 
     await_rows();
-    issue_first();
+    int own_row = group_here() * 64;  // X's that this warpgroup multiplies
+    issue_first(own_row);
     wgmma_wait<0>();
     elementwise();
     pack();
@@ -382,7 +382,7 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
     bool accumulate = false;
     for (; rows > 0; accumulate = true) {
       if constexpr (Tile::ahead) {
-        issue_first();
+        issue_first(own_row);
         issue_second(ring.before(1), accumulate);
         wgmma_wait<1>();
         elementwise();
@@ -390,9 +390,10 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
         finish_second(ring.before(2));
       } else {
         issue_second(stage, accumulate);
+        own_row = group_here() * 64;  // meanwhile, rather than kept over the elementwise part
         finish_second(stage);
         stage = ring.stage();
-        issue_first();
+        issue_first(own_row);
         wgmma_wait<0>();
         elementwise();
         next_rows();

@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(row_threads, 2)
     const float2 both = sums(sum, product);
     const float mean_g = both.x / static_cast<float>(g.channels);
     const float mean_gh = both.y / static_cast<float>(g.channels);
-    X* const at = dx + (late ? g.row(frame, opaque(token)) : row);
+    X* const at = dx + row;
     const auto slope = [&](int n, float(&to)[4]) {
       float v[4], d[4];
       unpack(in[n], v);
