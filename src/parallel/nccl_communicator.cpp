@@ -24,6 +24,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/faults.h"
+#include "core/log.h"
 #include "core/parts.h"
 #include "core/trace.h"
 #include "ops/optimizer.h"
@@ -34,9 +35,11 @@
 namespace weft {
 namespace {
 
-// Throws Exit::hardware with NCCL's own words. `comm` may be null.
+// Throws Exit::hardware with NCCL's own words, or CUDA's where the GPU has failed. `comm` may be
+// null.
 void check_nccl(ncclResult_t result, ncclComm_t comm, const char* call, int line) {
   if (result == ncclSuccess) return;
+  throw_if_gpu_failed(call, __FILE__, line);
   const char* last = ncclGetLastError(comm);
   throw Error(
       Exit::hardware,
@@ -304,7 +307,12 @@ class NcclCommunicator final : public Communicator {
     watchdog_.reset();
     if (aborted_.valid()) (void)aborted_.wait_for(std::chrono::seconds(5));
     if (!healthy) return;
-    if (!operations_.empty()) device_runtime().synchronize(operations_.back().done);
+    try {
+      if (!operations_.empty()) device_runtime().synchronize(operations_.back().done);
+    } catch (const Error& e) {  // what ran last on the GPU has failed, and nobody waited for it
+      log::warn("{}", e.what());
+      return;
+    }
     ncclCommDestroy(comm_);
   }
 

@@ -3,9 +3,14 @@
 // are elsewhere.
 #include "nccl.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -73,8 +78,39 @@ std::vector<int> gather_members(const Id& id, int size, int rank) {
   return members;
 }
 
-ncclResult_t add(ncclComm_t comm, cudaStream_t stream, const Collective& c) {
+std::string last_error;
+
+// NCCL takes one rank for each GPU. It knows a GPU by its PCI address, in which the slices of one
+// (MIG) do not differ, and a host by its name, or by NCCL_HOSTID where that is set. Whether each of
+// the communicator's ranks has its own; all of them ask.
+bool own_gpus(const NcclState& s) {
+  char bus[16] = "", host[64] = "";
+  int device = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetPCIBusId(bus, sizeof bus, device);
+  gethostname(host, sizeof host - 1);
+  const char* id = std::getenv("NCCL_HOSTID");
+  const std::size_t mine = std::hash<std::string>{}(std::string(id ? id : host) + " " + bus);
+  std::vector<std::size_t> all(s.size);
+  MPI_Request request;
+  MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, s.comm, &request);
+  finish(request);
+  for (int r = 0; r < s.size; ++r)
+    if (r != s.rank && all[r] == mine) {
+      char text[96];
+      std::snprintf(text, sizeof text,
+                    "Duplicate GPU detected : rank %d and rank %d both on CUDA device %s", s.rank,
+                    r, bus);
+      last_error = text;
+    }
+  std::sort(all.begin(), all.end());
+  return std::adjacent_find(all.begin(), all.end()) == all.end();
+}
+
+ncclResult_t add(ncclComm_t comm, cudaStream_t stream, const Collective& c,
+                 const char* call = __builtin_FUNCTION()) {
   if (comm == nullptr) return ncclInvalidArgument;
+  if (emulation::call_fails(call)) return ncclUnhandledCudaError;
   if (group_depth == 0) return emulation::issue(comm->state, {c}, stream);
   grouped.push_back({comm, stream, c});
   return ncclSuccess;
@@ -96,6 +132,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId unique, int rank,
                                     ncclConfig_t*) {
   if (size < 1 || rank < 0 || rank >= size) return ncclInvalidArgument;
+  if (emulation::call_fails(__func__)) return ncclUnhandledCudaError;
   Id id{};
   std::memcpy(&id, unique.internal, sizeof id);
   const std::vector<int> members = gather_members(id, size, rank);
@@ -108,6 +145,10 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId uni
   MPI_Comm_create_group(MPI_COMM_WORLD, group, tag_base + id.number % 4000 * 2, &state->comm);
   MPI_Group_free(&group);
   MPI_Group_free(&world);
+  if (!own_gpus(*state)) {
+    MPI_Comm_free(&state->comm);
+    return ncclInvalidUsage;
+  }
   *comm = new ncclComm{state};
   const emulation::Device device;
   return emulation::charge(emulation::nccl_bytes) ? ncclSuccess : ncclUnhandledCudaError;
@@ -125,7 +166,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   emulation::run_until([&] { return state->aborted || state->finished == state->issued; });
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (!finalized && !state->aborted) MPI_Comm_free(&state->comm);
+  if (!finalized && !state->aborted && !emulation::gpu_is_lost()) MPI_Comm_free(&state->comm);
   emulation::give_back(emulation::nccl_bytes);
   delete comm;
   return ncclSuccess;
@@ -178,7 +219,7 @@ const char* ncclGetErrorString(ncclResult_t r) {
   }
   return "an unknown result";
 }
-const char* ncclGetLastError(ncclComm_t) { return ""; }
+const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
 
 using Kind = Collective::Kind;
 
