@@ -286,7 +286,7 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
   if (!request.inputs.empty()) {
     WEFT_CHECK(deck.model.name == "stdit3", Exit::usage, "leave it out: the batch is then made",
                "--inputs holds a batch of STDiT3, and model.name is \"{}\"", deck.model.name);
-    const std::vector<std::int64_t> x = given_shape(request.inputs);
+    const Shape x = given_shape(request.inputs);
     set_data(deck, {x[0], x[2], x[3], x[4]}, x[1], 0, 0);
   } else if (!request.shape.empty()) {
     set_latents(deck, request.shape, request.captions);

@@ -103,9 +103,7 @@ class GivenTask : public Stdit3Task {
 
 }  // namespace
 
-std::vector<std::int64_t> given_shape(const std::string& path) {
-  return TensorFile(path, given_hint).shape("x");
-}
+Shape given_shape(const std::string& path) { return TensorFile(path, given_hint).shape("x", 5); }
 
 std::unique_ptr<TrainingTask> make_given_task(const Deck& deck, const std::string& path) {
   return std::make_unique<GivenTask>(deck, path);

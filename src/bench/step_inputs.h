@@ -59,7 +59,7 @@ StepInputs read_step_inputs(const TensorFile& file, const Stdit3Config& model);
 
 // The sizes of x in such a file, and the training of a deck's STDiT3 whose every micro-batch is the
 // file's, whatever the clips are.
-std::vector<std::int64_t> given_shape(const std::string& path);
+Shape given_shape(const std::string& path);
 std::unique_ptr<TrainingTask> make_given_task(const Deck& deck, const std::string& path);
 
 }  // namespace weft
