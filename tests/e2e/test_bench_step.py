@@ -6,7 +6,7 @@ import math
 import random
 import unittest
 
-from harness import WeftTest
+from harness import WeftTest, read_safetensors, write_safetensors
 
 STDIT3 = """
 [model]
@@ -50,7 +50,7 @@ short_sides = [64]
 name = "segmentation"
 encoder = "resnet18dilated"
 decoder = "c1"
-num_class = 3
+num_classes = 3
 [train]
 batch_size = 2
 """
@@ -67,7 +67,8 @@ backbone = "resnet18"
 class BenchStep(WeftTest):
     def bench(self, deck, *options, expect=0):
         (self.dir / "deck.toml").write_text(deck)
-        return self.weft("bench", "step", "deck.toml", "run.threads=1", "--steps", "3", "--warmup", "1", *options, "--json", "step.json",
+        steps = [] if "--steps" in options else ["--steps", "3"]
+        return self.weft("bench", "step", "deck.toml", "run.threads=1", *steps, "--warmup", "1", *options, "--json", "step.json",
                          ranks=0, expect=expect)
 
     def report(self):
@@ -112,16 +113,17 @@ class BenchStep(WeftTest):
         batch = {name: array.array("f", (random.gauss(0, 1) for _ in range(math.prod(shape)))) for name, shape in shapes.items()}
         batch |= {name: array.array("f", values) for name, values in
                   (("timestep", [100, 900]), ("fps", [24, 24]), ("height", [48, 48]), ("width", [32, 32]))}
-        header, body = {}, b""
-        for name, values in batch.items():
-            header[name] = {"dtype": "F32", "shape": shapes[name], "data_offsets": [len(body), len(body) + 4 * len(values)]}
-            body += values.tobytes()
-        head = json.dumps(header).encode()
-        (self.dir / "batch.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + body)
-        self.bench(STDIT3, "--inputs", "batch.safetensors", "train.lr=0")
+        write_safetensors(self.dir / "batch.safetensors", {name: ("F32", shapes[name], v.tobytes()) for name, v in batch.items()})
+        # With weights of the last layer that are zero the loss is that of the target alone.
+        self.bench(STDIT3, "--inputs", "batch.safetensors", "--outputs", "w.safetensors", "train.lr=0")
+        weights = read_safetensors(self.dir / "w.safetensors")
+        for name in ("final_layer.linear.weight", "final_layer.linear.bias"):
+            dtype, shape, data = weights[name]
+            weights[name] = (dtype, shape, bytes(len(data)))
+        write_safetensors(self.dir / "w.safetensors", weights)
+        self.bench(STDIT3, "--inputs", "batch.safetensors", "--weights", "w.safetensors", "train.lr=0")
         losses = self.report()["loss"]
         self.assertEqual(len(set(losses)), 1)
-        # The network begins with an output of zeros: the loss is that of the target alone.
         target = sum((x - e) ** 2 for x, e in zip(batch["x"], batch["noise"])) / len(batch["x"])
         self.assertAlmostEqual(losses[0] / target, 1, delta=1e-5)
         self.refused(self.bench(WAN, "--inputs", "batch.safetensors", expect=None), 2, 'model.name is "wan"')
