@@ -154,7 +154,7 @@ std::pair<double, double> small_step(Deck deck) {
   deck.get<Stdit3Deck>().depth = 1;
   Stdit3 model(stdit3_config(deck));
   ParameterTable& params = model.params();
-  params.allocate(1 << 22, deck.model.dtype == "bf16", true);
+  params.allocate(1 << 22, holds_bf16(deck.model.dtype), true);
   params.initialise(static_cast<std::uint64_t>(deck.run.seed));
   Tensor results = Tensor::persistent({2}, DType::f64);
   const auto arena = Arena::reserve(std::size_t{2} << 30);
@@ -183,7 +183,7 @@ int wrong_against_cpu(const Deck& deck) {
   const auto got = small_step(deck);
   const CpuScope on_cpu;
   const auto wanted = small_step(deck);
-  const double tolerance = deck.model.dtype == "bf16" ? 2e-2 : 1e-4;
+  const double tolerance = holds_bf16(deck.model.dtype) ? 2e-2 : 1e-4;
   const auto off = [&](double a, double b) {
     // Negated, so that NaN counts as wrong.
     return !(std::abs(a - b) <= tolerance * std::abs(b));
@@ -316,7 +316,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
              "{} steps, {} to warm up", request.steps, request.warmup);
   choose_device(deck.device.kind, true, MPI_COMM_SELF);
   const int threads = set_threads(static_cast<int>(deck.run.threads), 1);
-  const bool bf16 = deck.model.dtype == "bf16";
+  const bool bf16 = holds_bf16(deck.model.dtype);
 
   // 1. Is the GPU right, and what does it reach at best?
   const int wrong = wrong_against_cpu(deck);
