@@ -2,17 +2,17 @@
 //
 // From compute capability 8.9 on, cuBLASLt multiplies e4m3 with f32 sums, where both operands lie
 // with the inner dimension contiguous ("TN"): weights are transposed for the gradient of the input.
-// Older GPUs, inner dimensions or columns that are no multiple of 16, and operands off 16 bytes take
-// the product in bf16 of operands that were rounded to e4m3.
+// Older GPUs, inner dimensions or columns that are no multiple of 16, and operands off 16 bytes
+// take the product in bf16 of operands that were rounded to e4m3.
 //
 // Three launches a product: largest magnitudes of both operands; rounding of both (four for the
 // gradient of the input, which transposes); the product. Memory bounds the first two: M K + N K
-// elements are read twice and written once, 5 bytes an element, of which the second reading finds in
-// the L2 cache what the first read last, because it goes backwards. Break-even with bf16, counted for
-// an H100 (2.8 TB/s, 650 TFLOP/s in bf16, 1200 in e4m3): about 1300 columns.
+// elements are read twice and written once, 5 bytes an element, of which the second reading finds
+// in the L2 cache what the first read last, because it goes backwards. Break-even with bf16,
+// counted for an H100 (2.8 TB/s, 650 TFLOP/s in bf16, 1200 in e4m3): about 1300 columns.
 //
-// Partial sums stay in f32 throughout (FAST_ACCUM off): the tensor cores' own sums of e4m3 keep some
-// 14 bits, too few for the 4608 and more products of fc2.
+// Partial sums stay in f32 throughout (FAST_ACCUM off): the tensor cores' own sums of e4m3 keep
+// some 14 bits, too few for the 4608 and more products of fc2.
 #include "ops/fp8.h"
 
 #include <cfloat>
@@ -122,8 +122,9 @@ __global__ void __launch_bounds__(threads) e4m3_round_kernel(E4m3Operand a, E4m3
   }
 }
 
-constexpr int e4m3_tile = 64;                  // rows and columns of a transposed tile
-constexpr int e4m3_tile_row = e4m3_tile + 16;  // bytes from row to row: 16-byte accesses, in other banks
+constexpr int e4m3_tile = 64;  // rows and columns of a transposed tile
+constexpr int e4m3_tile_row =
+    e4m3_tile + 16;  // bytes from row to row: 16-byte accesses, in other banks
 
 // rounded [columns, rows] from values [rows, columns]; both multiples of 16.
 __global__ void __launch_bounds__(threads)
@@ -146,15 +147,18 @@ __global__ void __launch_bounds__(threads)
         const std::uint32_t bytes = e4m3_bytes(v + e, scale);
 #pragma unroll
         for (int b = 0; b < 4; ++b)
-          turned[(part + e + b) * e4m3_tile_row + line] = static_cast<std::uint8_t>(bytes >> (8 * b));
+          turned[(part + e + b) * e4m3_tile_row + line] =
+              static_cast<std::uint8_t>(bytes >> (8 * b));
       }
     }
   }
   __syncthreads();
-  const int row = blockIdx.x * e4m3_tile + line, column = blockIdx.y * e4m3_tile + part;  // of the result
+  const int row = blockIdx.x * e4m3_tile + line,
+            column = blockIdx.y * e4m3_tile + part;  // of the result
   if (row < columns && column < rows)
-    store_pack(static_cast<std::uint8_t*>(x.rounded) + static_cast<std::int64_t>(row) * rows + column,
-               load_pack(turned + line * e4m3_tile_row + part));
+    store_pack(
+        static_cast<std::uint8_t*>(x.rounded) + static_cast<std::int64_t>(row) * rows + column,
+        load_pack(turned + line * e4m3_tile_row + part));
 }
 
 constexpr std::size_t warp_floats = 32 * sizeof(float);
@@ -166,7 +170,8 @@ class E4m3Operands {
       : a_(Tensor::empty(a.shape(), DType::bf16)),
         b_(Tensor::empty(b.shape(), DType::bf16)),
         facts_(Tensor::empty({ops::e4m3_facts}, DType::f32)),
-        wide_(a.numel() % bytes_at_once == 0 && b.numel() % bytes_at_once == 0 && aligned<8>(a, b)) {
+        wide_(a.numel() % bytes_at_once == 0 && b.numel() % bytes_at_once == 0 &&
+              aligned<8>(a, b)) {
     float* const facts = data<float>(facts_);
     from_a_ = operand(a, facts, facts + 2 * ops::e4m3_pieces, a_);
     from_b_ = operand(b, facts + ops::e4m3_pieces, facts + 2 * ops::e4m3_pieces + 1, b_);
@@ -187,8 +192,9 @@ class E4m3Operands {
            dim3(static_cast<unsigned>(from_a_.blocks + b.blocks)), dim3(threads), warp_floats,
            from_a_, b);
     if (transpose)
-      launch(e4m3_transpose_kernel, dim3(blocks_for(columns, e4m3_tile), blocks_for(rows, e4m3_tile)),
-             dim3(threads), warp_floats + e4m3_tile * e4m3_tile_row, from_b_, rows, columns);
+      launch(e4m3_transpose_kernel,
+             dim3(blocks_for(columns, e4m3_tile), blocks_for(rows, e4m3_tile)), dim3(threads),
+             warp_floats + e4m3_tile * e4m3_tile_row, from_b_, rows, columns);
     Operands x{};
     x.a = a_.raw(), x.b = b_.raw();
     x.a_scale = from_a_.inverse, x.b_scale = from_b_.inverse;
@@ -221,8 +227,7 @@ class E4m3Operands {
 };
 
 // Runs p from bytes where the GPU and the library can; else nothing has happened.
-bool e4m3_product(const E4m3Operands& operands, Product p, const Operands& rest,
-                  bool transpose_b) {
+bool e4m3_product(const E4m3Operands& operands, Product p, const Operands& rest, bool transpose_b) {
   const cudaDeviceProp& gpu = cuda_properties();
   if (gpu.major * 10 + gpu.minor < 89 || !operands.wide() || p.inner % 16 != 0 ||
       p.columns % 16 != 0)
@@ -270,7 +275,8 @@ void fp8_linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias,
   const E4m3Operands operands(x, w);
   const DType bias_type = bias.defined() ? bias.dtype() : DType::f32;
   if (e4m3_product(operands, p,
-                   {nullptr, nullptr, residual.raw(), y.raw(), bias.raw(), nullptr, bias_type}, false))
+                   {nullptr, nullptr, residual.raw(), y.raw(), bias.raw(), nullptr, bias_type},
+                   false))
     return;
   const E4m3Operands::Rounded in_bf16 = operands.rounded();
   linear_forward(in_bf16.a, in_bf16.b, bias, residual, y);
@@ -280,8 +286,7 @@ void fp8_linear_backward_input(const Tensor& dy, const Tensor& w, Tensor& dx, bo
   if (dy.numel() == 0) return;
   const std::int64_t n = w.dim(0), k = w.numel() / n, m = dy.numel() / n;
   WEFT_ASSERT(m * n == dy.numel() && m * k == dx.numel() && dx.dtype() == DType::bf16);
-  const Product p{m,           k,           n,    false, false, DType::bf16,
-                  DType::bf16, Epilogue::none, accumulate};
+  const Product p{m, k, n, false, false, DType::bf16, DType::bf16, Epilogue::none, accumulate};
   const E4m3Operands operands(dy, w);
   if (e4m3_product(operands, p,
                    {nullptr, nullptr, accumulate ? dx.raw() : nullptr, dx.raw(), nullptr, nullptr},

@@ -156,8 +156,8 @@ Plan make_plan(const Key& key, const Operands& x, const void* vector) {
   const cudaDataType_t in = type_of_operands(p);
   plan.a = p.b_transposed ? layout(in, p.columns, p.inner, p.b_row)
                           : layout(in, p.inner, p.columns, p.b_row);
-  plan.b = p.a_transposed ? layout(in, p.inner, p.rows, p.a_row)
-                          : layout(in, p.rows, p.inner, p.a_row);
+  plan.b =
+      p.a_transposed ? layout(in, p.inner, p.rows, p.a_row) : layout(in, p.rows, p.inner, p.a_row);
   plan.d = layout(type_of(p.out), p.rows, p.columns, p.d_row);
 
   cublasLtMatmulPreference_t wanted = nullptr;

@@ -5,8 +5,10 @@
 // ties to even) and divided by the scale again. The scale is the greatest power of two that keeps
 // the tensor's largest magnitude within e4m3's 448. So
 //   - it follows from the tensor alone: nothing is kept from step to step, and a restart is exact;
-//   - a rounded operand is an exact bf16 number, and the CPU, or a GPU without e4m3, rounds and then
-//     multiplies in bf16: the same operands to the bit, and the same sums in f32 but for their order;
+//   - a rounded operand is an exact bf16 number, and the CPU, or a GPU without e4m3, rounds and
+//   then
+//     multiplies in bf16: the same operands to the bit, and the same sums in f32 but for their
+//     order;
 //   - another scale, as from another micro-batch, changes only values below 2^-14 of the largest:
 //     all others are rounded to the same three bits.
 // Infinities and NaN count in no scale, and become NaN. Of a tensor of zeros the scale is the
@@ -63,8 +65,8 @@ constexpr std::uint8_t to_e4m3(float x) {
 
 constexpr float from_e4m3(std::uint8_t code) {
   const std::uint32_t a = code & 0x7fu;
-  const float magnitude = a < 8 ? static_cast<float>(a) * 0x1p-9f
-                                : std::bit_cast<float>((a << 20) + (120u << 23));
+  const float magnitude =
+      a < 8 ? static_cast<float>(a) * 0x1p-9f : std::bit_cast<float>((a << 20) + (120u << 23));
   return a == 0x7f ? std::numeric_limits<float>::quiet_NaN() : code < 0x80 ? magnitude : -magnitude;
 }
 

@@ -96,8 +96,7 @@ cublasStatus_t check(const Product& p, cublasComputeType_t compute, cudaDataType
   if (!e4m3 && (p.a_scale != nullptr || p.b_scale != nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
   if (e4m3 && !multiplies_e4m3(p, compute)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (p.a.type != p.b.type || p.c.type != p.d.type || p.c.order != p.d.order ||
-      (!f32 && !bf16 && !e4m3) ||
-      scale != CUDA_R_32F ||
+      (!f32 && !bf16 && !e4m3) || scale != CUDA_R_32F ||
       (compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_PEDANTIC &&
        (compute != CUBLAS_COMPUTE_32F_FAST_TF32 || !f32)))
     return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -127,9 +126,7 @@ cublasStatus_t check(const Product& p, cublasComputeType_t compute, cudaDataType
 bool aligned(const void* p, std::uint64_t to) {
   return reinterpret_cast<std::uintptr_t>(p) % to == 0;
 }
-std::size_t size_of(cudaDataType_t t) {
-  return t == CUDA_R_8F_E4M3 ? 1 : t == CUDA_R_16BF ? 2 : 4;
-}
+std::size_t size_of(cudaDataType_t t) { return t == CUDA_R_8F_E4M3 ? 1 : t == CUDA_R_16BF ? 2 : 4; }
 // Bytes from a matrix's first element to behind its last.
 std::size_t extent(const MatrixLayout& l) {
   const bool columns = l.order == CUBLASLT_ORDER_COL;
@@ -336,7 +333,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (scale != nullptr && !on_device(scale, sizeof(float))) return CUBLAS_STATUS_INVALID_VALUE;
   if (emulation::has_vector(p.epilogue) && p.vector == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   if (emulation::has_aux(p.epilogue) && p.aux == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-  const std::uint64_t alignment = algo != nullptr                ? algo->data[0]
+  const std::uint64_t alignment = algo != nullptr              ? algo->data[0]
                                   : p.a.type == CUDA_R_8F_E4M3 ? 16
                                                                : size_of(p.a.type);
   if (!aligned(a, alignment) || !aligned(b, alignment) || !aligned(d, alignment) ||

@@ -17,8 +17,9 @@ namespace emulation {
 float from_e4m3(std::uint8_t byte) {
   const int exponent = byte >> 3 & 15, mantissa = byte & 7;
   if (exponent == 15 && mantissa == 7) return std::numeric_limits<float>::quiet_NaN();
-  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
-                                        : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  const float magnitude = exponent == 0
+                              ? std::ldexp(static_cast<float>(mantissa), -9)
+                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
   return byte < 128 ? magnitude : -magnitude;
 }
 
@@ -97,7 +98,9 @@ void multiply(const Product& p, const void* a, const void* b, const void* c, voi
   const std::vector<float> right = dense(View(b, p.b), p.transposed_b, k, n, p.rounds_inputs);
   std::vector<float> product(m * n);
   const auto at = [](std::size_t x) { return static_cast<dnnl_dim_t>(x); };
-  const auto scale = [](const void* s) { return s == nullptr ? 1.0f : *static_cast<const float*>(s); };
+  const auto scale = [](const void* s) {
+    return s == nullptr ? 1.0f : *static_cast<const float*>(s);
+  };
   const float alpha = p.alpha * scale(p.a_scale) * scale(p.b_scale);
   // oneDNN counts in rows: its row-major B^T A^T is the column-major A B.
   dnnl_sgemm('N', 'N', at(n), at(m), at(k), alpha, right.data(), at(k), left.data(), at(m), 0.0f,

@@ -31,7 +31,7 @@ struct Product {
   cudaDataType_t bias_type = CUDA_R_32F;
   bool bias_type_given = false;  // else it is D's
   float alpha = 1, beta = 0;
-  bool rounds_inputs = false;  // f32 to TF32
+  bool rounds_inputs = false;                         // f32 to TF32
   const void *a_scale = nullptr, *b_scale = nullptr;  // of e4m3: floats that multiply A and B
 };
 

@@ -1,5 +1,5 @@
-// Cases of ops/fp8.h (kernels/matmul/fp8.cu beside src/ops/cpu/matmul/fp8.cpp). The references round
-// by a search among all values of the format.
+// Cases of ops/fp8.h (kernels/matmul/fp8.cu beside src/ops/cpu/matmul/fp8.cpp). The references
+// round by a search among all values of the format.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -19,9 +19,8 @@ struct Size {
 constexpr double tolerance = 1.0 / 64;
 
 KernelCase make(const char* op, const Size& s, const std::string& variant) {
-  KernelCase c = make_case(
-      op, fmt::format("M{} N{} K{}{}", s.m, s.n, s.k, variant), DType::bf16,
-      2.0 * static_cast<double>(s.m * s.k + s.n * s.k + s.m * s.n), tolerance);
+  KernelCase c = make_case(op, fmt::format("M{} N{} K{}{}", s.m, s.n, s.k, variant), DType::bf16,
+                           2.0 * static_cast<double>(s.m * s.k + s.n * s.k + s.m * s.n), tolerance);
   c.flops = 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k);
   c.bound = Bound::tensor_cores;
   return c;
@@ -134,9 +133,9 @@ void small_cases(Cases& cases) {
 
 // The linear layers of an STDiT3-XL/2 block, and of one of Wan2.1-14B.
 void real_cases(Cases& cases) {
-  for (const Size s : {Size{15 * 1590, 3456, 1152}, Size{15 * 1590, 1152, 1152},
-                       Size{15 * 1590, 4608, 1152}, Size{15 * 1590, 1152, 4608},
-                       Size{9 * 1560, 5120, 5120}, Size{9 * 1560, 13824, 5120}}) {
+  for (const Size s :
+       {Size{15 * 1590, 3456, 1152}, Size{15 * 1590, 1152, 1152}, Size{15 * 1590, 4608, 1152},
+        Size{15 * 1590, 1152, 4608}, Size{9 * 1560, 5120, 5120}, Size{9 * 1560, 13824, 5120}}) {
     add_forward(cases, s, true, false, DType::bf16);
     add_backward_input(cases, s, false);
   }

@@ -500,16 +500,14 @@ TEST_P(Stdit3Memory, PlannedPeakIsTheRealPeak) {
 
 INSTANTIATE_TEST_SUITE_P(
     Steps, Stdit3Memory,
-    testing::Values(Step{"plain", false, false, 0, "f32"}, Step{"masked", true, false, 0, "f32"},
-                    Step{"drop_path", false, true, 0, "f32"},
-                    Step{"recompute", false, false, 1, "f32"},
-                    Step{"half_recompute_masked", true, true, 0.5, "f32"},
-                    Step{"plain_attention", false, false, 0, "f32", 32},
-                    Step{"plain_attention_masked_recompute", true, true, 1, "f32", 32},
-                    Step{"bf16", false, false, 0, "bf16"},
-                    Step{"bf16_masked_recompute", true, true, 1, "bf16"},
-                    Step{"fp8", false, false, 0, "fp8"},
-                    Step{"fp8_masked_recompute", true, true, 1, "fp8"}),
+    testing::Values(
+        Step{"plain", false, false, 0, "f32"}, Step{"masked", true, false, 0, "f32"},
+        Step{"drop_path", false, true, 0, "f32"}, Step{"recompute", false, false, 1, "f32"},
+        Step{"half_recompute_masked", true, true, 0.5, "f32"},
+        Step{"plain_attention", false, false, 0, "f32", 32},
+        Step{"plain_attention_masked_recompute", true, true, 1, "f32", 32},
+        Step{"bf16", false, false, 0, "bf16"}, Step{"bf16_masked_recompute", true, true, 1, "bf16"},
+        Step{"fp8", false, false, 0, "fp8"}, Step{"fp8_masked_recompute", true, true, 1, "fp8"}),
     [](const auto& one) { return std::string(one.param.name); });
 
 TEST(Stdit3Planning, RecomputeLowersThePeakByMostOfTheBlocks) {
