@@ -66,9 +66,13 @@ PlannedTraining::PlannedTraining(const Deck& deck, bool here)
       sharding_of(deck.parallel, task->params(), task->blocks_named(), 0, any_ranks));
 }
 
-Rates rates_of(const PlanRequest& request, bool f32) {
-  if (!request.rates.empty()) return read_rates(request.rates);
-  return request.gpu.empty() ? h200_targets() : rates_of(find_gpu(request.gpu), f32);
+Rates rates_of(const PlanRequest& request, bool f32, const std::string& dtype) {
+  Rates rates = !request.rates.empty() ? read_rates(request.rates)
+                : request.gpu.empty()  ? h200_targets()
+                                       : rates_of(find_gpu(request.gpu), f32);
+  if (dtype == "fp8" && rates.fp8_products == 0)
+    rates.origin += "; products in fp8 count at the rate of bf16, because none was measured";
+  return rates;
 }
 
 Machine machine_of(const PlanRequest& request) {
@@ -182,8 +186,8 @@ std::size_t staging_bytes(const PlannedTraining& training) {
 std::vector<StepMemory> recomputation(const Deck& deck, PlannedTraining& training, int ranks,
                                       std::size_t capacity, DeviceKind device) {
   TrainingTask& task = *training.task;
-  std::vector<StepMemory> memory =
-      plan_memory(task, training.buckets(), training.batch_sizes, capacity, device);
+  std::vector<StepMemory> memory = plan_memory(task, training.buckets(), training.batch_sizes,
+                                               capacity, device, !deck.parallel.deterministic);
   if (task.lockstep_ranks(ranks) == 1) return memory;
   WEFT_CHECK(deck.train.micro_batches % ranks == 0, Exit::usage,
              fmt::format("set train.micro_batches to a multiple of {}", ranks),
@@ -641,7 +645,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   for (std::size_t i = 0; i < buckets.size(); ++i)
     clips.push_back(samples_in_batch(buckets[i], training.batch_sizes[i]));
   std::vector<MicroBatchCost> costs;
-  const Rates rates = rates_of(request, !task.bf16());
+  const Rates rates = rates_of(request, !task.bf16(), deck.model.dtype);
   if (local) {
     task.params().initialise(1);
     costs = measured_costs(training, clips, memory, deck.train.steps, world);
