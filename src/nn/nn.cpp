@@ -354,17 +354,24 @@ Var self_attention(Context c, const Var& qkv, Parameter* q_norm, Parameter* k_no
   const std::int64_t length = axis == ops::Axis::space ? s[2] : s[1];
   Tensor lse = Tensor::empty({s[0] * s[1] * s[2] / length, s[4], length}, DType::f32);
   const Tensor wq = q_norm ? q_norm->value : Tensor(), wk = k_norm ? k_norm->value : Tensor();
-  ops::self_attention_forward(qkv->value, wq, wk, rope, axis, out, lse);
+  Tensor qk;
+  if (const Shape shape = ops::qk_shape(s);
+      c.tape.recording() && ops::keeps_qk(wq, rope, axis) &&
+      c.tape.keep(static_cast<std::size_t>(shape.numel()) * size_of(dtype)))
+    qk = Tensor::empty(shape, dtype);
+  ops::self_attention_forward(qkv->value, wq, wk, rope, axis, out, lse, qk);
   const Var result = make_var(out);
   if (c.tape.recording())
-    c.tape.record([qkv, wq, wk, q_norm, k_norm, rope, axis, result, lse, &table = c.parameters] {
+    c.tape.record([qkv, wq, wk, q_norm, k_norm, rope, axis, result, lse, qk,
+                   &table = c.parameters]() mutable {
       const Tensor dout = std::move(result->grad);
       Tensor dqkv = Tensor::empty(qkv->value.shape(), qkv->value.dtype());
       Tensor none_q, none_k;
       const bool learn = q_norm && q_norm->trainable;
       ops::self_attention_backward(qkv->value, wq, wk, rope, axis, result->value, lse, dout, dqkv,
                                    learn ? q_norm->grad_to_add() : none_q,
-                                   learn ? k_norm->grad_to_add() : none_k);
+                                   learn ? k_norm->grad_to_add() : none_k, qk);
+      qk.release();
       give_grad(qkv, dqkv);
       note_done(table, {q_norm, k_norm});
     });

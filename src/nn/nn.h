@@ -166,7 +166,8 @@ Var rms_rope(Context c, const Var& x, Parameter& w, const Tensor& rope, int head
 Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Tensor& rows, int gate,
                   const Tensor& keep);
 
-// qkv [B,T,S,3,H,D] -> [B,T,S,H*D]; q_norm/k_norm may be null; rope as in ops/attention.h.
+// qkv [B,T,S,3,H,D] -> [B,T,S,H*D]; q_norm/k_norm may be null; rope as in ops/attention.h. Keeps q
+// and k after norm and rotation where the tape allows it (Tape::keep) and the backward wants them.
 Var self_attention(Context c, const Var& qkv, Parameter* q_norm, Parameter* k_norm,
                    const Tensor& rope, ops::Axis axis);
 

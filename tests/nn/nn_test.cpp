@@ -435,6 +435,36 @@ TEST_F(NnTest, AttentionBlock) {
   }
 }
 
+// q and k after norm and rotation are kept where the tape allows it, and where a GPU's backward
+// would have to make them again: along space. A CPU's results do not depend on it.
+TEST_F(NnTest, SelfAttentionKeepsQueriesAndKeys) {
+  const std::int64_t T = 2, S = 5, H = 2, D = 4;
+  Parameter& q_norm = table_.add("q_norm.weight", {D}, Init{});
+  Parameter& k_norm = table_.add("k_norm.weight", {D}, Init{});
+  ready();
+  constexpr std::size_t bytes = 2 * 5 * 2 * 2 * 4 * sizeof(float);
+  const auto kept = [&](std::size_t allowed, bool norm, ops::Axis axis, Vec& gradient) {
+    Tape tape;
+    tape.allow(allowed);
+    const nn::Context c{tape, table_};
+    const Var qkv = make_var(to_tensor(random_values(T * S * 3 * H * D, 1), {1, T, S, 3, H, D}));
+    table_.begin_step([](int) {});
+    const Var y = nn::self_attention(c, qkv, norm ? &q_norm : nullptr, norm ? &k_norm : nullptr,
+                                     Tensor(), axis);
+    y->grad = to_tensor(random_values(T * S * H * D, 2), {1, T, S, H * D});
+    tape.backward();
+    table_.finish_step();
+    gradient = to_values(qkv->grad);
+    return tape.kept();
+  };
+  Vec without, with;
+  EXPECT_EQ(kept(bytes - 1, true, ops::Axis::space, without), 0u);
+  EXPECT_EQ(kept(2 * bytes, true, ops::Axis::space, with), bytes);
+  EXPECT_EQ(with, without);
+  EXPECT_EQ(kept(2 * bytes, true, ops::Axis::time, with), 0u);
+  EXPECT_EQ(kept(2 * bytes, false, ops::Axis::space, with), 0u);
+}
+
 TEST_F(NnTest, Attention) {
   const std::int64_t B = 2, N = 5, H = 2, C = 16, L = 7;
   // One projection for keys and values: a bias of keys alone changes nothing.
