@@ -35,11 +35,11 @@ struct Tiles {
   int round = 0;  // tiles in a round, or 0
 
   static Tiles of(int each, int heads) {
-    const int total = each * heads, blocks = std::min(total, cuda_properties().multiProcessorCount);
+    const int total = each * heads, blocks = std::min(total, compute_multiprocessors());
     return {each, total, blocks % each == 0 ? blocks : 0};
   }
   unsigned blocks() const {
-    return static_cast<unsigned>(std::min(total, cuda_properties().multiProcessorCount));
+    return static_cast<unsigned>(std::min(total, compute_multiprocessors()));
   }
   __device__ __forceinline__ int place(int index) const {
     return (round > 0 ? index + index / round : index) % each;

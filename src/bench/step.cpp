@@ -334,7 +334,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
   // 2. The model, its optimizer and the batch.
   Stdit3 model(stdit3_config(deck));
   ParameterTable& params = model.params();
-  params.allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4), bf16, true);
+  params.allocate(bucket_elements(deck.parallel, 1), bf16, true);
   if (request.weights.empty())
     params.initialise(static_cast<std::uint64_t>(deck.run.seed));
   else

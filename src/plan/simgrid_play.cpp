@@ -378,7 +378,10 @@ class OverlappedPlay {
   }
 
   void wire() {
-    const Collective sum = job_.sharded ? Collective::reduce_scatter : Collective::all_reduce;
+    const Collective sum = job_.bf16_wire ? job_.sharded ? Collective::bf16_sum
+                                                         : Collective::bf16_sum_for_all
+                           : job_.sharded ? Collective::reduce_scatter
+                                          : Collective::all_reduce;
     for (StepState& state : states_) {
       for (StepState::Transfer& t : state.transfers) {
         const Bucket& block = job_.blocks[static_cast<std::size_t>(t.block)];

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -28,6 +29,7 @@ constexpr std::size_t stage_bytes = 16u << 20;
 
 std::array<cudaStream_t, 3> streams{};
 cudaDeviceProp properties{};
+std::atomic<int> multiprocessor_margin = 0;
 
 std::string uuid_text(const cudaUUID_t& uuid) {
   const auto* b = reinterpret_cast<const unsigned char*>(uuid.bytes);
@@ -317,6 +319,12 @@ void throw_cuda_error(cudaError_t error, const char* call, const char* file, int
 
 cudaStream_t cuda_stream(Stream stream) { return streams[static_cast<std::size_t>(stream)]; }
 const cudaDeviceProp& cuda_properties() { return properties; }
+
+int compute_multiprocessors() {
+  const int all = properties.multiProcessorCount;
+  return std::max(all - multiprocessor_margin, (all + 1) / 2);
+}
+void set_multiprocessor_margin(int multiprocessors) { multiprocessor_margin = multiprocessors; }
 
 VisibleGpus cuda_visible_gpus() {
   VisibleGpus gpus;
