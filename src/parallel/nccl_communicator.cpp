@@ -223,6 +223,7 @@ class NcclCollectives {
   Part part(const Tensor& t, int rank) const { return part_of(0, t.numel(), rank, size_); }
   bool equal_parts(const Tensor& t) const { return t.numel() % (part_unit * size_) == 0; }
   void sum_as_bf16(const Tensor& t);
+  void warn_of_unequal_nodes() const;
   void sum_inside_nodes(const Tensor& t);
   void exchange_and_sum(const Tensor& t, ncclComm_t among, const std::vector<int>& ranks, int me);
   void gather_as_bf16(const Tensor& t);
@@ -332,11 +333,7 @@ void NcclCollectives::sum_as_bf16(const Tensor& t) {
   if (size_ == 1) return;
   if (!nodes_.two_levels()) {
     if (!nodes_.even() && rank_ == 0 && !std::exchange(warned_, true))
-      log::warn(
-          "parallel.wire = \"bf16\" sends much between these {} nodes, which have unequal numbers of "
-          "ranks: a network card's node receives up to {} times 2 bytes a gradient, and 4 bytes with "
-          "parallel.wire = \"f32\". Set f32, or start as many ranks on every node",
-          nodes_.ranks.size(), size_ - static_cast<int>(nodes_.ranks.front().size()));
+      warn_of_unequal_nodes();
     return exchange_and_sum(t, comm_, everyone_, rank_);
   }
   if (between_ == nullptr) {
@@ -348,6 +345,17 @@ void NcclCollectives::sum_as_bf16(const Tensor& t) {
   for (const std::vector<int>& node : nodes_.ranks)
     of_place.push_back(node[static_cast<std::size_t>(nodes_.place)]);
   exchange_and_sum(t, between_, of_place, nodes_.node);
+}
+
+void NcclCollectives::warn_of_unequal_nodes() const {
+  std::size_t most = 0;
+  for (const std::vector<int>& node : nodes_.ranks) most = std::max(most, node.size());
+  const double n = size_, m = static_cast<double>(most);
+  log::warn(
+      "the {} nodes have unequal numbers of ranks, so gradients in bf16 are not summed inside each "
+      "node first: every step the network cards of a node with {} take in {:.1f} bytes a gradient, "
+      "against 4 with parallel.wire = \"f32\". Set that, or start as many ranks on every node",
+      nodes_.ranks.size(), counted(most, "rank"), 2 * m * (n - m) / n);
 }
 
 // Sums inside this node, in f32: on its rank of each place, the parts of all ranks of that place.
@@ -447,7 +455,8 @@ void NcclCollectives::gather_as_bf16(const Tensor& t) {
 
 // Memory that is registered with a communicator: NCCL sends from it and into it without a copy
 // through buffers of its own, and with NVLink's switches lets them add. Shared by the communicator
-// and the tensors, of which either may end first.
+// and the tensors, of which either may end first; used by one thread, that of the communicator's
+// caller.
 class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
  public:
   explicit RegisteredMemory(ncclComm_t comm) : comm_(comm) {}
@@ -463,18 +472,22 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
 #endif
     return Tensor::persistent(shape, dtype);
   }
-  // The communicator is about to end, or (`aborted`) has lost what was registered.
-  void end(bool aborted) noexcept {
-    const std::lock_guard lock(mutex_);
-#if NCCL_VERSION_CODE >= 21900
-    for (const auto& [p, handle] : handles_)
-      if (!aborted) (void)ncclCommDeregister(comm_, handle);
-#endif
+  // The communicator is about to end.
+  void end() noexcept {
+    for (const auto& [p, handle] : handles_) deregister(handle);
     handles_.clear();
     comm_ = nullptr;
   }
+  // It is aborted, and with it what was registered is gone. From any thread.
+  void abort() { aborted_ = true; }
 
  private:
+  bool usable() const { return comm_ != nullptr && !aborted_; }
+  void deregister(void* handle) noexcept {
+#if NCCL_VERSION_CODE >= 21900
+    if (usable()) (void)ncclCommDeregister(comm_, handle);
+#endif
+  }
 #if NCCL_VERSION_CODE >= 21900
   // Null where NCCL has none: the caller takes ordinary memory, or says how much there is.
   void* allocate(std::size_t bytes) {
@@ -484,9 +497,8 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
       return nullptr;
     }
     device_runtime().zero(p, bytes, Stream::compute);
-    const std::lock_guard lock(mutex_);
     void* handle = nullptr;
-    if (comm_ != nullptr && ncclCommRegister(comm_, p, bytes, &handle) != ncclSuccess) {
+    if (usable() && ncclCommRegister(comm_, p, bytes, &handle) != ncclSuccess) {
       cudaGetLastError();
       if (!std::exchange(warned_, true))
         log::warn(
@@ -501,9 +513,8 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
     cudaSetDevice(gpu_);
     // Unlike cudaFree, ncclMemFree does not wait for work that still uses the memory.
     cudaDeviceSynchronize();
-    const std::lock_guard lock(mutex_);
     if (const auto at = handles_.find(p); at != handles_.end()) {
-      (void)ncclCommDeregister(comm_, at->second);
+      deregister(at->second);
       handles_.erase(at);
     }
     (void)ncclMemFree(p);
@@ -511,9 +522,9 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
   bool warned_ = false;
 #endif
   const int gpu_ = this_device().index;
-  std::mutex mutex_;
   ncclComm_t comm_;  // null: it has ended
-  std::map<void*, void*> handles_;
+  std::atomic<bool> aborted_ = false;
+  std::map<void*, void*> handles_;  // by address
 };
 
 // Shared by the thread that makes the communicator and the one that waits for it; may outlive both.
@@ -544,8 +555,8 @@ class NcclCommunicator final : public Communicator {
       {
         const std::lock_guard lock(mutex_);
         comm_ = made;
+        memory_ = std::make_shared<RegisteredMemory>(made);
       }
-      memory_ = std::make_shared<RegisteredMemory>(made);
       collectives_.emplace(rank_, size_, Nodes(world), made, [this](int color, int key) {
         return made_together([parent = comm_, color, key](ncclComm_t* part) {
           return ncclCommSplit(parent, color, key, part, nullptr);
@@ -568,7 +579,7 @@ class NcclCommunicator final : public Communicator {
     if (!operations_.empty()) device_runtime().synchronize(operations_.back().done);
     operations_.clear();
     collectives_->end();
-    memory_->end(false);
+    memory_->end();
     ncclCommDestroy(comm_);
   }
 
@@ -617,11 +628,9 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  // An operation of the host alone, behind all others, so that the watchdog names a rank that never
-  // comes.
+  // An operation like others, so that the watchdog names a rank that never comes.
   std::unique_ptr<Communicator> split(MPI_Comm part, double timeout_seconds) override {
     check();
-    if (!operations_.empty()) device_runtime().synchronize(operations_.back().done);
     Operation o;
     o.number = ++number_;
     o.name = fmt::format("split {}", o.number);
@@ -755,6 +764,8 @@ class NcclCommunicator final : public Communicator {
   // What `make` makes together with other ranks, in a thread that can be abandoned; or throws once
   // the watchdog reports that a rank does not come.
   ncclComm_t made_together(std::function<ncclResult_t(ncclComm_t*)> make) {
+    // abort() leaves the thread alone with the communicator: nothing else may hang on it.
+    if (!operations_.empty()) device_runtime().synchronize(operations_.back().done);
     const auto shared = std::make_shared<Start>();
     {
       const std::lock_guard lock(mutex_);
@@ -827,15 +838,17 @@ class NcclCommunicator final : public Communicator {
   // block, and the watchdog must still be able to end the job.
   void abort() {
     std::shared_ptr<Start> start;
+    std::shared_ptr<RegisteredMemory> memory;
     ncclComm_t comm = nullptr;
     {
       const std::lock_guard lock(mutex_);
       start = start_.lock();
+      memory = memory_;
       // Cleared under the lock, so that look() no longer uses it.
       comm = comm_;
       comm_ = nullptr;
     }
-    if (memory_) memory_->end(true);
+    if (memory) memory->abort();
     if (start) {
       const std::lock_guard lock(start->mutex);
       start->given_up = !start->done;
@@ -862,12 +875,12 @@ class NcclCommunicator final : public Communicator {
   std::uint64_t number_ = 0;
   std::int64_t asked_ = 0;  // operations requested, including those that a fault skips
   std::optional<NcclCollectives> collectives_;
-  std::shared_ptr<RegisteredMemory> memory_;
   InFlight in_flight_;
   // Shared with the watchdog's thread.
   mutable std::mutex mutex_;
   std::timed_mutex call_mutex_;  // held inside NCCL
   ncclComm_t comm_ = nullptr;
+  std::shared_ptr<RegisteredMemory> memory_;
   std::weak_ptr<Start> start_;
   std::deque<Operation> operations_;
   std::optional<Watchdog::Operation> calling_;
