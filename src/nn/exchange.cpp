@@ -93,7 +93,8 @@ Tensor exchanged(const ParameterTable& table, Tensor x, SequenceGroup& group, Cu
                           {send.slice(0, begin), send.slice(begin + *own, send.numel())});
   } else {
     table.aside([&group, give, get, send = lent(send), received = lent(received)] {
-      group.blocked_seconds += group.ranks->wait(group.ranks->all_to_all(send, give, received, get));
+      group.blocked_seconds +=
+          group.ranks->wait(group.ranks->all_to_all(send, give, received, get));
     });
   }
   send.release();
@@ -177,8 +178,9 @@ std::unique_ptr<Communicator> make_sequence_group(MPI_Comm world, std::int64_t r
              "{} cannot form groups of parallel.sp = {}", counted(size, "rank"), ranks);
   MPI_Comm group = MPI_COMM_NULL;
   MPI_Comm_split(world, static_cast<int>(rank / ranks), rank, &group);
-  auto communicator = whole != nullptr ? whole->split(group, timeout_seconds)
-                                       : make_communicator(group, timeout_seconds);  // of a duplicate
+  auto communicator = whole != nullptr
+                          ? whole->split(group, timeout_seconds)
+                          : make_communicator(group, timeout_seconds);  // of a duplicate
   MPI_Comm_free(&group);
   return communicator;
 }

@@ -19,9 +19,9 @@
 namespace weft {
 
 // The type in which gradients are sent (parallel.wire). bf16: each rank's contribution is rounded
-// once, and sums are still made in f32. NCCL's communicator sums inside each node first if there are
-// several nodes of equally many ranks: then each node's contribution is rounded, once. With one rank
-// nothing is sent, and nothing is rounded.
+// once, and sums are still made in f32. NCCL's communicator sums inside each node first if there
+// are several nodes of equally many ranks: then each node's contribution is rounded, once. With one
+// rank nothing is sent, and nothing is rounded.
 enum class CommDtype { f32, bf16 };
 
 // Seconds after which an operation that has begun counts as hanging: WEFT_COMM_TIMEOUT from the

@@ -57,9 +57,9 @@ void check_nccl(ncclResult_t result, ncclComm_t comm, const char* call, int line
 constexpr std::int64_t scratch_elements = std::int64_t{1} << 24;
 
 // Multiprocessors that an operation may take (NCCL: CTAs, of which each stays on one until the
-// operation ends). By itself NCCL takes up to 32 of an H100's 132, and fewer do where computing goes
-// on beside it: NVIDIA counts about 16 for all of NVLink's bandwidth, and a rank's network card
-// needs less. What the environment says about CTAs or channels stays as it is.
+// operation ends). By itself NCCL takes up to 32 of an H100's 132, and fewer do where computing
+// goes on beside it: NVIDIA counts about 16 for all of NVLink's bandwidth, and a rank's network
+// card needs less. What the environment says about CTAs or channels stays as it is.
 struct Ctas {
   int config = NCCL_CONFIG_UNDEF_INT;  // for ncclConfig_t
   int most = 16;                       // to expect
@@ -83,9 +83,9 @@ Ctas ctas() {
 }
 
 // While collectives may run, kernels whose blocks stay leave them their multiprocessors: a block
-// that finds none free begins when others have ended, and doubles its kernel's time. That is from an
-// operation's issue to the wait for the last one, in the order of the host's calls, so that what is
-// recorded as a graph does not depend on the clock. Results do not depend on it either.
+// that finds none free begins when others have ended, and doubles its kernel's time. That is from
+// an operation's issue to the wait for the last one, in the order of the host's calls, so that what
+// is recorded as a graph does not depend on the clock. Results do not depend on it either.
 class InFlight {
  public:
   ~InFlight() { set(false); }
@@ -188,15 +188,16 @@ struct Nodes {
 // With bf16 every rank sends each other rank its contribution to that rank's part, and the owner
 // sums them in f32 in the order of ranks. Over several nodes that would send n - m times a bf16
 // number through the cards of a node of m ranks of n, where NCCL's own f32 sums, which add inside a
-// node first, send one f32 number. So there NCCL sums inside each node in f32, and between nodes the
-// ranks of equal place exchange the nodes' sums in bf16: half of what f32 sends.
+// node first, send one f32 number. So there NCCL sums inside each node in f32, and between nodes
+// the ranks of equal place exchange the nodes' sums in bf16: half of what f32 sends.
 //
 // All calls come from the thread that issues; they return as soon as the work is queued. Parts,
 // types and counts: communicator.h. Device memory for bf16 is allocated at first use and kept, as
 // are the communicators inside a node and between nodes.
 class NcclCollectives {
  public:
-  // Splits `comm`: ranks of one color, in the order of `key`. Returns once all ranks have called it.
+  // Splits `comm`: ranks of one color, in the order of `key`. Returns once all ranks have called
+  // it.
   using Split = std::function<ncclComm_t(int color, int key)>;
   NcclCollectives(int rank, int size, Nodes nodes, ncclComm_t comm, Split split)
       : rank_(rank),
@@ -234,8 +235,8 @@ class NcclCollectives {
   Nodes nodes_;
   ncclComm_t comm_;
   Split split_;
-  std::vector<int> everyone_;                          // 0, 1, ..., size - 1
-  ncclComm_t inside_ = nullptr, between_ = nullptr;    // the node's ranks; one of each node
+  std::vector<int> everyone_;                        // 0, 1, ..., size - 1
+  ncclComm_t inside_ = nullptr, between_ = nullptr;  // the node's ranks; one of each node
   void* scratch_ = nullptr;
   bool warned_ = false;
 };
@@ -332,8 +333,7 @@ bf16* NcclCollectives::scratch() {
 void NcclCollectives::sum_as_bf16(const Tensor& t) {
   if (size_ == 1) return;
   if (!nodes_.two_levels()) {
-    if (!nodes_.even() && rank_ == 0 && !std::exchange(warned_, true))
-      warn_of_unequal_nodes();
+    if (!nodes_.even() && rank_ == 0 && !std::exchange(warned_, true)) warn_of_unequal_nodes();
     return exchange_and_sum(t, comm_, everyone_, rank_);
   }
   if (between_ == nullptr) {

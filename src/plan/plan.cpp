@@ -459,9 +459,8 @@ Placed place(const Deck& deck, const PlannedTraining& training, const Plan& plan
 void plan_steps(const Deck& deck, const PlannedTraining& training, const Rates& rates, Plan& plan) {
   const auto sp = static_cast<int>(deck.parallel.sp);
   const auto micro_batches = static_cast<double>(deck.train.micro_batches);
-  const Placed full =
-      place(deck, training, plan, plan.schedule, deck.train.micro_batches,
-            {plan.ranks, plan.machine});
+  const Placed full = place(deck, training, plan, plan.schedule, deck.train.micro_batches,
+                            {plan.ranks, plan.machine});
   plan.step = full.slowest;
   plan.seconds = full.seconds;
   plan.imbalance = full.slowest.compute > 0 ? 1 - full.busy / full.slowest.compute : 0;
@@ -485,8 +484,7 @@ void plan_steps(const Deck& deck, const PlannedTraining& training, const Rates& 
   for (int ranks = sp; ranks <= plan.ranks;
        ranks = ranks == plan.ranks ? ranks + 1 : std::min(2 * ranks, plan.ranks)) {
     const auto count = std::max<std::int64_t>(1, std::llround(a_group * ranks / sp));
-    const Placed p = place(deck, training, plan, schedules.on(ranks), count,
-                           {ranks, plan.machine});
+    const Placed p = place(deck, training, plan, schedules.on(ranks), count, {ranks, plan.machine});
     const double throughput = p.work / p.seconds;
     if (ranks == sp) alone = throughput;
     plan.efficiency.emplace_back(ranks, throughput / alone);

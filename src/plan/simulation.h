@@ -120,9 +120,9 @@ std::vector<StepTimes> play(const Network& network, int ranks, const Overlapped&
                             int warmup);
 
 // What a collective takes alone: seconds for `bytes` of payload. all_reduce = reduce_scatter +
-// all_gather; bf16_sum is a reduce_scatter with parallel.wire = "bf16", bf16_sum_for_all an
-// all_reduce: weft's own, in two levels (parallel/nccl_communicator.cpp).
-enum class Collective { reduce_scatter, all_gather, all_reduce, bf16_sum, bf16_sum_for_all };
+// all_gather; bf16_sum is the reduce_scatter of parallel.wire = "bf16": weft's own, in two levels
+// (parallel/nccl_communicator.cpp).
+enum class Collective { reduce_scatter, all_gather, all_reduce, bf16_sum };
 double play_collective(const Network& network, int ranks, Collective kind, double bytes);
 
 // What crosses a node's inside and its network cards in one operation, and how long its first byte
@@ -133,8 +133,7 @@ struct Traffic {
 };
 inline Traffic traffic_of(const Network& network, int ranks, Collective kind, double bytes) {
   if (ranks == 1) return {};
-  const bool for_all = kind == Collective::all_reduce || kind == Collective::bf16_sum_for_all;
-  const double rounds = for_all ? 2 : 1;
+  const double rounds = kind == Collective::all_reduce ? 2 : 1;
   const double n = ranks, inside = std::min(ranks, network.ranks_per_node);
   const double nodes = std::ceil(n / network.ranks_per_node);
   const auto around = [&](double ring) { return rounds * (ring - 1) / ring * bytes; };
@@ -146,11 +145,11 @@ inline Traffic traffic_of(const Network& network, int ranks, Collective kind, do
               rounds * (inside_steps * network.hop_inside + (nodes - 1) * network.hop_between);
   if (inside > 1) t.inside = around(network.two_level ? inside : n);
   if (nodes > 1) t.between = around(network.two_level ? nodes : n);
-  const bool by_weft = kind == Collective::bf16_sum || kind == Collective::bf16_sum_for_all;
-  if (by_weft && nodes > 1 && network.two_level) {
-    // The sum inside each node is in f32, twice the bytes, and ends before that between nodes begins.
-    t.latency += 2 * (inside - 1) / inside * bytes / network.inside_rate;
-    t.inside -= (inside - 1) / inside * bytes;
+  if (kind == Collective::bf16_sum && nodes > 1 && network.two_level) {
+    // The sum inside each node is in f32, twice the bytes, and ends before that between nodes
+    // begins.
+    t.latency += 2 * t.inside / network.inside_rate;
+    t.inside = 0;
   }
   return t;
 }

@@ -63,9 +63,8 @@ void add_sharded(std::span<const MicroBatchCost> work, std::span<const BucketSch
                      t.gather, t.exposed_gather);
             return;
           case BlockEvent::sum:
-            summed[b] =
-                send(comm.sum_gradients(elements, parallel.wire == "bf16", false), t.reduce,
-                     t.exposed_reduce);
+            summed[b] = send(comm.sum_gradients(elements, parallel.wire == "bf16", false), t.reduce,
+                             t.exposed_reduce);
             return;
           case BlockEvent::need:
             return wait(arrived[b], t.exposed_gather);
@@ -135,9 +134,9 @@ double CommModel::sum_gradients(double elements, bool bf16_wire, bool for_all) c
   double seconds = reduce_scatter(bytes);
   if (bf16_wire && nodes() > 1) {
     const double inside = std::min(ranks, machine.ranks_a_node), outside = nodes();
-    seconds = (inside - 1) * (machine.link_latency + 4 * elements / inside / machine.link_bandwidth) +
-              (outside - 1) *
-                  (machine.card_latency + bytes / outside / machine.node_bandwidth());
+    seconds =
+        (inside - 1) * (machine.link_latency + 4 * elements / inside / machine.link_bandwidth) +
+        (outside - 1) * (machine.card_latency + bytes / outside / machine.node_bandwidth());
   }
   return seconds + (for_all ? all_gather(bytes) : 0);
 }

@@ -35,8 +35,8 @@ struct NcclState {
   int rank = 0, size = 1;
   // Of all communicators that share resources.
   std::shared_ptr<std::atomic<bool>> aborted = std::make_shared<std::atomic<bool>>(false);
-  bool shares = false;      // its resources with what is split off it
-  bool own = true;           // has resources of its own, not those of what it was split off
+  bool shares = false;  // its resources with what is split off it
+  bool own = true;      // has resources of its own, not those of what it was split off
   std::map<void*, Range> registered;  // by handle
   // Operations run one after another in the order in which the host asked for them, as on every
   // other rank.

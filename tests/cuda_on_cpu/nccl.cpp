@@ -39,14 +39,33 @@ struct Grouped {
 };
 thread_local std::vector<Grouped> grouped;
 
-// Nonblocking MPI with pauses: the processor is left to the ranks that work. False once `aborted`.
+// Threads that wait in finish() leave MPI before it ends, whoever has abandoned them.
+std::atomic<bool> mpi_ends = false;
+std::atomic<int> in_mpi = 0;
+int let_threads_leave(MPI_Comm, int, void*, void*) {
+  mpi_ends = true;
+  while (in_mpi > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return MPI_SUCCESS;
+}
+
+// Nonblocking MPI with pauses: the processor is left to the ranks that work. False where that was
+// given up.
 bool finish(MPI_Request& request, const std::atomic<bool>* aborted = nullptr) {
-  for (int done = 0; !done;) {
-    if (aborted != nullptr && *aborted) return false;
+  static std::once_flag once;
+  std::call_once(once, [] {
+    // MPI_Finalize begins with the attributes of this communicator.
+    int key = MPI_KEYVAL_INVALID;
+    MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, let_threads_leave, &key, nullptr);
+    MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr);
+  });
+  ++in_mpi;
+  int done = 0;
+  while (!done && !mpi_ends && !(aborted != nullptr && *aborted)) {
     MPI_Test(&request, &done, MPI_STATUS_IGNORE);
     if (!done) std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
-  return true;
+  --in_mpi;
+  return done;
 }
 
 // The memory that ncclMemAlloc has given out, and what any communicator has registered.
@@ -69,11 +88,11 @@ bool valid(const ncclConfig_t* c) {
 ncclResult_t charge(const NcclState& state) {
   const emulation::Device device;
   return !state.own || emulation::charge(emulation::nccl_bytes) ? ncclSuccess
-                                                                     : ncclUnhandledCudaError;
+                                                                : ncclUnhandledCudaError;
 }
 
 // The world's ranks of a communicator in its order: each tells the leader who it is, the leader
-// tells all.
+// tells all. Empty where that was given up.
 std::vector<int> gather_members(const Id& id, int size, int rank) {
   int world_rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
@@ -83,16 +102,16 @@ std::vector<int> gather_members(const Id& id, int size, int rank) {
   if (world_rank != id.leader) {
     const int mine[2] = {rank, world_rank};
     MPI_Isend(mine, 2, MPI_INT, id.leader, tag, MPI_COMM_WORLD, &request);
-    finish(request);
+    if (!finish(request)) return {};
     MPI_Irecv(members.data(), size, MPI_INT, id.leader, tag + 1, MPI_COMM_WORLD, &request);
-    finish(request);
+    if (!finish(request)) return {};
     return members;
   }
   members[rank] = world_rank;
   for (int i = 1; i < size; ++i) {
     int other[2];
     MPI_Irecv(other, 2, MPI_INT, MPI_ANY_SOURCE, tag, MPI_COMM_WORLD, &request);
-    finish(request);
+    if (!finish(request)) return {};
     if (other[0] < 0 || other[0] >= size || members[other[0]] != -1)
       emulation::die("two ranks of an NCCL communicator call themselves %d of %d", other[0], size);
     members[other[0]] = other[1];
@@ -100,7 +119,7 @@ std::vector<int> gather_members(const Id& id, int size, int rank) {
   for (const int m : members) {
     if (m == world_rank) continue;
     MPI_Isend(members.data(), size, MPI_INT, m, tag + 1, MPI_COMM_WORLD, &request);
-    finish(request);
+    if (!finish(request)) return {};
   }
   return members;
 }
@@ -131,6 +150,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId uni
   Id id{};
   std::memcpy(&id, unique.internal, sizeof id);
   const std::vector<int> members = gather_members(id, size, rank);
+  if (members.empty()) return ncclInternalError;
   MPI_Group world, group;
   MPI_Comm_group(MPI_COMM_WORLD, &world);
   MPI_Group_incl(world, size, members.data(), &group);
@@ -241,7 +261,8 @@ ncclResult_t ncclMemFree(void* p) {
   {
     const std::lock_guard lock(memory_mutex);
     const auto at = allocated.find(static_cast<char*>(p));
-    if (at == allocated.end()) emulation::die("ncclMemFree of %p, which ncclMemAlloc did not give", p);
+    if (at == allocated.end())
+      emulation::die("ncclMemFree of %p, which ncclMemAlloc did not give", p);
     const emulation::Range range{at->first, at->second};
     for (const emulation::Range& r : registered)
       if (overlap(r, range))
@@ -260,8 +281,7 @@ ncclResult_t ncclCommRegister(ncclComm_t comm, void* p, std::size_t bytes, void*
   const auto& [begin, size] = *std::prev(next);
   if (range.begin + bytes > begin + size) return ncclInvalidArgument;
   for (const auto& [other, r] : comm->state->registered)
-    if (overlap(r, range))
-      emulation::die("%p is registered twice with one communicator", p);
+    if (overlap(r, range)) emulation::die("%p is registered twice with one communicator", p);
   registered.push_back(range);
   *handle = new char;
   comm->state->registered[*handle] = range;
