@@ -3,15 +3,19 @@
 // are elsewhere.
 #include "nccl.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -124,8 +128,39 @@ std::vector<int> gather_members(const Id& id, int size, int rank) {
   return members;
 }
 
-ncclResult_t add(ncclComm_t comm, cudaStream_t stream, const Collective& c) {
+std::string last_error;
+
+// NCCL takes one rank for each GPU. It knows a GPU by its PCI address, in which the slices of one
+// (MIG) do not differ, and a host by its name, or by NCCL_HOSTID where that is set. Whether each of
+// the communicator's ranks has its own; all of them ask.
+bool own_gpus(const NcclState& s) {
+  char bus[16] = "", host[64] = "";
+  int device = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetPCIBusId(bus, sizeof bus, device);
+  gethostname(host, sizeof host - 1);
+  const char* id = std::getenv("NCCL_HOSTID");
+  const std::size_t mine = std::hash<std::string>{}(std::string(id ? id : host) + " " + bus);
+  std::vector<std::size_t> all(s.size);
+  MPI_Request request;
+  MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, s.comm, &request);
+  finish(request);
+  for (int r = 0; r < s.size; ++r)
+    if (r != s.rank && all[r] == mine) {
+      char text[96];
+      std::snprintf(text, sizeof text,
+                    "Duplicate GPU detected : rank %d and rank %d both on CUDA device %s", s.rank,
+                    r, bus);
+      last_error = text;
+    }
+  std::sort(all.begin(), all.end());
+  return std::adjacent_find(all.begin(), all.end()) == all.end();
+}
+
+ncclResult_t add(ncclComm_t comm, cudaStream_t stream, const Collective& c,
+                 const char* call = __builtin_FUNCTION()) {
   if (comm == nullptr) return ncclInvalidArgument;
+  if (emulation::call_fails(call)) return ncclUnhandledCudaError;
   if (group_depth == 0) return emulation::issue(comm->state, {c}, stream);
   grouped.push_back({comm, stream, c});
   return ncclSuccess;
@@ -147,6 +182,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId unique, int rank,
                                     ncclConfig_t* config) {
   if (size < 1 || rank < 0 || rank >= size || !valid(config)) return ncclInvalidArgument;
+  if (emulation::call_fails(__func__)) return ncclUnhandledCudaError;
   Id id{};
   std::memcpy(&id, unique.internal, sizeof id);
   const std::vector<int> members = gather_members(id, size, rank);
@@ -160,6 +196,10 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId uni
   MPI_Comm_create_group(MPI_COMM_WORLD, group, tag_base + id.number % 4000 * 2, &state->comm);
   MPI_Group_free(&group);
   MPI_Group_free(&world);
+  if (!own_gpus(*state)) {
+    MPI_Comm_free(&state->comm);
+    return ncclInvalidUsage;
+  }
   MPI_Comm_dup(state->comm, &state->control);
   state->shares = config != nullptr && config->splitShare == 1;
   *comm = new ncclComm{state};
@@ -169,6 +209,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId uni
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made,
                            ncclConfig_t* config) {
   if (comm == nullptr || color < NCCL_SPLIT_NOCOLOR || !valid(config)) return ncclInvalidArgument;
+  if (emulation::call_fails(__func__)) return ncclUnhandledCudaError;
   const std::shared_ptr<NcclState> from = comm->state;
   const int mine[2] = {color, key};
   std::vector<int> all(2 * static_cast<std::size_t>(from->size));
@@ -209,14 +250,14 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;
   const emulation::Device device;
   const auto state = comm->state;
-  if (!state->registered.empty() && !*state->aborted)
+  if (!state->registered.empty() && !*state->aborted && !emulation::gpu_is_lost())
     emulation::die("an NCCL communicator is destroyed while %zu ranges are registered with it",
                    state->registered.size());
   // What is queued ends first, as NCCL's destruction waits for it.
   emulation::run_until([&] { return *state->aborted || state->finished == state->issued; });
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (!finalized && !*state->aborted) {
+  if (!finalized && !*state->aborted && !emulation::gpu_is_lost()) {
     MPI_Comm_free(&state->control);
     MPI_Comm_free(&state->comm);
   }
@@ -252,6 +293,7 @@ ncclResult_t ncclCommCuDevice(ncclComm_t, int* d) {
 }
 
 ncclResult_t ncclMemAlloc(void** p, std::size_t bytes) {
+  if (emulation::call_fails(__func__)) return ncclUnhandledCudaError;
   if (cudaMalloc(p, bytes) != cudaSuccess) return ncclUnhandledCudaError;
   const std::lock_guard lock(memory_mutex);
   allocated[static_cast<char*>(*p)] = bytes;
@@ -274,6 +316,7 @@ ncclResult_t ncclMemFree(void* p) {
 // Real NCCL also takes other memory, but then cannot do all that registration is for.
 ncclResult_t ncclCommRegister(ncclComm_t comm, void* p, std::size_t bytes, void** handle) {
   if (comm == nullptr || *comm->state->aborted || bytes == 0) return ncclInvalidArgument;
+  if (emulation::call_fails(__func__)) return ncclUnhandledCudaError;
   const emulation::Range range{static_cast<char*>(p), bytes};
   const std::lock_guard lock(memory_mutex);
   const auto next = allocated.upper_bound(range.begin);
@@ -321,7 +364,7 @@ const char* ncclGetErrorString(ncclResult_t r) {
   }
   return "an unknown result";
 }
-const char* ncclGetLastError(ncclComm_t) { return ""; }
+const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
 
 using Kind = Collective::Kind;
 
