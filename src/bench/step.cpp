@@ -93,8 +93,7 @@ class RepeatedStep {
     task_->join_ranks(MPI_COMM_SELF);
     task_->open(source_->buckets());
     load_clips();
-    params().allocate(static_cast<std::int64_t>(deck_.parallel.bucket_mib * (1 << 20) / 4),
-                      task_->bf16(), true);
+    params().allocate(bucket_elements(deck_.parallel, 1), task_->bf16(), true);
     flops_ =
         dry_run_cost(*task_, bucket(), clips(), 0, this_device().kind, h200_targets(), 1).flops;
     task_->start_weights();
@@ -107,7 +106,8 @@ class RepeatedStep {
         deck_.train.ema_decay);
     report_ = std::make_unique<StepReport>(*comm_, params().groups());
     const std::size_t capacity = arena_capacity(deck_.memory, 1);
-    memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity);
+    memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity, this_device().kind,
+                          !deck_.parallel.deterministic);
     arena_ = Arena::reserve(capacity);
     runner_ = std::make_unique<MicroBatchRunner>(*task_, *source_, graphs_, memory_, batch_sizes_);
   }
