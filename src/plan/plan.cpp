@@ -182,8 +182,8 @@ std::size_t staging_bytes(const PlannedTraining& training) {
 std::vector<StepMemory> recomputation(const Deck& deck, PlannedTraining& training, int ranks,
                                       std::size_t capacity, DeviceKind device) {
   TrainingTask& task = *training.task;
-  std::vector<StepMemory> memory =
-      plan_memory(task, training.buckets(), training.batch_sizes, capacity, device);
+  std::vector<StepMemory> memory = plan_memory(task, training.buckets(), training.batch_sizes,
+                                               capacity, device, !deck.parallel.deterministic);
   if (task.lockstep_ranks(ranks) == 1) return memory;
   WEFT_CHECK(deck.train.micro_batches % ranks == 0, Exit::usage,
              fmt::format("set train.micro_batches to a multiple of {}", ranks),

@@ -39,6 +39,8 @@ struct TrainingWork {
   // What the work depends on besides the bucket (train/step_work.h), the weight too unless it is
   // read from memory; empty: never recorded.
   std::string key;
+  // Bytes of activations that the tape of a part may keep beyond what it must (Tape::allow).
+  std::size_t kept = 0;
 };
 
 class TrainingTask {
@@ -133,8 +135,9 @@ class TrainingTask {
 using TaskFactory = std::function<std::unique_ptr<TrainingTask>(const Deck& deck)>;
 
 // Forward and backward of all parts. `on_loss` gets each part's losses; `counting`: uses of
-// parameters are counted in the last part.
-void run_parts(const TrainingWork& work, ParameterTable& params, bool counting,
-               const std::function<void(const TrainingLoss&)>& on_loss);
+// parameters are counted in the last part. Returns how much of work.kept was used, by the part that
+// used most.
+std::size_t run_parts(const TrainingWork& work, ParameterTable& params, bool counting,
+                      const std::function<void(const TrainingLoss&)>& on_loss);
 
 }  // namespace weft

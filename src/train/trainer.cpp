@@ -254,13 +254,16 @@ void Trainer::warn_of_other_data(const Checkpoint& checkpoint) const {
 void Trainer::plan_step() {
   // The least of all ranks: recomputation, and so placements, must be the same everywhere.
   const std::size_t capacity = least(arena_capacity(deck_.memory, device_.host_ranks), world_);
-  memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity);
+  memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity, this_device().kind,
+                        !deck_.parallel.deterministic);
   for (const auto& plan : also_) also_bytes_ = std::max(also_bytes_, plan(capacity));
   // Placements follow the costs, and the costs follow recomputation, which may differ between ranks
   // that share clips unevenly: all take the largest.
   for (StepMemory& m : memory_) {
     const double mine = m.recompute;
     MPI_Allreduce(&mine, &m.recompute, 1, MPI_DOUBLE, MPI_MAX, world_);
+    // What is recomputed keeps nothing.
+    if (m.recompute > mine) m.kept = 0;
   }
   if (groups_.meeting == Meeting::lockstep)
     recompute_alike(*task_, source_->buckets(), batch_sizes_, memory_);

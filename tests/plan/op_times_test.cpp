@@ -103,13 +103,14 @@ TEST_F(OpTimesTest, Attention) {
       const std::int64_t length = axis == ops::Axis::space ? 5 : 3;
       const double product = 2.0 * 2 * 15 * static_cast<double>(length) * 8;
       Tensor lse = tensor({30 / length, 2, length});
-      expect_flops(rates_, 2 * product, forward,
-                   [&] { ops::self_attention_forward(qkv, none, none, none, axis, out, lse); });
+      expect_flops(rates_, 2 * product, forward, [&] {
+        ops::self_attention_forward(qkv, none, none, none, axis, out, lse, none_);
+      });
       expect_flops(
           rates_, 5 * product, backward,
           [&] {
             ops::self_attention_backward(qkv, none, none, none, axis, out, lse, out, qkv, none_,
-                                         none_);
+                                         none_, none);
           },
           0.8);
     }
