@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "ops/attention.h"
+#include "ops/fp8.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/pointwise.h"
@@ -97,10 +98,13 @@ void add_grad(Parameter& w, const Tensor& dy, const Tensor& x) {
 // The products of a layer's own weight: y = x w^T + bias (+ residual), dx (+)= dy w.
 
 void weight_product(const Linear& l, const Tensor& x, const Tensor& residual, Tensor& y) {
-  ops::linear_forward(x, weight_for(l, x.dtype()), bias_for(l, x.dtype()), residual, y);
+  const Tensor &w = weight_for(l, x.dtype()), &bias = bias_for(l, x.dtype());
+  if (l.fp8) return ops::fp8_linear_forward(x, w, bias, residual, y);
+  ops::linear_forward(x, w, bias, residual, y);
 }
 
 void input_gradient(const Linear& l, const Tensor& dy, Tensor& dx, bool accumulate) {
+  if (l.fp8) return ops::fp8_linear_backward_input(dy, weight_for(l, dy.dtype()), dx, accumulate);
   ops::linear_backward_input(dy, weight_for(l, dy.dtype()), dx, accumulate);
 }
 
@@ -177,11 +181,11 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
   // Without a backward nothing reads z again: the activation overwrites it.
   Tensor h = c.tape.recording() ? Tensor::empty(z.shape(), dtype) : z;
   Tensor u1;
-  if (fc1.adapted()) {
+  if (fc1.plain()) {
+    ops::linear_gelu_forward(x->value, weight_for(fc1, dtype), bias_for(fc1, dtype), z, h);
+  } else {
     u1 = linear_product(fc1, x->value, Tensor(), z);
     ops::gelu_forward(z, h);
-  } else {
-    ops::linear_gelu_forward(x->value, weight_for(fc1, dtype), bias_for(fc1, dtype), z, h);
   }
   Tensor y = Tensor::empty(with_last(x->value.shape(), fc2.weight->shape[0]), dtype);
   const Tensor u2 = linear_product(fc2, h, Tensor(), y);
@@ -193,12 +197,12 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
     Tensor dz = Tensor::empty(z.shape(), z.dtype());
     const Tensor du2 = lora_backward(fc2, dy, u2);
     Tensor again = h.defined() ? Tensor() : z;  // z becomes gelu(z) where that was not kept
-    if (fc2.adapted()) {
+    if (fc2.plain()) {
+      ops::linear_gelu_backward_input(dy, weight_for(fc2, dy.dtype()), z, dz, again);
+    } else {
       input_gradient(fc2, dy, dz, false);
       lora_input(fc2, du2, dz);
       ops::gelu_backward(z, dz, dz, again);
-    } else {
-      ops::linear_gelu_backward_input(dy, weight_for(fc2, dy.dtype()), z, dz, again);
     }
     if (again.defined()) h = again;
     if (fc2.adapted()) add_grad(*fc2.lora_a, du2, h);

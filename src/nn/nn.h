@@ -115,8 +115,13 @@ struct Linear {
   Parameter* lora_a = nullptr;  // [rank, in]
   Parameter* lora_b = nullptr;  // [out, rank]
   float lora_scale = 0;
+  // Its product, and that for the gradient of its input, take operands in e4m3 (ops/fp8.h). The
+  // gradient of its weight, and what LoRA adds, do not. Activations are bf16 then.
+  bool fp8 = false;
 
   bool adapted() const { return lora_a != nullptr; }
+  // Whether its product is one that GELU can be fused to.
+  bool plain() const { return !adapted() && !fp8; }
 };
 
 // What every nn function needs besides its operands.

@@ -66,9 +66,13 @@ PlannedTraining::PlannedTraining(const Deck& deck, bool here)
       sharding_of(deck.parallel, task->params(), task->blocks_named(), 0, any_ranks));
 }
 
-Rates rates_of(const PlanRequest& request, bool f32) {
-  if (!request.rates.empty()) return read_rates(request.rates);
-  return request.gpu.empty() ? h200_targets() : rates_of(find_gpu(request.gpu), f32);
+Rates rates_of(const PlanRequest& request, bool f32, const std::string& dtype) {
+  Rates rates = !request.rates.empty() ? read_rates(request.rates)
+                : request.gpu.empty()  ? h200_targets()
+                                       : rates_of(find_gpu(request.gpu), f32);
+  if (dtype == "fp8" && rates.fp8_products == 0)
+    rates.origin += "; products in fp8 count at the rate of bf16, because none was measured";
+  return rates;
 }
 
 Machine machine_of(const PlanRequest& request) {
@@ -641,7 +645,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   for (std::size_t i = 0; i < buckets.size(); ++i)
     clips.push_back(samples_in_batch(buckets[i], training.batch_sizes[i]));
   std::vector<MicroBatchCost> costs;
-  const Rates rates = rates_of(request, !task.bf16());
+  const Rates rates = rates_of(request, !task.bf16(), deck.model.dtype);
   if (local) {
     task.params().initialise(1);
     costs = measured_costs(training, clips, memory, deck.train.steps, world);

@@ -168,8 +168,8 @@ class SamplesPlan {
 void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
                   nlohmann::ordered_json& j);
 // The rates of the request, or the targets. `f32`: of a model in f32; files and targets know one
-// format.
-Rates rates_of(const PlanRequest& request, bool f32 = false);
+// format. `dtype`: model.dtype, of which "fp8" has a note on rates that nobody has measured.
+Rates rates_of(const PlanRequest& request, bool f32 = false, const std::string& dtype = {});
 // The machine that the request describes.
 Machine machine_of(const PlanRequest& request);
 
