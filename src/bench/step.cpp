@@ -107,7 +107,8 @@ class RepeatedStep {
         deck_.train.ema_decay);
     report_ = std::make_unique<StepReport>(*comm_, params().groups());
     const std::size_t capacity = arena_capacity(deck_.memory, 1);
-    memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity);
+    memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity, this_device().kind,
+                          !deck_.parallel.deterministic);
     arena_ = Arena::reserve(capacity);
     runner_ = std::make_unique<MicroBatchRunner>(*task_, *source_, graphs_, memory_, batch_sizes_);
   }
