@@ -30,7 +30,8 @@ struct Tiles {
     return {each, late ? each - 1 : each, heads, each * heads};
   }
   unsigned blocks() const { return static_cast<unsigned>(std::min(total, multiprocessors())); }
-  static int multiprocessors() { return cuda_properties().multiProcessorCount; }
+  // Those that NCCL does not take for itself.
+  static int multiprocessors() { return compute_multiprocessors(); }
 };
 
 struct RowTile {

@@ -21,6 +21,7 @@ namespace {
 
 void check(cublasStatus_t status, const char* call, int line) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw_if_gpu_failed(call, __FILE__, line);
   throw Error(Exit::hardware, std::string(call) + " failed: " + cublasLtGetStatusString(status),
               "see `weft doctor`; a library older than the build's, or a sick GPU, shows there",
               __FILE__, line);
@@ -178,8 +179,11 @@ Plan make_plan(const Key& key, const Operands& x, const void* vector) {
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(library().handle, plan.operation, plan.a, plan.b, plan.d,
                                      plan.d, wanted, proposals, results, &found);
+  if (status != CUBLAS_STATUS_SUCCESS) {  // "not supported" has several codes
+    throw_if_gpu_failed("cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__);
+    found = 0;
+  }
   LT_CHECK(cublasLtMatmulPreferenceDestroy(wanted));
-  if (status != CUBLAS_STATUS_SUCCESS) found = 0;  // "not supported" has several codes
   for (int i = 0; i < found; ++i)
     if (results[i].state == CUBLAS_STATUS_SUCCESS)
       plan.algorithms[plan.options++] = results[i].algo;
@@ -188,9 +192,12 @@ Plan make_plan(const Key& key, const Operands& x, const void* vector) {
 
 cublasStatus_t run(const Plan& plan, int algorithm, const Product& p, const Operands& x) {
   const float one = 1.0f, beta = p.add ? 1.0f : 0.0f;
-  return cublasLtMatmul(library().handle, plan.operation, &one, x.b, plan.a, x.a, plan.b, &beta,
-                        p.add ? x.c : x.d, plan.d, x.d, plan.d, &plan.algorithms[algorithm],
-                        library().workspace, workspace_bytes, cuda_stream(Stream::compute));
+  const cublasStatus_t status =
+      cublasLtMatmul(library().handle, plan.operation, &one, x.b, plan.a, x.a, plan.b, &beta,
+                     p.add ? x.c : x.d, plan.d, x.d, plan.d, &plan.algorithms[algorithm],
+                     library().workspace, workspace_bytes, cuda_stream(Stream::compute));
+  if (status != CUBLAS_STATUS_SUCCESS) throw_if_gpu_failed("cublasLtMatmul", __FILE__, __LINE__);
+  return status;
 }
 
 // The algorithm to take, measured on the real operands where the table asks for it. Measuring

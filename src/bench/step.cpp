@@ -93,8 +93,7 @@ class RepeatedStep {
     task_->join_ranks(MPI_COMM_SELF);
     task_->open(source_->buckets());
     load_clips();
-    params().allocate(static_cast<std::int64_t>(deck_.parallel.bucket_mib * (1 << 20) / 4),
-                      task_->bf16(), true);
+    params().allocate(bucket_elements(deck_.parallel, 1), task_->bf16(), true);
     flops_ =
         dry_run_cost(*task_, bucket(), clips(), 0, this_device().kind, h200_targets(), 1).flops;
     task_->start_weights();

@@ -299,8 +299,10 @@ void parallel_rows(Rows& r, ParallelDeck& d) {
            "every rank.");
   r.number("sp", d.sp, 1, 1024,
            "Ranks that share the tokens of a clip (sequence parallelism); divides the ranks.");
-  r.number("bucket_mib", d.bucket_mib, 0.001, 65536,
-           "Gradients sent together, in MiB: larger is fewer messages, smaller overlaps more.");
+  r.number(
+      "bucket_mib", d.bucket_mib, 0, 65536,
+      "Gradients sent together, in MiB: larger is fewer messages, smaller overlaps more. 0 goes "
+      "by the number of ranks: 25 up to 32 ranks, then 25/32 MiB a rank, at most 200.");
   r.text("wire", d.wire, "Number format of gradients on the wire; sums are always made in f32.",
          {"f32", "bf16"});
   r.flag("overlap", d.overlap,

@@ -119,7 +119,7 @@ struct TrainDeck {
 struct ParallelDeck {
   std::int64_t zero = 1;
   std::int64_t sp = 1;
-  double bucket_mib = 25;
+  double bucket_mib = 0;
   std::string wire = "f32";
   bool overlap = true;
   bool deterministic = false;

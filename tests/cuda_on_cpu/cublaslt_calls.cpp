@@ -144,7 +144,8 @@ const char* cublasLtGetStatusString(cublasStatus_t s) { return status_of(s).text
 std::size_t cublasLtGetVersion() { return 130000; }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* h) {
-  emulation::touch_device();
+  const emulation::Device device;
+  if (emulation::call_fails(__func__)) return CUBLAS_STATUS_NOT_INITIALIZED;
   *h = new cublasLtContext;
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -286,6 +287,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               int* found) {
   *found = 0;
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (emulation::call_fails(__func__)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
   const Product p = product_of(*desc, a, b, c, d);
   if (const cublasStatus_t s = check(p, desc->compute, desc->scale); s != CUBLAS_STATUS_SUCCESS)
@@ -319,6 +321,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               void* workspace, std::size_t workspace_bytes, cudaStream_t stream) {
   const emulation::Device device;
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (emulation::call_fails(__func__)) return CUBLAS_STATUS_EXECUTION_FAILED;
   Product p = product_of(*desc, a_layout, b_layout, c_layout, d_layout);
   if (const cublasStatus_t s = check(p, desc->compute, desc->scale); s != CUBLAS_STATUS_SUCCESS)
     return s;
