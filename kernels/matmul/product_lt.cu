@@ -21,6 +21,7 @@ namespace {
 
 void check(cublasStatus_t status, const char* call, int line) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw_if_gpu_failed(call, __FILE__, line);
   throw Error(Exit::hardware, std::string(call) + " failed: " + cublasLtGetStatusString(status),
               "see `weft doctor`; a library older than the build's, or a sick GPU, shows there",
               __FILE__, line);
@@ -53,6 +54,9 @@ Scratch& scratch_of(Stream stream) {
 }
 
 cudaDataType_t type_of(DType t) { return t == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t type_of_operands(const Product& p) {
+  return p.e4m3 ? CUDA_R_8F_E4M3 : type_of(p.in);
+}
 
 cublasLtEpilogue_t epilogue_of(Epilogue e) {
   switch (e) {
@@ -124,10 +128,10 @@ void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttribut
 
 // Describes a stored row-major matrix to the library, for which it is the transpose. `row`:
 // elements from row to row, or 0.
-cublasLtMatrixLayout_t layout(DType type, std::int64_t rows, std::int64_t columns,
+cublasLtMatrixLayout_t layout(cudaDataType_t type, std::int64_t rows, std::int64_t columns,
                               std::int64_t row) {
   cublasLtMatrixLayout_t l = nullptr;
-  LT_CHECK(cublasLtMatrixLayoutCreate(&l, type_of(type), static_cast<std::uint64_t>(columns),
+  LT_CHECK(cublasLtMatrixLayoutCreate(&l, type, static_cast<std::uint64_t>(columns),
                                       static_cast<std::uint64_t>(rows), row > 0 ? row : columns));
   return l;
 }
@@ -137,9 +141,15 @@ void point(const Plan& plan, const void* vector, const void* aux) {
   if (vector != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector);
   if (aux != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
 }
+// A and B change places: the library computes the transpose.
+void point_at_scales(const Plan& plan, const Operands& x) {
+  set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(x.b_scale));
+  set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(x.a_scale));
+}
 
-Plan make_plan(const Key& key, const void* vector, const void* aux) {
+Plan make_plan(const Key& key, const Operands& x, const void* vector) {
   const Product& p = key.product;
+  const void* const aux = x.aux;
   Plan plan;
   LT_CHECK(cublasLtMatmulDescCreate(
       &plan.operation, key.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -147,12 +157,14 @@ Plan make_plan(const Key& key, const void* vector, const void* aux) {
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, p.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p.epilogue));
   point(plan, vector, aux);
+  if (p.e4m3) point_at_scales(plan, x);
   if (aux != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.columns);
-  plan.a = p.b_transposed ? layout(p.in, p.columns, p.inner, p.b_row)
-                          : layout(p.in, p.inner, p.columns, p.b_row);
-  plan.b = p.a_transposed ? layout(p.in, p.inner, p.rows, p.a_row)
-                          : layout(p.in, p.rows, p.inner, p.a_row);
-  plan.d = layout(p.out, p.rows, p.columns, p.d_row);
+  const cudaDataType_t in = type_of_operands(p);
+  plan.a = p.b_transposed ? layout(in, p.columns, p.inner, p.b_row)
+                          : layout(in, p.inner, p.columns, p.b_row);
+  plan.b =
+      p.a_transposed ? layout(in, p.inner, p.rows, p.a_row) : layout(in, p.rows, p.inner, p.a_row);
+  plan.d = layout(type_of(p.out), p.rows, p.columns, p.d_row);
 
   cublasLtMatmulPreference_t wanted = nullptr;
   LT_CHECK(cublasLtMatmulPreferenceCreate(&wanted));
@@ -172,8 +184,11 @@ Plan make_plan(const Key& key, const void* vector, const void* aux) {
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(library(), plan.operation, plan.a, plan.b, plan.d, plan.d,
                                      wanted, proposals, results, &found);
+  if (status != CUBLAS_STATUS_SUCCESS) {  // "not supported" has several codes
+    throw_if_gpu_failed("cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__);
+    found = 0;
+  }
   LT_CHECK(cublasLtMatmulPreferenceDestroy(wanted));
-  if (status != CUBLAS_STATUS_SUCCESS) found = 0;  // "not supported" has several codes
   for (int i = 0; i < found; ++i)
     if (results[i].state == CUBLAS_STATUS_SUCCESS)
       plan.algorithms[plan.options++] = results[i].algo;
@@ -182,9 +197,12 @@ Plan make_plan(const Key& key, const void* vector, const void* aux) {
 
 cublasStatus_t run(const Plan& plan, int algorithm, const Product& p, const Operands& x) {
   const float one = 1.0f, beta = p.add ? 1.0f : 0.0f;
-  return cublasLtMatmul(library(), plan.operation, &one, x.b, plan.a, x.a, plan.b, &beta,
-                        p.add ? x.c : x.d, plan.d, x.d, plan.d, &plan.algorithms[algorithm],
-                        scratch_of(x.stream).workspace, workspace_bytes, cuda_stream(x.stream));
+  const cublasStatus_t status =
+      cublasLtMatmul(library(), plan.operation, &one, x.b, plan.a, x.a, plan.b, &beta,
+                     p.add ? x.c : x.d, plan.d, x.d, plan.d, &plan.algorithms[algorithm],
+                     scratch_of(x.stream).workspace, workspace_bytes, cuda_stream(x.stream));
+  if (status != CUBLAS_STATUS_SUCCESS) throw_if_gpu_failed("cublasLtMatmul", __FILE__, __LINE__);
+  return status;
 }
 
 // The algorithm to take, measured on the real operands where the table asks for it, on the compute
@@ -221,7 +239,7 @@ std::string describe(const Product& p) {
       "", " bias", " gelu", " gelu and z", " gelu slope", " gelu slope and sums", " bias gradient"};
   return std::to_string(p.rows) + "x" + std::to_string(p.columns) + "x" + std::to_string(p.inner) +
          (p.a_transposed ? " T" : " N") + (p.b_transposed ? "T " : "N ") +
-         std::string(name_of(p.in)) + "->" + std::string(name_of(p.out)) +
+         std::string(p.e4m3 ? "e4m3" : name_of(p.in)) + "->" + std::string(name_of(p.out)) +
          epilogues[static_cast<int>(p.epilogue)] + (p.add ? " added" : "") +
          (p.a_row + p.b_row + p.d_row > 0
               ? " rows " + std::to_string(p.a_row) + "," + std::to_string(p.b_row) + "," +
@@ -248,9 +266,10 @@ bool product_lt(const Product& p, const Operands& x) {
                 p.in == DType::f32 && tf32_allowed()};
   static std::map<Key, Plan> plans;
   auto it = plans.find(key);
-  if (it == plans.end()) it = plans.emplace(key, make_plan(key, vector, x.aux)).first;
+  if (it == plans.end()) it = plans.emplace(key, make_plan(key, x, vector)).first;
   Plan& plan = it->second;
   if (plan.options == 0) return false;
+  if (p.e4m3) point_at_scales(plan, x);
   if (rounds) round_vector(static_cast<const float*>(x.vector), rounded, p.columns, x.stream);
   const bool known = plan.chosen >= 0 && plan.generation == table_generation();
   // Pointers from the last call may dangle: the bias may belong to another training of this

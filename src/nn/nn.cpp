@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "ops/attention.h"
+#include "ops/fp8.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/pointwise.h"
@@ -97,10 +98,13 @@ void add_grad(Parameter& w, const Tensor& dy, const Tensor& x) {
 // The products of a layer's own weight: y = x w^T + bias (+ residual), dx (+)= dy w.
 
 void weight_product(const Linear& l, const Tensor& x, const Tensor& residual, Tensor& y) {
-  ops::linear_forward(x, weight_for(l, x.dtype()), bias_for(l, x.dtype()), residual, y);
+  const Tensor &w = weight_for(l, x.dtype()), &bias = bias_for(l, x.dtype());
+  if (l.fp8) return ops::fp8_linear_forward(x, w, bias, residual, y);
+  ops::linear_forward(x, w, bias, residual, y);
 }
 
 void input_gradient(const Linear& l, const Tensor& dy, Tensor& dx, bool accumulate) {
+  if (l.fp8) return ops::fp8_linear_backward_input(dy, weight_for(l, dy.dtype()), dx, accumulate);
   ops::linear_backward_input(dy, weight_for(l, dy.dtype()), dx, accumulate);
 }
 
@@ -145,12 +149,13 @@ void linear_gradients(const Linear& l, const Var& x, const Tensor& u, const Tens
   if (l.adapted()) add_grad(*l.lora_a, du, x->value);
   if (!x->needs_grad) return add_weight_grad(l, dy, x->value, bias);
   const auto [dx, accumulate] = grad_target(x);
-  if (l.weight->trainable) {
+  if (l.plain() && l.weight->trainable) {
     Tensor none;
     ops::linear_backward(dy, x->value, weight_for(l, dy.dtype()), l.weight->grad,
                          bias ? l.bias->grad : none, l.weight->grad_written, dx, accumulate);
     l.weight->grad_written = l.bias->grad_written = true;
   } else {
+    add_weight_grad(l, dy, x->value, bias);
     input_gradient(l, dy, dx, accumulate);
   }
   lora_input(l, du, dx);
@@ -189,11 +194,11 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
   // Without a backward nothing reads z again: the activation overwrites it.
   Tensor h = c.tape.recording() ? Tensor::empty(z.shape(), dtype) : z;
   Tensor u1;
-  if (fc1.adapted()) {
+  if (fc1.plain()) {
+    ops::linear_gelu_forward(x->value, weight_for(fc1, dtype), bias_for(fc1, dtype), z, h);
+  } else {
     u1 = linear_product(fc1, x->value, Tensor(), z);
     ops::gelu_forward(z, h);
-  } else {
-    ops::linear_gelu_forward(x->value, weight_for(fc1, dtype), bias_for(fc1, dtype), z, h);
   }
   Tensor y = Tensor::empty(with_last(x->value.shape(), fc2.weight->shape[0]), dtype);
   const Tensor u2 = linear_product(fc2, h, Tensor(), y);
@@ -208,11 +213,11 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
     const bool kept = h.defined();
     if (!kept) h = z;  // overwritten with gelu(z)
     bool summed = false;
-    if (fc2.adapted()) {
+    if (!fc2.plain()) {
       input_gradient(fc2, dy, dz, false);
       lora_input(fc2, du2, dz);
       ops::gelu_backward(z, dz, dz, kept ? none : h);
-      add_grad(*fc2.lora_a, du2, h);
+      if (fc2.adapted()) add_grad(*fc2.lora_a, du2, h);
       add_weight_grad(fc2, dy, h);
     } else {
       const Tensor& w = weight_for(fc2, dy.dtype());
@@ -369,17 +374,24 @@ Var self_attention(Context c, const Var& qkv, Parameter* q_norm, Parameter* k_no
   const std::int64_t length = axis == ops::Axis::space ? s[2] : s[1];
   Tensor lse = Tensor::empty({s[0] * s[1] * s[2] / length, s[4], length}, DType::f32);
   const Tensor wq = q_norm ? q_norm->value : Tensor(), wk = k_norm ? k_norm->value : Tensor();
-  ops::self_attention_forward(qkv->value, wq, wk, rope, axis, out, lse);
+  Tensor qk;
+  if (const Shape shape = ops::qk_shape(s);
+      c.tape.recording() && ops::keeps_qk(wq, rope, axis) &&
+      c.tape.keep(static_cast<std::size_t>(shape.numel()) * size_of(dtype)))
+    qk = Tensor::empty(shape, dtype);
+  ops::self_attention_forward(qkv->value, wq, wk, rope, axis, out, lse, qk);
   const Var result = make_var(out);
   if (c.tape.recording())
-    c.tape.record([qkv, wq, wk, q_norm, k_norm, rope, axis, result, lse, &table = c.parameters] {
+    c.tape.record([qkv, wq, wk, q_norm, k_norm, rope, axis, result, lse, qk,
+                   &table = c.parameters]() mutable {
       const Tensor dout = std::move(result->grad);
       Tensor dqkv = Tensor::empty(qkv->value.shape(), qkv->value.dtype());
       Tensor none_q, none_k;
       const bool learn = q_norm && q_norm->trainable;
       ops::self_attention_backward(qkv->value, wq, wk, rope, axis, result->value, lse, dout, dqkv,
                                    learn ? q_norm->grad_to_add() : none_q,
-                                   learn ? k_norm->grad_to_add() : none_k);
+                                   learn ? k_norm->grad_to_add() : none_k, qk);
+      qk.release();
       give_grad(qkv, dqkv);
       note_done(table, {q_norm, k_norm});
     });

@@ -115,8 +115,13 @@ struct Linear {
   Parameter* lora_a = nullptr;  // [rank, in]
   Parameter* lora_b = nullptr;  // [out, rank]
   float lora_scale = 0;
+  // Its product, and that for the gradient of its input, take operands in e4m3 (ops/fp8.h). The
+  // gradient of its weight, and what LoRA adds, do not. Activations are bf16 then.
+  bool fp8 = false;
 
   bool adapted() const { return lora_a != nullptr; }
+  // Whether its product is one that GELU can be fused to.
+  bool plain() const { return !adapted() && !fp8; }
 };
 
 // What every nn function needs besides its operands.
@@ -161,7 +166,8 @@ Var rms_rope(Context c, const Var& x, Parameter& w, const Tensor& rope, int head
 Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Tensor& rows, int gate,
                   const Tensor& keep);
 
-// qkv [B,T,S,3,H,D] -> [B,T,S,H*D]; q_norm/k_norm may be null; rope as in ops/attention.h.
+// qkv [B,T,S,3,H,D] -> [B,T,S,H*D]; q_norm/k_norm may be null; rope as in ops/attention.h. Keeps q
+// and k after norm and rotation where the tape allows it (Tape::keep) and the backward wants them.
 Var self_attention(Context c, const Var& qkv, Parameter* q_norm, Parameter* k_norm,
                    const Tensor& rope, ops::Axis axis);
 
