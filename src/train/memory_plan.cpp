@@ -59,12 +59,12 @@ std::string keys_that_fit(std::span<const Bucket> buckets, std::span<const std::
       list);
 }
 
-struct DryRun {
+struct PlannedRun {
   MemoryNeed need;
   std::size_t kept = 0;  // optional activations, at most the budget
 };
-DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size, double recompute,
-               DeviceKind device, std::size_t capacity, std::size_t budget) {
+PlannedRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size,
+                   double recompute, DeviceKind device, std::size_t capacity, std::size_t budget) {
   const auto arena = Arena::planning(device, capacity);
   const ArenaScope scope(*arena);
   LoadedBatch clips;
@@ -82,7 +82,8 @@ StepMemory with_kept(TrainingTask& task, const Bucket& bucket, std::int64_t batc
                      DeviceKind device, std::size_t usable, const StepMemory& plain) {
   StepMemory best = plain;
   const auto fits = [&](std::size_t budget) {
-    const DryRun run = dry_run(task, bucket, batch_size, plain.recompute, device, usable, budget);
+    const PlannedRun run =
+        dry_run(task, bucket, batch_size, plain.recompute, device, usable, budget);
     if (!run.need.fits || run.need.bytes > usable) return false;
     best = {plain.recompute, run.need.bytes, run.kept};
     return true;
