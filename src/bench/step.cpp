@@ -90,7 +90,7 @@ class RepeatedStep {
         task_(inputs.empty() ? make_task(deck_) : make_given_task(deck_, inputs)),
         optimizers_(task_->optimizers()),
         graphs_(on_cuda() && deck_.device.graphs && graphs) {
-    task_->join_ranks(MPI_COMM_SELF);
+    task_->join_ranks(MPI_COMM_SELF, comm_.get());
     task_->open(source_->buckets());
     load_clips();
     params().allocate(bucket_elements(deck_.parallel, 1), task_->bf16(), true);

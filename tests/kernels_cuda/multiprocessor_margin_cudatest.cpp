@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "attention/flash_sm90_order.cuh"
 #include "ops/attention.h"
 #include "tensor/device.h"
 #include "tensor/device_cuda.h"
@@ -72,6 +73,17 @@ TEST(MultiprocessorMargin, AttentionHasTheSameBits) {
   const auto whole = results(0);
   EXPECT_EQ(results(16), whole);
   EXPECT_EQ(results(cuda_properties().multiProcessorCount), whole);
+}
+
+// What decides the order of sums does not go by it.
+TEST(MultiprocessorMargin, LeavesTheSplitsOfPackedKeys) {
+  if (!on_cuda()) use_gpu(0);
+  kernels::FlashShape shape;
+  shape.heads = 1;
+  shape.nq = 1 << 20;
+  const int whole = kernels::backward_splits(shape);
+  const Margin margin(16);
+  EXPECT_EQ(kernels::backward_splits(shape), whole);
 }
 
 }  // namespace

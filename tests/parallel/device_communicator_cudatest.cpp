@@ -15,6 +15,7 @@
 #include "core/parts.h"
 #include "parallel/communicator.h"
 #include "tensor/device.h"
+#include "tensor/device_cuda.h"
 
 namespace weft {
 namespace {
@@ -300,6 +301,24 @@ TEST_P(DeviceCommunicatorTest, ItsMemoryMayOutliveItOrNot) {
   comm->wait(comm->all_reduce_sum(second));
   comm.reset();
   EXPECT_EQ(on_host<float>(second), std::vector<float>(64, 0.0f));
+}
+
+// From an operation's issue to the wait for the last one, as many as NCCL may take.
+TEST_P(DeviceCommunicatorTest, LeavesMultiprocessorsToItsOperations) {
+  const bool leaves = GetParam() != &make_mpi_communicator && size_ > 1;
+  const int all = cuda_properties().multiProcessorCount;
+  const Tensor t = on_device(terms<float>(100, rank_));
+  EXPECT_EQ(compute_multiprocessors(), all);
+  for (const int most : {16, 4}) {
+    if (most == 4) setenv("NCCL_MAX_CTAS", "4", 1);
+    const Ticket first = comm_->all_reduce_sum(t), last = comm_->all_reduce_sum(t);
+    EXPECT_EQ(compute_multiprocessors(), leaves ? all - most : all);
+    comm_->wait(first);
+    EXPECT_EQ(compute_multiprocessors(), leaves ? all - most : all);
+    comm_->wait(last);
+    EXPECT_EQ(compute_multiprocessors(), all);
+  }
+  unsetenv("NCCL_MAX_CTAS");
 }
 
 TEST_P(DeviceCommunicatorTest, ARankThatNeverComesToASplitIsNamed) {
