@@ -29,8 +29,10 @@ struct Tiles {
     const bool late = each > 1 && last <= own - warpgroup_rows;
     return {each, late ? each - 1 : each, heads, each * heads};
   }
-  unsigned blocks() const { return static_cast<unsigned>(std::min(total, multiprocessors())); }
-  static int multiprocessors() { return cuda_properties().multiProcessorCount; }
+  // On the multiprocessors that collectives leave; results do not depend on how many these are.
+  unsigned blocks() const {
+    return static_cast<unsigned>(std::min(total, compute_multiprocessors()));
+  }
 };
 
 struct RowTile {
@@ -121,8 +123,10 @@ __device__ __forceinline__ OwnTile own_tile(const Tiles& tiles, const FlashShape
 
 // How many blocks share the queries of a tile of packed keys: so many that its parts of all heads
 // fill one round of the blocks, each part with 1024 queries at least. (A part costs 16 bytes of
-// traffic an element of k and v, about what 256 queries cost.)
-inline int backward_splits(const FlashShape& shape, int blocks = Tiles::multiprocessors()) {
+// traffic an element of k and v, about what 256 queries cost.) The order of the sums depends on it:
+// it goes by all multiprocessors, whatever collectives take.
+inline int backward_splits(const FlashShape& shape,
+                           int blocks = cuda_properties().multiProcessorCount) {
   return std::max(1, std::min(blocks / shape.heads, shape.nq / 1024));
 }
 

@@ -115,8 +115,13 @@ struct Linear {
   Parameter* lora_a = nullptr;  // [rank, in]
   Parameter* lora_b = nullptr;  // [out, rank]
   float lora_scale = 0;
+  // Its product, and that for the gradient of its input, take operands in e4m3 (ops/fp8.h). The
+  // gradient of its weight, and what LoRA adds, do not. Activations are bf16 then.
+  bool fp8 = false;
 
   bool adapted() const { return lora_a != nullptr; }
+  // Whether its product is one that GELU can be fused to.
+  bool plain() const { return !adapted() && !fp8; }
 };
 
 // What every nn function needs besides its operands.
@@ -226,10 +231,12 @@ inline void note_exchange(const char* collective, std::initializer_list<Tensor> 
     ops::detail::op_watch->met(collective, std::span(sent.begin(), sent.size()));
 }
 
-// dw, dbias of one linear layer.
-inline void add_weight_grad(const Linear& l, const Tensor& dy, const Tensor& x) {
+// dw, dbias of one linear layer. `bias`: false where the bias has its gradient already.
+inline void add_weight_grad(const Linear& l, const Tensor& dy, const Tensor& x, bool bias = true) {
   if (!l.weight->trainable) return;
-  ops::linear_backward_weight(dy, x, l.weight->grad, l.bias->grad, l.weight->grad_written);
+  Tensor none;
+  ops::linear_backward_weight(dy, x, l.weight->grad, bias ? l.bias->grad : none,
+                              l.weight->grad_written);
   l.weight->grad_written = l.bias->grad_written = true;
 }
 

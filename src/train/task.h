@@ -76,9 +76,10 @@ class TrainingTask {
   // ranks). With more than one, each rank takes every ranks-th micro-batch of a step, so that all
   // have equally many.
   virtual int lockstep_ranks(int ranks) const { return 1; }
-  // Collective, before the first micro-batch: makes the communicator of these exchanges.
-  // Exit::usage where `world` cannot be divided as the deck wants it.
-  virtual void join_ranks(MPI_Comm world) {}
+  // Collective, before the first micro-batch: makes the communicator of these exchanges, split off
+  // `whole`, a communicator of the world, if there is one. Exit::usage where `world` cannot be
+  // divided as the deck wants it.
+  virtual void join_ranks(MPI_Comm world, Communicator* whole) {}
   // That communicator, for the trainer's timeouts and checks. Null: none.
   virtual Communicator* inner_ranks() { return nullptr; }
 
