@@ -40,6 +40,7 @@ class Part:
     kernel: str
     passes: float
     tiles: int = 0
+    half: bool = False  # every second pass goes through the loop's other branches too
 
 
 @dataclasses.dataclass
@@ -94,6 +95,17 @@ def attention_by_mma_sync(kind, rows, keys, sequences):
                   2.5 * work, 4 * tensors * (rows + keys))]
 
 
+def self_backward(shape, rows, heads, d, kd, nd, goals):
+    """Of `heads` heads over all sequences: by two kernels with seven products of tiles, and by one with five."""
+    own, passes = blocks(rows, 64) * heads, blocks(rows, 64)
+    work, moved = 10.0 * rows * rows * d * heads, 16.0 * rows * d * heads
+    tile = f"<Sm90BackwardTile<{kd}, {nd}, {{}}, false> >"
+    two = [Part(f"flash_sm90_backward_kernel{tile.format(keys)}", 4 * own * passes) for keys in ("true", "false")]
+    one = [Part(f"flash_sm90_five_kernel<FiveTile<{kd}, {nd}> >", 8 * blocks(rows, 128) * heads * passes, half=nd <= 72)]
+    return [Entry("self backward, seven products", shape, goals[0], two, work, moved),
+            Entry("self backward, five products", shape, goals[1], one, work, moved + 12.0 * rows * d * heads)]
+
+
 def temporal(T, tokens, forward, backward, goal, reasons=("", ""), measured=("", "")):
     tile = (2 if T <= 8 else 1) * T * D * 2  # bytes of one head's frames in one pass of a warp
     return [Entry("temporal forward", f"T {T}", goal, [f"temporal::{forward}"], unit_bytes=4 * tile,
@@ -110,6 +122,9 @@ WGMMA = [
     *attention("cross", 23850, 300, 1, ("80, 72, 3, 112, true", 3, 112), "80, 72", "80, 72", (0.50, 0.50),
                ("16 % (by mma.sync)", "10 % (by mma.sync)")),
     *attention("cross", 23850, 120, 1, ("80, 72, 3, 112, true", 3, 112), "80, 72", "80, 72", (0.50, 0.50)),
+    *self_backward("15x1590, D 72", 1590, 15 * 16, 72, 80, 72, (0.55, 0.75)),
+    *self_backward("9x1590, D 128", 1590, 9 * 16, 128, 128, 128, (0.55, 0.75)),
+    *self_backward("32760, D 128", 32760, 12, 128, 128, 128, (0.55, 0.75)),
 ]
 MMA_SYNC = [
     *attention_by_mma_sync("spatial", 405, 405, 30),
@@ -223,6 +238,11 @@ def tensor_budget(entry, kernels, machine=sass.H100):
         kernel = kernels[part.kernel]
         loop = kernel.main_loop("HGMMA|HMMA")
         counts = sass.count(kernel.code(loop), machine)
+        if part.half:
+            whole = sass.count(kernel.all_code(loop), machine)
+            for mine, theirs in ((counts.quarter, whole.quarter), (counts.whole, whole.whole)):
+                for p in theirs:
+                    mine[p] = (mine[p] + theirs[p]) / 2
         ours = {p: c * part.passes / 4 / machine.multiprocessors for p, c in counts.quarter.items()}
         ours |= {p: c * part.passes / machine.multiprocessors for p, c in counts.whole.items()}
         waves = 1.0
