@@ -120,6 +120,7 @@ const Functions& cudnn() {
 
 void check(cudnnStatus_t status, const std::string& what, int line) {
   if (status == CUDNN_STATUS_SUCCESS) return;
+  throw_if_gpu_failed(("cuDNN: " + what).c_str(), __FILE__, line);
   throw Error(Exit::hardware, "cuDNN: " + what + " failed: " + cudnn().error_string(status),
               "see `weft doctor`; a library older than the build's, or a sick GPU, shows there",
               __FILE__, line);
@@ -171,7 +172,11 @@ class Descriptor {
   void set(cudnnBackendAttributeName_t name, const std::vector<std::int64_t>& values) {
     set(name, CUDNN_TYPE_INT64, values.data(), values.size());
   }
-  bool try_finalize() { return cudnn().finalize(d_) == CUDNN_STATUS_SUCCESS; }
+  bool try_finalize() {
+    if (cudnn().finalize(d_) == CUDNN_STATUS_SUCCESS) return true;
+    throw_if_gpu_failed("cudnnBackendFinalize", __FILE__, __LINE__);
+    return false;
+  }
   void finalize(const char* what) { check(cudnn().finalize(d_), what, __LINE__); }
   // How many there are; up to `count` are written.
   template <class T>

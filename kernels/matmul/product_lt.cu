@@ -21,6 +21,7 @@ namespace {
 
 void check(cublasStatus_t status, const char* call, int line) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw_if_gpu_failed(call, __FILE__, line);
   throw Error(Exit::hardware, std::string(call) + " failed: " + cublasLtGetStatusString(status),
               "see `weft doctor`; a library older than the build's, or a sick GPU, shows there",
               __FILE__, line);
@@ -31,25 +32,31 @@ constexpr std::size_t workspace_bytes = 32u << 20;
 constexpr std::int64_t longest_bias = 1 << 16;
 constexpr int proposals = 8;
 
-// One a process: the compute stream runs one product at a time.
-struct Library {
-  cublasLtHandle_t handle = nullptr;
-  void* workspace = nullptr;
-  bf16* bias = nullptr;  // the rounded bias of the product under way
+cublasLtHandle_t library() {
+  static const cublasLtHandle_t handle = [] {
+    cublasLtHandle_t made = nullptr;
+    LT_CHECK(cublasLtCreate(&made));
+    return made;
+  }();
+  return handle;
+}
 
-  Library() {
-    LT_CHECK(cublasLtCreate(&handle));
-    workspace = device_runtime().allocate(workspace_bytes, false);
-    bias = static_cast<bf16*>(device_runtime().allocate(longest_bias * sizeof(bf16), false));
-  }
+// What the products of a stream share, for it runs one at a time. Made when the first one comes.
+struct Scratch {
+  void* workspace = device_runtime().allocate(workspace_bytes, false);
+  // The rounded bias of the product under way.
+  bf16* bias = static_cast<bf16*>(device_runtime().allocate(longest_bias * sizeof(bf16), false));
 };
 
-Library& library() {
-  static Library one;
-  return one;
+Scratch& scratch_of(Stream stream) {
+  static std::map<Stream, Scratch> all;
+  return all[stream];
 }
 
 cudaDataType_t type_of(DType t) { return t == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t type_of_operands(const Product& p) {
+  return p.e4m3 ? CUDA_R_8F_E4M3 : type_of(p.in);
+}
 
 cublasLtEpilogue_t epilogue_of(Epilogue e) {
   switch (e) {
@@ -63,6 +70,8 @@ cublasLtEpilogue_t epilogue_of(Epilogue e) {
       return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     case Epilogue::gelu_gradient:
       return CUBLASLT_EPILOGUE_DGELU;
+    case Epilogue::gelu_gradient_sums:
+      return CUBLASLT_EPILOGUE_DGELU_BGRAD;
     // A is the library's second operand.
     case Epilogue::bias_gradient:
       return CUBLASLT_EPILOGUE_BGRADB;
@@ -119,10 +128,10 @@ void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttribut
 
 // Describes a stored row-major matrix to the library, for which it is the transpose. `row`:
 // elements from row to row, or 0.
-cublasLtMatrixLayout_t layout(DType type, std::int64_t rows, std::int64_t columns,
+cublasLtMatrixLayout_t layout(cudaDataType_t type, std::int64_t rows, std::int64_t columns,
                               std::int64_t row) {
   cublasLtMatrixLayout_t l = nullptr;
-  LT_CHECK(cublasLtMatrixLayoutCreate(&l, type_of(type), static_cast<std::uint64_t>(columns),
+  LT_CHECK(cublasLtMatrixLayoutCreate(&l, type, static_cast<std::uint64_t>(columns),
                                       static_cast<std::uint64_t>(rows), row > 0 ? row : columns));
   return l;
 }
@@ -132,9 +141,15 @@ void point(const Plan& plan, const void* vector, const void* aux) {
   if (vector != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector);
   if (aux != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
 }
+// A and B change places: the library computes the transpose.
+void point_at_scales(const Plan& plan, const Operands& x) {
+  set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(x.b_scale));
+  set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(x.a_scale));
+}
 
-Plan make_plan(const Key& key, const void* vector, const void* aux) {
+Plan make_plan(const Key& key, const Operands& x, const void* vector) {
   const Product& p = key.product;
+  const void* const aux = x.aux;
   Plan plan;
   LT_CHECK(cublasLtMatmulDescCreate(
       &plan.operation, key.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -142,12 +157,14 @@ Plan make_plan(const Key& key, const void* vector, const void* aux) {
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, p.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p.epilogue));
   point(plan, vector, aux);
+  if (p.e4m3) point_at_scales(plan, x);
   if (aux != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.columns);
-  plan.a = p.b_transposed ? layout(p.in, p.columns, p.inner, p.b_row)
-                          : layout(p.in, p.inner, p.columns, p.b_row);
-  plan.b = p.a_transposed ? layout(p.in, p.inner, p.rows, p.a_row)
-                          : layout(p.in, p.rows, p.inner, p.a_row);
-  plan.d = layout(p.out, p.rows, p.columns, p.d_row);
+  const cudaDataType_t in = type_of_operands(p);
+  plan.a = p.b_transposed ? layout(in, p.columns, p.inner, p.b_row)
+                          : layout(in, p.inner, p.columns, p.b_row);
+  plan.b =
+      p.a_transposed ? layout(in, p.inner, p.rows, p.a_row) : layout(in, p.rows, p.inner, p.a_row);
+  plan.d = layout(type_of(p.out), p.rows, p.columns, p.d_row);
 
   cublasLtMatmulPreference_t wanted = nullptr;
   LT_CHECK(cublasLtMatmulPreferenceCreate(&wanted));
@@ -165,10 +182,13 @@ Plan make_plan(const Key& key, const void* vector, const void* aux) {
   cublasLtMatmulHeuristicResult_t results[proposals]{};
   int found = 0;
   const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(library().handle, plan.operation, plan.a, plan.b, plan.d,
-                                     plan.d, wanted, proposals, results, &found);
+      cublasLtMatmulAlgoGetHeuristic(library(), plan.operation, plan.a, plan.b, plan.d, plan.d,
+                                     wanted, proposals, results, &found);
+  if (status != CUBLAS_STATUS_SUCCESS) {  // "not supported" has several codes
+    throw_if_gpu_failed("cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__);
+    found = 0;
+  }
   LT_CHECK(cublasLtMatmulPreferenceDestroy(wanted));
-  if (status != CUBLAS_STATUS_SUCCESS) found = 0;  // "not supported" has several codes
   for (int i = 0; i < found; ++i)
     if (results[i].state == CUBLAS_STATUS_SUCCESS)
       plan.algorithms[plan.options++] = results[i].algo;
@@ -177,13 +197,16 @@ Plan make_plan(const Key& key, const void* vector, const void* aux) {
 
 cublasStatus_t run(const Plan& plan, int algorithm, const Product& p, const Operands& x) {
   const float one = 1.0f, beta = p.add ? 1.0f : 0.0f;
-  return cublasLtMatmul(library().handle, plan.operation, &one, x.b, plan.a, x.a, plan.b, &beta,
-                        p.add ? x.c : x.d, plan.d, x.d, plan.d, &plan.algorithms[algorithm],
-                        library().workspace, workspace_bytes, cuda_stream(Stream::compute));
+  const cublasStatus_t status =
+      cublasLtMatmul(library(), plan.operation, &one, x.b, plan.a, x.a, plan.b, &beta,
+                     p.add ? x.c : x.d, plan.d, x.d, plan.d, &plan.algorithms[algorithm],
+                     scratch_of(x.stream).workspace, workspace_bytes, cuda_stream(x.stream));
+  if (status != CUBLAS_STATUS_SUCCESS) throw_if_gpu_failed("cublasLtMatmul", __FILE__, __LINE__);
+  return status;
 }
 
-// The algorithm to take, measured on the real operands where the table asks for it. Measuring
-// changes no operand: C is read in place, and D, aux and a bias gradient go elsewhere.
+// The algorithm to take, measured on the real operands where the table asks for it, on the compute
+// stream. Measuring changes no operand: C is read in place, and D, aux and sums go elsewhere.
 int choose_algorithm(const Plan& plan, const Key& key, const Operands& x) {
   const Product& p = key.product;
   if (plan.options < 2 || !is_measured(p.rows * p.columns * p.inner)) return 0;
@@ -191,15 +214,16 @@ int choose_algorithm(const Plan& plan, const Key& key, const Operands& x) {
   if (!must_measure(name)) return choose(name, plan.options, [](int) { return false; });
   const std::size_t bytes =
       static_cast<std::size_t>(p.rows * std::max(p.columns, p.d_row)) * size_of(p.out);
-  const bool writes_aux = p.epilogue == Epilogue::gelu_bias_aux;
-  const bool writes_vector = p.epilogue == Epilogue::bias_gradient;
-  const std::size_t aux_bytes = writes_aux ? bytes : 0;
-  const std::size_t vector_bytes =
-      writes_vector ? static_cast<std::size_t>(p.rows) * sizeof(float) : 0;
+  const std::size_t aux_bytes = p.epilogue == Epilogue::gelu_bias_aux ? bytes : 0;
+  const std::int64_t sums = p.epilogue == Epilogue::bias_gradient        ? p.rows
+                            : p.epilogue == Epilogue::gelu_gradient_sums ? p.columns
+                                                                         : 0;
+  const std::size_t vector_bytes = static_cast<std::size_t>(sums) * sizeof(float);
   if (!Spoil::fits(bytes + aux_bytes + vector_bytes)) return 0;
   const Spoil d(bytes), aux(aux_bytes), vector(vector_bytes);
   Operands y = x;
   y.d = d.get();
+  y.stream = Stream::compute;
   point(plan, vector.get(), aux.get());
   const int best = choose(name, plan.options, [&](int option) {
     return run(plan, option, p, y) == CUBLAS_STATUS_SUCCESS;
@@ -212,10 +236,10 @@ int choose_algorithm(const Plan& plan, const Key& key, const Operands& x) {
 
 std::string describe(const Product& p) {
   constexpr const char* epilogues[] = {
-      "", " bias", " gelu", " gelu and z", " gelu slope", " bias gradient"};
+      "", " bias", " gelu", " gelu and z", " gelu slope", " gelu slope and sums", " bias gradient"};
   return std::to_string(p.rows) + "x" + std::to_string(p.columns) + "x" + std::to_string(p.inner) +
          (p.a_transposed ? " T" : " N") + (p.b_transposed ? "T " : "N ") +
-         std::string(name_of(p.in)) + "->" + std::string(name_of(p.out)) +
+         std::string(p.e4m3 ? "e4m3" : name_of(p.in)) + "->" + std::string(name_of(p.out)) +
          epilogues[static_cast<int>(p.epilogue)] + (p.add ? " added" : "") +
          (p.a_row + p.b_row + p.d_row > 0
               ? " rows " + std::to_string(p.a_row) + "," + std::to_string(p.b_row) + "," +
@@ -229,8 +253,8 @@ bool product_lt(const Product& p, const Operands& x) {
   const bool rounds = has_bias && p.out == DType::bf16 && x.vector_type == DType::f32;
   if (rounds && p.columns > longest_bias) return false;
   if (x.aux != nullptr && p.columns % 8 != 0) return false;  // the library's own rule
-  Library& lt = library();
-  const void* vector = rounds ? static_cast<const void*>(lt.bias) : x.vector;
+  bf16* const rounded = scratch_of(x.stream).bias;
+  const void* vector = rounds ? static_cast<const void*>(rounded) : x.vector;
   const Key key{p,
                 p.add && x.c == x.d,
                 alignment_of(x.a),
@@ -242,10 +266,11 @@ bool product_lt(const Product& p, const Operands& x) {
                 p.in == DType::f32 && tf32_allowed()};
   static std::map<Key, Plan> plans;
   auto it = plans.find(key);
-  if (it == plans.end()) it = plans.emplace(key, make_plan(key, vector, x.aux)).first;
+  if (it == plans.end()) it = plans.emplace(key, make_plan(key, x, vector)).first;
   Plan& plan = it->second;
   if (plan.options == 0) return false;
-  if (rounds) round_vector(static_cast<const float*>(x.vector), lt.bias, p.columns);
+  if (p.e4m3) point_at_scales(plan, x);
+  if (rounds) round_vector(static_cast<const float*>(x.vector), rounded, p.columns, x.stream);
   const bool known = plan.chosen >= 0 && plan.generation == table_generation();
   // Pointers from the last call may dangle: the bias may belong to another training of this
   // process.

@@ -35,10 +35,13 @@ Timer::Timer(const char* name)
 }
 
 Timer::~Timer() {
-  if (begin_)
-    on_device.push_back({entry_, begin_, mark()});
-  else
-    entry_->seconds += now_seconds() - start_;
+  try {
+    if (begin_)
+      on_device.push_back({entry_, begin_, mark()});
+    else
+      entry_->seconds += now_seconds() - start_;
+  } catch (const Error&) {  // the GPU has failed: the operation's own error, or the next, says so
+  }
   ++entry_->calls;
   current_entry = nullptr;
 }

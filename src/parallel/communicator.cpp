@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "parallel/mpi.h"
 #include "tensor/device.h"
 
@@ -20,16 +21,40 @@ bool everywhere(MPI_Comm world, bool here) {
   return all != 0;
 }
 
-// NCCL requires a separate GPU for every rank. GPUs are compared by UUID, which is the same in
-// every process, whatever index the GPU has there.
-bool own_gpus(MPI_Comm world) {
-  std::vector<std::string> all =
-      texts_of_ranks(visible_gpus().uuids.at(this_device().index), world);
+// Whether no other rank of `comm` has the same text.
+bool all_differ(const std::string& mine, MPI_Comm comm) {
+  std::vector<std::string> all = texts_of_ranks(mine, comm);
   std::sort(all.begin(), all.end());
   return std::adjacent_find(all.begin(), all.end()) == all.end();
 }
 
+// NCCL requires a separate GPU for every rank. GPUs are compared by UUID, which is the same in
+// every process, whatever index the GPU has there; and those of a host by PCI address, because
+// slices of one GPU (MIG) have UUIDs of their own, and NCCL takes them for one device.
+bool own_gpus(MPI_Comm world) {
+  const VisibleGpus gpus = visible_gpus();
+  const auto index = static_cast<std::size_t>(this_device().index);
+  if (!all_differ(gpus.uuids.at(index), world)) return false;
+  MPI_Comm host;
+  MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+  const bool whole = everywhere(world, all_differ(gpus.buses.at(index), host));
+  MPI_Comm_free(&host);
+  if (!whole)
+    log::info(
+        "no NCCL   ranks have slices (MIG) of one GPU, which NCCL refuses: they reduce through "
+        "the host");
+  return whole;
+}
+
 }  // namespace
+
+std::unique_ptr<Communicator> Communicator::split(MPI_Comm part, double timeout_seconds) {
+  return make_communicator(part, timeout_seconds);
+}
+
+Tensor Communicator::persistent(const Shape& shape, DType dtype) {
+  return Tensor::persistent(shape, dtype);
+}
 
 std::unique_ptr<Communicator> make_communicator(MPI_Comm world, double timeout_seconds) {
   int size = 1;

@@ -3,9 +3,11 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <map>
+#include <set>
 #include <sstream>
-#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -40,18 +42,34 @@ int node_here() {
 }  // namespace
 
 std::vector<std::size_t> assign_gpus(const std::vector<HostRank>& ranks) {
-  std::map<std::string, int> users;
-  std::vector<std::size_t> places;
-  for (const HostRank& rank : ranks) {
-    const auto worth = [&](const SeenGpu& gpu) {
-      const bool far = rank.node < 0 || gpu.node < 0 || gpu.node != rank.node;
-      return std::pair(users[gpu.uuid], far);
+  constexpr auto none = std::numeric_limits<std::size_t>::max();
+  std::vector<std::size_t> places(ranks.size(), none);
+  while (std::ranges::find(places, none) != places.end()) {
+    // A round, in which a GPU gets one rank at most.
+    std::map<std::string, std::size_t> holders;
+    std::set<std::string> asked;
+    // Gives rank r the first of its GPUs that is free, or else one whose holder can take another.
+    const std::function<bool(std::size_t, bool)> give = [&](std::size_t r, bool near) {
+      const std::vector<SeenGpu>& gpus = ranks[r].gpus;
+      for (const bool held : {false, true})
+        for (std::size_t g = 0; g < gpus.size(); ++g) {
+          if (near && (gpus[g].node < 0 || gpus[g].node != ranks[r].node)) continue;
+          const auto holder = holders.find(gpus[g].uuid);
+          if ((holder != holders.end()) != held) continue;
+          if (held && (!asked.insert(gpus[g].uuid).second || !give(holder->second, near))) continue;
+          holders[gpus[g].uuid] = r;
+          places[r] = g;
+          return true;
+        }
+      return false;
     };
-    const auto best =
-        std::min_element(rank.gpus.begin(), rank.gpus.end(),
-                         [&](const SeenGpu& a, const SeenGpu& b) { return worth(a) < worth(b); });
-    ++users[best->uuid];
-    places.push_back(static_cast<std::size_t>(best - rank.gpus.begin()));
+    // Near pairs come first, or a rank without a near GPU would take that of a later rank.
+    for (const bool near : {true, false})
+      for (std::size_t r = 0; r < ranks.size(); ++r)
+        if (places[r] == none) {
+          asked.clear();
+          give(r, near);
+        }
   }
   return places;
 }
@@ -73,10 +91,12 @@ RankDevice choose_device(const std::string& kind, bool share, MPI_Comm world) {
   const std::vector<GpuFacts> facts = inventory_gpus(none);
   HostRank own;
   own.node = node_here();
-  for (const std::string& uuid : visible.uuids) {
-    const auto known =
-        std::find_if(facts.begin(), facts.end(), [&](const GpuFacts& g) { return g.uuid == uuid; });
-    own.gpus.push_back({uuid, known != facts.end() ? known->numa_node : -1});
+  for (std::size_t i = 0; i < visible.uuids.size(); ++i) {
+    // A slice (MIG) has a UUID of its own, which NVML does not list.
+    const auto known = std::find_if(facts.begin(), facts.end(), [&](const GpuFacts& g) {
+      return g.uuid == visible.uuids[i] || g.bus == visible.buses[i];
+    });
+    own.gpus.push_back({visible.uuids[i], known != facts.end() ? known->numa_node : -1});
   }
   const std::vector<HostRank> ranks = gather_ranks(own, host);
   MPI_Comm_free(&host);

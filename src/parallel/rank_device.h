@@ -32,8 +32,10 @@ struct HostRank {
   std::vector<SeenGpu> gpus;
   int node = -1;
 };
-// For each rank the index of its GPU in its own list. In order of rank: the GPU with the fewest
-// ranks so far, among those one of the rank's own node, among those the first. No list is empty.
+// For each rank the index of its GPU in its own list, which is not empty. First every GPU gets one
+// rank at most, then two, and so on. In each of these rounds the pairs of one NUMA node come first,
+// then the others, both in order of rank and each rank the first of its GPUs; a pair gives way only
+// to a rank that could have no GPU otherwise.
 std::vector<std::size_t> assign_gpus(const std::vector<HostRank>& ranks);
 
 }  // namespace weft

@@ -22,7 +22,9 @@ struct Device {
 // The GPUs that this process can see, CUDA_VISIBLE_DEVICES respected.
 struct VisibleGpus {
   std::vector<std::string> uuids;  // "GPU-xxxxxxxx-..."
-  std::string why;                 // there are none: no GPU, no driver, a build without CUDA
+  // PCI addresses as Linux writes them, "0000:17:00.0": slices of one GPU (MIG) have the same.
+  std::vector<std::string> buses;
+  std::string why;      // there are none: no GPU, no driver, a build without CUDA
   bool failed = false;  // CUDA answers with an error other than that there is no GPU or no driver
 };
 // Creates no context.
@@ -47,7 +49,9 @@ class CpuScope {
 };
 
 // Streams of a GPU: work within one runs in order; only events order work of different streams.
-enum class Stream { compute, communication, copy };
+// `second` is for a part of one operation that runs beside the rest of it (kernels/matmul); the
+// operation joins it to `compute` before it returns.
+enum class Stream { compute, communication, copy, second };
 // A mark in a stream. Copies share it.
 using DeviceEvent = std::shared_ptr<void>;
 // A recorded sequence of device work that can be run again with the same addresses.
@@ -55,16 +59,17 @@ using DeviceGraph = std::shared_ptr<void>;
 
 // The GPU of this rank. All calls come from threads that have no device work of their own
 // elsewhere; none of them waits for the GPU unless noted. Failures throw Exit::hardware, or
-// Exit::usage if memory is too small.
+// Exit::usage if memory is too small. After a fault of a kernel every call fails: each then reports
+// the first that failed. Destructors free memory, so that alone never throws.
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
 
   // Device memory, 256-byte aligned.
   virtual void* allocate(std::size_t bytes, bool zeroed = true) = 0;
-  virtual void free(void* p) = 0;
+  virtual void free(void* p) noexcept = 0;
   virtual void* allocate_pinned(std::size_t bytes) = 0;  // host memory that copies asynchronously
-  virtual void free_pinned(void* p) = 0;
+  virtual void free_pinned(void* p) noexcept = 0;
   virtual std::size_t free_bytes() = 0;  // of device memory, now
 
   // Host to device on `stream` through the pinned ring: `from` may be reused at once. Waits only

@@ -11,14 +11,17 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "core/error.h"
 #include "core/host.h"
+#include "core/log.h"
 
 namespace weft {
 namespace {
@@ -26,8 +29,43 @@ namespace {
 constexpr std::size_t ring_bytes = 64u << 20;
 constexpr std::size_t stage_bytes = 16u << 20;
 
-std::array<cudaStream_t, 3> streams{};
+std::array<cudaStream_t, 4> streams{};
 cudaDeviceProp properties{};
+std::atomic<int> multiprocessor_margin = 0;
+int own_index = -1;  // this rank's GPU
+
+// The first failed call of this process, or nothing. One failure is all there is to tell: after it
+// the job ends, and where a kernel was at fault every later call fails likewise.
+struct FirstFailure {
+  std::mutex mutex;
+  std::optional<Error> error;
+
+  // Enters the failure where it is the first. The first one, and whether this is it.
+  std::pair<Error, bool> enter(cudaError_t e, const char* call, const char* file, int line) {
+    const std::lock_guard lock(mutex);
+    const bool first = !error;
+    if (first)
+      error.emplace(Exit::hardware,
+                    fmt::format("CUDA: {} ({}) at {}:{}, {}", cudaGetErrorString(e),
+                                cudaGetErrorName(e), file, line, call),
+                    "run weft doctor on this node; if it finds the GPU well, this is a bug in "
+                    "weft, please report it with the log (a fault of a kernel shows in a later "
+                    "call: compute-sanitizer names the kernel)",
+                    file, line);
+    return {*error, first};
+  }
+};
+FirstFailure& first_failure() {
+  static auto& one = *new FirstFailure;  // never destroyed: threads may outlive main
+  return one;
+}
+
+// For calls that may not throw. What fails here and nowhere else must not go unsaid.
+void note_failure(cudaError_t error, const char* call, int line) noexcept {
+  if (error == cudaSuccess || error == cudaErrorCudartUnloading) return;
+  const auto [failure, first] = first_failure().enter(error, call, __FILE__, line);
+  if (first) log::warn("{}", failure.what());
+}
 
 std::string uuid_text(const cudaUUID_t& uuid) {
   const auto* b = reinterpret_cast<const unsigned char*>(uuid.bytes);
@@ -49,11 +87,12 @@ std::string cuda_version_text(int version) {
 class CudaRuntime final : public DeviceRuntime {
  public:
   explicit CudaRuntime(int index) : index_(index) {
+    own_index = index;
     enter();
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     int lowest = 0, highest = 0;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-    for (const Stream s : {Stream::compute, Stream::communication, Stream::copy})
+    for (const Stream s : {Stream::compute, Stream::communication, Stream::copy, Stream::second})
       CUDA_CHECK(cudaStreamCreateWithPriority(&streams[static_cast<std::size_t>(s)],
                                               cudaStreamNonBlocking,
                                               s == Stream::communication ? highest : lowest));
@@ -80,9 +119,9 @@ class CudaRuntime final : public DeviceRuntime {
     if (zeroed) zero(p, bytes, Stream::compute);
     return p;
   }
-  void free(void* p) override {
-    enter();
-    CUDA_CHECK(cudaFree(p));
+  void free(void* p) noexcept override {
+    cudaSetDevice(index_);  // as enter() does, which may throw
+    note_failure(cudaFree(p), "cudaFree(p)", __LINE__);
   }
   void* allocate_pinned(std::size_t bytes) override {
     enter();
@@ -97,9 +136,9 @@ class CudaRuntime final : public DeviceRuntime {
     CUDA_CHECK(error);
     return p;
   }
-  void free_pinned(void* p) override {
-    enter();
-    CUDA_CHECK(cudaFreeHost(p));
+  void free_pinned(void* p) noexcept override {
+    cudaSetDevice(index_);
+    note_failure(cudaFreeHost(p), "cudaFreeHost(p)", __LINE__);
   }
   std::size_t free_bytes() override {
     enter();
@@ -308,15 +347,26 @@ class CudaRuntime final : public DeviceRuntime {
 }  // namespace
 
 void throw_cuda_error(cudaError_t error, const char* call, const char* file, int line) {
-  throw Error(Exit::hardware,
-              fmt::format("CUDA: {} ({}) at {}:{}, {}", cudaGetErrorString(error),
-                          cudaGetErrorName(error), file, line, call),
-              "run weft doctor on this node; if it finds the GPU well, this is a bug in weft", file,
-              line);
+  throw first_failure().enter(error, call, file, line).first;
+}
+
+void throw_if_gpu_failed(const char* call, const char* file, int line) {
+  if (own_index < 0) return;
+  cudaSetDevice(own_index);  // a thread of its own may stand on GPU 0
+  // Of all calls this one may come at any time.
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t error = cudaStreamIsCapturing(cuda_stream(Stream::compute), &status);
+  if (error != cudaSuccess) throw_cuda_error(error, call, file, line);
 }
 
 cudaStream_t cuda_stream(Stream stream) { return streams[static_cast<std::size_t>(stream)]; }
 const cudaDeviceProp& cuda_properties() { return properties; }
+
+int compute_multiprocessors() {
+  const int all = properties.multiProcessorCount;
+  return std::max(all - multiprocessor_margin, (all + 1) / 2);
+}
+void set_multiprocessor_margin(int multiprocessors) { multiprocessor_margin = multiprocessors; }
 
 VisibleGpus cuda_visible_gpus() {
   VisibleGpus gpus;
@@ -342,6 +392,8 @@ VisibleGpus cuda_visible_gpus() {
     cudaDeviceProp p{};
     CUDA_CHECK(cudaGetDeviceProperties(&p, i));
     gpus.uuids.push_back(uuid_text(p.uuid));
+    gpus.buses.push_back(
+        fmt::format("{:04x}:{:02x}:{:02x}.0", p.pciDomainID, p.pciBusID, p.pciDeviceID));
   }
   return gpus;
 }

@@ -9,12 +9,22 @@
 
 namespace weft {
 
-// Throws Exit::hardware with the call, CUDA's own words and file:line.
+// Throws Exit::hardware with the call, CUDA's own words and file:line. A fault of a kernel makes
+// every later call fail, so all that fail after the first report the first.
 [[noreturn]] void throw_cuda_error(cudaError_t error, const char* call, const char* file, int line);
+// For a library's call that has failed, or has nothing to offer: throws the same where the GPU is
+// what failed. Allowed during a capture.
+void throw_if_gpu_failed(const char* call, const char* file, int line);
 
 cudaStream_t cuda_stream(Stream stream);
 // The device's properties, read once.
 const cudaDeviceProp& cuda_properties();
+
+// Multiprocessors for kernels whose blocks stay until all tiles are done: the device's, less those
+// that running collectives need (parallel/nccl_communicator.cpp; 0 with one rank), at least half of
+// them. Results do not depend on it.
+int compute_multiprocessors();
+void set_multiprocessor_margin(int multiprocessors);
 
 // Makes the runtime of this rank's GPU; a context exists on that device only. tensor/device.cpp
 // calls these if they are linked.

@@ -29,16 +29,16 @@ bool direction_fits(cudaMemcpyKind kind, bool to_device, bool from_device) {
 }
 
 // Waits for the end of what `stream` has.
-cudaError_t finish(cudaStream_t stream) {
+cudaError_t finish(cudaStream_t stream, const char* call = __builtin_FUNCTION()) {
   emulation::run_until([stream] { return stream->queue.empty(); });
-  return cudaSuccess;
+  return emulation::after_waiting(call);
 }
 
 }  // namespace
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (stream == nullptr) return fail(cudaErrorNotSupported);
   if (bytes == 0) return cudaSuccess;
   if (to == nullptr || from == nullptr) return fail(cudaErrorInvalidValue);
@@ -64,7 +64,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from,
                               std::size_t from_pitch, std::size_t width, std::size_t height,
                               cudaMemcpyKind kind, cudaStream_t stream) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (to_pitch < width || from_pitch < width) return fail(cudaErrorInvalidValue);
   for (std::size_t row = 0; row < height; ++row) {
     const cudaError_t error =
@@ -76,7 +76,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from,
 }
 
 cudaError_t cudaMemsetAsync(void* p, int value, std::size_t bytes, cudaStream_t stream) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (stream == nullptr) return fail(cudaErrorNotSupported);
   if (bytes == 0) return cudaSuccess;
   if (emulation::where_is(p, bytes) == Where::elsewhere) return fail(cudaErrorInvalidValue);
@@ -87,13 +87,13 @@ cudaError_t cudaMemsetAsync(void* p, int value, std::size_t bytes, cudaStream_t 
 // The waiting forms run on a stream that nobody else has: like CUDA's default stream, it knows
 // nothing of the order of non-blocking streams.
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (emulation::forbidden_by_capture()) return fail(cudaErrorStreamCaptureImplicit);
   const cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, emulation::hidden_stream());
   return error != cudaSuccess ? error : finish(emulation::hidden_stream());
 }
 cudaError_t cudaMemset(void* p, int value, std::size_t bytes) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (emulation::forbidden_by_capture()) return fail(cudaErrorStreamCaptureImplicit);
   const cudaError_t error = cudaMemsetAsync(p, value, bytes, emulation::hidden_stream());
   return error != cudaSuccess ? error : finish(emulation::hidden_stream());

@@ -219,6 +219,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor,
 }
 
 cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
+  if (emulation::call_fails(__func__)) return CUDNN_STATUS_EXECUTION_FAILED;
   Descriptor& d = of(descriptor);
   if (d.final) return CUDNN_STATUS_BAD_PARAM;
   switch (d.type) {
@@ -295,6 +296,7 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor,
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan_descriptor,
                                   cudnnBackendDescriptor_t operands) {
   const emulation::Device device;
+  if (emulation::call_fails(__func__)) return CUDNN_STATUS_EXECUTION_FAILED;
   const Descriptor &plan = of(plan_descriptor), &pack = of(operands);
   if (!plan.final || !pack.final) return CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED;
   ConvGraph g = *plan.graph;

@@ -18,6 +18,13 @@ namespace {
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int current_device = 0;
 
+// Slices of one GPU: each a device of its own, at one PCI address.
+bool slices() {
+  const char* text = std::getenv("WEFT_EMULATION_MIG");
+  return text != nullptr && std::strcmp(text, "1") == 0;
+}
+int bus_of(int device) { return slices() ? 1 : device + 1; }
+
 int device_count() {
   const char* text = std::getenv("WEFT_EMULATION_DEVICES");
   return text == nullptr ? 1 : std::atoi(text);
@@ -49,6 +56,9 @@ constexpr Named errors[] = {
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorCudartUnloading, "cudaErrorCudartUnloading", "driver shutting down"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress",
+     "an illegal memory access was encountered"},
     {cudaErrorNotReady, "cudaErrorNotReady", "work is still pending"},
     {cudaErrorNotPermitted, "cudaErrorNotPermitted", "operation not permitted"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "not supported by this emulation"},
@@ -117,7 +127,10 @@ void touch_device() {
 
 using emulation::fail;
 
-cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaGetLastError() {
+  return std::exchange(last_error,
+                       emulation::gpu_is_lost() ? cudaErrorIllegalAddress : cudaSuccess);
+}
 cudaError_t cudaPeekAtLastError() { return last_error; }
 const char* cudaGetErrorName(cudaError_t e) {
   return find(e) ? find(e)->name : "unrecognized error";
@@ -166,7 +179,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->maxThreadsDim[2] = 64;
   p->l2CacheSize = 40 << 20;
   p->memoryBusWidth = 5120;
-  p->pciBusID = device + 1;
+  p->pciBusID = bus_of(device);
   return cudaSuccess;
 }
 
@@ -235,7 +248,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 
 cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
   if (device < 0 || device >= device_count()) return fail(cudaErrorInvalidDevice);
-  std::snprintf(text, static_cast<std::size_t>(length), "0000:%02x:00.0", device + 1);
+  std::snprintf(text, static_cast<std::size_t>(length), "0000:%02x:00.0", bus_of(device));
   return cudaSuccess;
 }
 

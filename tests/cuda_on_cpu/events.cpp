@@ -18,7 +18,7 @@ double now() {
 }  // namespace
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
-  const Device device;
+  BEGIN_CALL(__func__);
   *event = new CUevent_st;
   (*event)->timing = (flags & cudaEventDisableTiming) == 0;
   return cudaSuccess;
@@ -27,13 +27,13 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
   return cudaEventCreateWithFlags(event, cudaEventDefault);
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  const Device device;
+  BEGIN_CALL(__func__);
   delete event;  // pending records and waits hold their marks themselves
   return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (event == nullptr) return fail(cudaErrorInvalidResourceHandle);
   if (stream == nullptr) return fail(cudaErrorNotSupported);
   if (stream->capture) {
@@ -51,7 +51,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (event == nullptr) return fail(cudaErrorInvalidResourceHandle);
   if (stream == nullptr) return fail(cudaErrorNotSupported);
   if (event->captured) {
@@ -78,27 +78,28 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (event == nullptr) return fail(cudaErrorInvalidResourceHandle);
   if (event->captured) return fail(cudaErrorCapturedEvent);
   if (emulation::forbidden_by_capture()) return fail(cudaErrorStreamCaptureUnsupported);
   if (const auto mark = event->last) emulation::run_until([&] { return mark->done; });
-  return cudaSuccess;
+  return emulation::after_waiting(__func__);
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (event == nullptr) return fail(cudaErrorInvalidResourceHandle);
   if (event->captured) return fail(cudaErrorCapturedEvent);
   if (emulation::forbidden_by_capture()) return fail(cudaErrorStreamCaptureUnsupported);
   const auto mark = event->last;
   if (!mark || mark->done) return cudaSuccess;
   emulation::run_some();
+  if (emulation::gpu_is_lost()) return emulation::after_waiting(__func__);
   return mark->done ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (from == nullptr || to == nullptr || !from->timing || !to->timing || !from->last || !to->last)
     return fail(cudaErrorInvalidResourceHandle);
   if (!from->last->done || !to->last->done) return fail(cudaErrorNotReady);

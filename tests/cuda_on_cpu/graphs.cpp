@@ -113,7 +113,7 @@ using emulation::Device;
 using emulation::fail;
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (stream == nullptr) return fail(cudaErrorStreamCaptureUnsupported);
   if (stream->capture) return fail(cudaErrorInvalidValue);
   auto capture = std::make_shared<emulation::Capture>();
@@ -128,7 +128,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  const Device device;
+  BEGIN_CALL(__func__);
   *graph = nullptr;
   if (stream == nullptr || !stream->capture) return fail(cudaErrorInvalidValue);
   const auto capture = stream->capture;
@@ -149,7 +149,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (stream == nullptr) return fail(cudaErrorStreamCaptureImplicit);
   *status = !stream->capture           ? cudaStreamCaptureStatusNone
             : stream->capture->invalid ? cudaStreamCaptureStatusInvalidated
@@ -169,7 +169,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, CUgraphNode_st** nodes, std::si
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (graph == nullptr) return fail(cudaErrorInvalidValue);
   static const char* most = std::getenv("WEFT_EMULATION_GRAPHS");
   if (most != nullptr && emulation::executable_graphs >= std::atoi(most))
@@ -186,7 +186,7 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t) {
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (exec == nullptr) return fail(cudaErrorInvalidValue);
   // A graph inside a graph would share its work's state.
   if (stream != nullptr && stream->capture) return fail(cudaErrorStreamCaptureUnsupported);
@@ -199,7 +199,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (exec != nullptr) {
     --emulation::executable_graphs;
     emulation::give_back(emulation::bytes_of(*exec->graph));

@@ -29,7 +29,7 @@ namespace emulation {
 
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
                    std::function<void()> body) {
-  const Device device;
+  BEGIN_CALL("cudaLaunchKernelEx");
   const dim3 g = config.gridDim, b = config.blockDim;
   if (g.x == 0 || g.y == 0 || g.z == 0 || b.x == 0 || b.y == 0 || b.z == 0 || g.x > 0x7fffffffu ||
       g.y > 65535 || g.z > 65535 || b.x > 1024 || b.y > 1024 || b.z > 64 ||
@@ -43,6 +43,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
       config.stream,
       simple("a kernel", [k = Kernel{kernel, std::move(body), g, b, config.dynamicSmemBytes}] {
         remember_kernel(k.address);
+        if (kernel_faults()) return;
         run_kernel(k);
         ++runs;
       }));
@@ -56,7 +57,7 @@ unsigned long long kernels_run() {
 }  // namespace emulation
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
   if (value < 0 || static_cast<std::size_t>(value) > emulation::capability().shared_memory)
     return fail(cudaErrorInvalidValue);
@@ -65,7 +66,7 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void* kernel) {
-  const Device device;
+  BEGIN_CALL(__func__);
   *a = {};
   a->maxThreadsPerBlock = 1024;
   a->numRegs = emulation::registers_of(kernel);

@@ -121,7 +121,7 @@ void check_block(const std::byte* p, std::size_t bytes) {
         at - p, bytes, static_cast<const void*>(p), last_kernels().c_str());
 }
 
-cudaError_t release(void* p, Where where) {
+cudaError_t release(void* p, Where where, const char* call) {
   if (p == nullptr) return cudaSuccess;
   if (forbidden_by_capture()) return fail(cudaErrorStreamCaptureUnsupported);
   auto* const start = static_cast<std::byte*>(p);
@@ -130,6 +130,7 @@ cudaError_t release(void* p, Where where) {
     return fail(cudaErrorInvalidValue);
   // CUDA waits for the device before it frees.
   cudaDeviceSynchronize();
+  if (gpu_is_lost()) return after_waiting(call);
   Allocation& a = found->second;
   const OpenMemory open;
   check(start, a);
@@ -279,35 +280,35 @@ using emulation::fail;
 using emulation::Where;
 
 cudaError_t cudaMalloc(void** p, std::size_t bytes) {
-  const Device device;
+  BEGIN_CALL(__func__);
   emulation::catch_faults();
   if (emulation::forbidden_by_capture()) return fail(cudaErrorStreamCaptureUnsupported);
   return emulation::allocate(p, bytes, Where::device);
 }
 cudaError_t cudaFree(void* p) {
-  const Device device;
-  return emulation::release(p, Where::device);
+  BEGIN_CALL(__func__);
+  return emulation::release(p, Where::device, __func__);
 }
 cudaError_t cudaHostAlloc(void** p, std::size_t bytes, unsigned) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (emulation::forbidden_by_capture()) return fail(cudaErrorStreamCaptureUnsupported);
   return emulation::allocate(p, bytes, Where::pinned);
 }
 cudaError_t cudaMallocHost(void** p, std::size_t bytes) { return cudaHostAlloc(p, bytes, 0); }
 cudaError_t cudaFreeHost(void* p) {
-  const Device device;
-  return emulation::release(p, Where::pinned);
+  BEGIN_CALL(__func__);
+  return emulation::release(p, Where::pinned, __func__);
 }
 
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
-  const Device device;
+  BEGIN_CALL(__func__);
   *total = emulation::device_bytes_in_total();
   *free = *total - emulation::device_bytes_in_use();
   return cudaSuccess;
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* a, const void* p) {
-  const Device device;
+  BEGIN_CALL(__func__);
   const Where w = emulation::where_is(p, 0);
   a->type = w == Where::device   ? cudaMemoryTypeDevice
             : w == Where::pinned ? cudaMemoryTypeHost

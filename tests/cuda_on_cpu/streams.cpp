@@ -47,6 +47,7 @@ Progress step(CUstream_st& s) {
 
 // Runs a few steps of a random stream; false if no stream could move.
 bool run_burst() {
+  if (gpu_is_lost()) return false;
   std::vector<CUstream_st*> candidates;
   for (CUstream_st* s : streams)
     if (!s->queue.empty()) candidates.push_back(s);
@@ -55,7 +56,7 @@ bool run_burst() {
     bool moved = false;
     // Bursts of 1 .. 64 steps: both fine interleaving and running far ahead.
     for (std::uint64_t n = std::uint64_t{1} << random_below(7); n > 0 && !s->queue.empty(); --n) {
-      if (step(*s) == Progress::blocked) break;
+      if (step(*s) == Progress::blocked || gpu_is_lost()) break;
       moved = true;
     }
     if (moved) return true;
@@ -72,6 +73,7 @@ Device::Device() {
 Device::~Device() {
   if (--depth == 0) release_turn();
 }
+bool Device::outermost() const { return depth == 1; }
 
 Work simple(std::string what, std::function<void()> run) {
   return {std::move(what), [run = std::move(run)](std::shared_ptr<void>&) {
@@ -96,7 +98,7 @@ cudaError_t enqueue(cudaStream_t stream, Work work) {
 
 void run_until(const std::function<bool()>& finished) {
   catch_faults();
-  while (!finished()) {
+  while (!finished() && !gpu_is_lost()) {
     bool moved = false;
     {
       const OpenMemory open;
@@ -106,7 +108,7 @@ void run_until(const std::function<bool()>& finished) {
         if (!moved) break;
       }
     }
-    if (finished()) return;
+    if (finished() || gpu_is_lost()) return;
     const int held = std::exchange(depth, 0);
     release_turn();
     // Blocked work waits for other ranks or for another thread of this one.
@@ -155,7 +157,7 @@ using emulation::Device;
 using emulation::fail;
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
-  const Device device;
+  BEGIN_CALL(__func__);
   *stream = new CUstream_st;
   (*stream)->priority = priority;
   emulation::streams.push_back(*stream);
@@ -170,45 +172,48 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (stream == nullptr || stream->capture) return fail(cudaErrorInvalidResourceHandle);
   // CUDA lets the work finish by itself.
   emulation::run_until([&] { return stream->queue.empty(); });
   std::erase(emulation::streams, stream);
   delete stream;
-  return cudaSuccess;
+  return emulation::after_waiting(__func__);
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (stream == nullptr) return fail(cudaErrorNotSupported);
   if (emulation::forbidden_by_capture() || stream->capture)
     return fail(cudaErrorStreamCaptureUnsupported);
   emulation::run_until([&] { return stream->queue.empty(); });
-  return cudaSuccess;
+  return emulation::after_waiting(__func__);
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (stream == nullptr) return fail(cudaErrorNotSupported);
   if (emulation::forbidden_by_capture() || stream->capture)
     return fail(cudaErrorStreamCaptureUnsupported);
   emulation::run_some();
+  if (emulation::gpu_is_lost()) return emulation::after_waiting(__func__);
   return stream->queue.empty() ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaDeviceSynchronize() {
-  const Device device;
+  BEGIN_CALL(__func__);
   if (emulation::forbidden_by_capture()) return fail(cudaErrorStreamCaptureUnsupported);
   emulation::run_until([] {
     return std::all_of(emulation::streams.begin(), emulation::streams.end(),
                        [](const CUstream_st* s) { return s->queue.empty(); });
   });
+  if (emulation::gpu_is_lost())
+    return device.outermost() ? emulation::after_waiting(__func__) : fail(cudaErrorIllegalAddress);
   emulation::check_all_marks();
   return cudaSuccess;
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-  const Device device;
+  BEGIN_CALL(__func__);
   return emulation::enqueue(stream, emulation::simple("a host function", [=] { function(data); }));
 }

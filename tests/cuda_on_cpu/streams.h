@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda_runtime.h"
+#include "lost.h"
 
 namespace emulation {
 
@@ -60,21 +61,33 @@ class Device {
  public:
   Device();
   ~Device();
+  bool outermost() const;  // not inside another call
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 };
 
+// The first line of a call that returns a cudaError_t: takes the device, and fails where the GPU is
+// lost. A call made by another one is not a call of the program.
+#define BEGIN_CALL(name) \
+  const emulation::Device device; \
+  if (device.outermost() ? emulation::call_fails(name) : emulation::gpu_is_lost()) \
+  return emulation::fail(cudaErrorIllegalAddress)
+
 // Puts work at the stream's end, or into the graph being captured from it.
 cudaError_t enqueue(cudaStream_t stream, Work work);
 
-// Runs queued work in a legal order until `finished` says true. The Device is let go of between
-// steps.
+// Runs queued work in a legal order until `finished` says true, or the GPU is lost. The Device is
+// let go of between steps.
 void run_until(const std::function<bool()>& finished);
 // A random few steps.
 void run_some();
 
 // Sets what cudaGetLastError returns and gives it back.
 cudaError_t fail(cudaError_t error);
+// What a call returns that has waited: the GPU may have been lost meanwhile.
+inline cudaError_t after_waiting(const char* call) {
+  return failed_meanwhile(call) ? fail(cudaErrorIllegalAddress) : cudaSuccess;
+}
 
 // Is this thread capturing in a mode that forbids waiting, allocating and the like? Then the
 // capture is invalid from now.

@@ -11,7 +11,7 @@ import struct
 import unittest
 from unittest import mock
 
-from harness import WeftTest, read_safetensors, write_safetensors
+from harness import WEFT, WeftTest, read_safetensors, write_safetensors
 from test_animate import DECK as ANIMATE
 from test_animate import drawn_face, face_points, write_wav
 from test_doctor import build_driver
@@ -137,6 +137,31 @@ class Steps(WeftTest):
             with self.subTest(run=run):
                 self.assert_close(self.losses(run), wanted, 1e-4)
 
+    def test_two_ranks_on_one_gpu_through_nccl(self):
+        """Each passes for a host of its own, or NCCL refuses them; so does validation/gpu/check.sh on a GPU (ranks_*)."""
+        few = ("train.steps=3", "train.micro_batches=2")
+        own_host = self.dir / "own_host"
+        own_host.write_text(f'#!/bin/sh\nNCCL_HOSTID=$OMPI_COMM_WORLD_RANK exec {WEFT} "$@"\n')
+        own_host.chmod(0o755)
+        with emulate(1):
+            self.on_gpu("one", *few, ranks=1)
+        with emulate(1, WEFT_COMM="nccl"):
+            said = self.on_gpu("refused", "device.share=true", *few, expect=6).err
+            self.assertIn("Duplicate GPU", said)
+            for run, more, tolerance in (("zero_0", "parallel.zero=0", 1e-5), ("zero_1", "parallel.zero=1", 1e-5),
+                                         ("wire_bf16", "parallel.wire=bf16", 1e-2), ("sp", "parallel.sp=2", 1e-5)):
+                with self.subTest(run=run):
+                    job = self.weft("train", "deck.toml", f"run.dir={run}", "device.kind=cuda", "device.share=true",
+                                    *self.OVERRIDES, *few, more, program=own_host)
+                    self.assertIn("NCCL", job.err)
+                    self.assert_close(self.losses(run), self.losses("one"), tolerance)
+        # Slices of one GPU have UUIDs of their own.
+        with emulate(2, WEFT_EMULATION_MIG="1"):
+            said = self.on_gpu("slices", *few).err
+        self.assertIn("slices (MIG) of one GPU", said)
+        self.assertIn("staged", said)
+        self.assert_close(self.losses("slices"), self.losses("one"), 1e-5)
+
     def test_the_same_bits_unrecorded_in_another_order_and_after_a_restart(self):
         with emulate(2):
             self.on_gpu("recorded", self.EXACT)
@@ -171,6 +196,20 @@ class Steps(WeftTest):
         for run, other in (("parts", "parts_plain"), ("parts", "parts_other_order"), ("several", "several_plain")):
             with self.subTest(run=other):
                 self.assert_same_run(run, other)
+
+    def test_ranks_that_share_clips(self):
+        """parallel.sp = 2: the same bits recorded or not and in any order of streams; the losses of the CPU."""
+        shared = ("parallel.sp=2", "train.micro_batches=2", self.EXACT)
+        with emulate(2):
+            job = self.on_gpu("recorded", *shared)
+            self.on_gpu("plain", "device.graphs=false", *shared)
+        with emulate(2, WEFT_EMULATION_SEED="5"):
+            self.on_gpu("other_order", *shared)
+        self.assertRegex(job.err, r"graphs +[1-9]\d* recorded, [1-9]\d* of \d+ micro-batches replayed")
+        self.assert_close(self.losses("recorded"), self.on_cpu("train.micro_batches=2"), 1e-4)
+        for run in ("plain", "other_order"):
+            with self.subTest(run=run):
+                self.assert_same_run("recorded", run)
 
     def test_memory_that_libraries_take(self):
         # 500 MiB are the context's and 300 NCCL's.

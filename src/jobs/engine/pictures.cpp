@@ -55,6 +55,7 @@ void PictureJob::run(PictureUnit& picture, Stage&& stage) {
     stage();
   } catch (const Error& e) {
     picture.dropped = true;
+    if (e.code() == Exit::hardware) throw;  // not the picture's: nothing more comes of this GPU
     if (e.code() != Exit::stopped) work_.failed(picture, e, *results_);
   }
 }

@@ -17,6 +17,7 @@
 #include "core/log.h"
 #include "ops/dispatch.h"
 #include "tensor/device.h"
+#include "train/data_parallel.h"
 
 namespace weft {
 
@@ -106,6 +107,8 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
     // Above what the deck asks for: for lack of memory.
     return m.recompute > trainer.task().least_recompute();
   });
+  std::size_t kept = 0;
+  for (const StepMemory& m : memory) kept = std::max(kept, m.kept);
   const std::int64_t sp = deck.parallel.sp;
   slowest_.resize(comm.size());
   rows_ = {
@@ -128,13 +131,17 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
                        ? "restarts repeat their bits, another run does not (matrix "
                          "products are tuned; parallel.deterministic)"
                        : "runs and restarts on as many ranks repeat their bits")},
-      {"gradients", fmt::format("{}, {} on the wire{}{}",
-                                counted(std::ssize(p.buckets()), "bucket"), deck.parallel.wire,
+      {"gradients", fmt::format("{} (bucket_mib {:.4g}), {} on the wire{}{}",
+                                counted(std::ssize(p.buckets()), "bucket"),
+                                bucket_mib(deck.parallel, comm.size()), deck.parallel.wire,
                                 trainer.state().sharded() ? ", optimizer state in shards" : "",
                                 deck.parallel.overlap ? "" : ", without overlap")},
       {"memory",
-       fmt::format("{} of state, {} of activations a rank (planned){}", size_text(state),
+       fmt::format("{} of state, {} of activations a rank (planned){}{}", size_text(state),
                    size_text(static_cast<double>(trainer.planned_bytes())),
+                   kept == 0 ? std::string()
+                             : fmt::format(", up to {} of them to save time",
+                                           size_text(static_cast<double>(kept))),
                    recomputed == 0 ? std::string()
                                    : fmt::format("; {} of {} recompute blocks", recomputed,
                                                  counted(std::ssize(memory), "bucket")))},

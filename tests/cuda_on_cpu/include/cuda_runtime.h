@@ -17,6 +17,7 @@ enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
+  cudaErrorCudartUnloading = 4,
   cudaErrorInvalidConfiguration = 9,
   cudaErrorInvalidMemcpyDirection = 21,
   cudaErrorInsufficientDriver = 35,
@@ -25,6 +26,7 @@ enum cudaError_t {
   cudaErrorInvalidDevice = 101,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
+  cudaErrorIllegalAddress = 700,
   cudaErrorLaunchOutOfResources = 701,
   cudaErrorNotPermitted = 800,
   cudaErrorNotSupported = 801,
@@ -91,6 +93,7 @@ enum cudaDataType_t {
   CUDA_R_8I = 3,
   CUDA_R_32I = 10,
   CUDA_R_16BF = 14,
+  CUDA_R_8F_E4M3 = 28,
 };
 using cudaDataType = cudaDataType_t;
 
