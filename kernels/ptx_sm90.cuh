@@ -102,10 +102,10 @@ __device__ __forceinline__ void async_proxy_fence() {
 // (ptx.cuh): lanes 8i .. 8i+7 give the row addresses of matrix i, lane l has elements (row l/4,
 // columns 2 (l%4) ..) of each.
 __device__ __forceinline__ void stmatrix_x4(void* row, const std::uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(
-                   shared_address(row)),
-               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
 }
 
 // Adds to four floats in device memory, each for itself, in any order with others' additions; `to`

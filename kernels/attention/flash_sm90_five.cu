@@ -22,8 +22,8 @@
 //                  dS stored, rows copied   256         384         384
 //   exponentials, 16 a cycle                512         512         512
 //   bytes added to dQ, at L2                16K         18K         32K
-// Staging dQ in shared memory for a bulk reduction would cost 512 more cycles there at D = 128, more
-// than its tensor cores leave.
+// Staging dQ in shared memory for a bulk reduction would cost 512 more cycles there at D = 128,
+// more than its tensor cores leave.
 //
 // Within a warpgroup products end in the order of their issue,
 //   S(0) | dP(0) | dV(0) | dK(0) | dQ(0) | S(1) | dP(1) ..
@@ -35,7 +35,7 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int pass_rows = 64, own_rows = 128, groups = 2;
+constexpr int own_rows = backward_rows, groups = 2;
 
 template <int KD_, int ND_>
 struct FiveTile {
@@ -54,9 +54,9 @@ struct FiveTile {
   static constexpr int copy_registers = 24, work_registers = 240;
   static_assert(copy_registers * 128 + work_registers * 128 * groups <= 65536);
   static_assert(shared <= 227 * 1024);
-  // Accumulators of dV and dK, of S and dP (or S and dQ), P and dS as operands, K and V; the rest
+  // Accumulators of dV and dK, of S and dP or of dQ and the next S, one operand, K and V; the rest
   // is for addresses.
-  static_assert(ND + (pass_rows + dq_columns) / 2 + pass_rows / 2 +
+  static_assert(ND + std::max(pass_rows, (pass_rows + dq_columns) / 2) + pass_rows / 4 +
                     (x_in_registers ? KD / 2 : 0) <=
                 work_registers - 20);
 };
@@ -120,9 +120,8 @@ struct KeysTile {
   int first, head, sequence, start;
 };
 __device__ __forceinline__ KeysTile keys_tile(const FiveWork& work, int index) {
-  const int head = index / work.tiles.each, place = work.tiles.place(index);
-  return {place * own_rows, head % work.shape.heads, head / work.shape.heads,
-          place % 16 % work.blocks};
+  const RowTile rows = row_tile(work.tiles, work.shape, own_rows, index);
+  return {rows.first, rows.head, rows.sequence, rows.first / own_rows % 16 % work.blocks};
 }
 
 // The block of queries after number `at`.
@@ -258,8 +257,7 @@ __device__ __forceinline__ void multiply_five(const FiveWork& work,
                      static_cast<int>(threadIdx.x) % 128 / 32 * 16 - lane / 4;
     int at = tile.start;
     // Of this thread, in the block of queries number 0.
-    float* const dq_rows = work.dq +
-                           head_number(work, tile) * work.blocks * (pass_rows * ND) +
+    float* const dq_rows = work.dq + head_number(work, tile) * work.blocks * (pass_rows * ND) +
                            (Tile::shares_columns ? group * (pass_rows * ND / 2) : 0) +
                            threadIdx.x % 128 * 4;
 
@@ -271,70 +269,84 @@ __device__ __forceinline__ void multiply_five(const FiveWork& work,
       issue_by_columns<Tile>(prob, kx, memory.k(k_ring.stage()), group * 64, memory.q(s));
       wgmma_commit();
     };
-    // One block of queries, the scores of which are under way; and the scores of the next.
-    const auto pass = [&](auto more, bool accumulate) {
-      const int stage = ring.stage();
+    // Of one block of queries, the scores of which are under way: dV, and dS as an operand.
+    const auto make_ds = [&](bool accumulate) {
+      const int stage = ring.stage(), buffer = ds_ring.stage();
       keep_in_place(ds);
       wgmma_fence();
       issue_by_columns<Tile>(ds, vx, memory.v(), group * 64, memory.dout(stage));
       wgmma_commit();
-
       wgmma_wait<1>();
       keep_in_place(prob);
       make_probabilities(prob, memory.stats(stage), to_log2, left);
       pack_operand<pass_rows>(p, prob);
-      keep_in_place(p);
       keep_in_place(dv);
       wgmma_fence();
       issue_weighted_rows<ND, pass_rows>(dv, p, memory.dout(stage), accumulate);
       wgmma_commit();
-
       wgmma_wait<1>();
       keep_in_place(ds);
       make_score_gradients(ds, prob, memory.stats(stage));
       pack_operand<pass_rows>(d, ds);
-      keep_in_place(d);
-      const int buffer = ds_ring.stage();
       mbarrier_wait(memory.ds_empty(buffer), ds_ring.parity() ^ 1);
       store_operand(memory.ds(buffer), group * 64, d);
       async_proxy_fence();
       __syncwarp();
       done_with(memory.ds_full(buffer));
+      // Between passes nothing is under way, so that ptxas can follow what is.
+      wgmma_wait<0>();
+      keep_in_place(dv);
+    };
+    // dK and dQ of that block; and the scores of the next.
+    const auto use_ds = [&](auto more, bool accumulate) {
+      const int stage = ring.stage(), buffer = ds_ring.stage();
+      const bool mine = Tile::shares_columns || buffer == group;
       keep_in_place(dk);
       wgmma_fence();
       issue_weighted_rows<ND, pass_rows>(dk, d, memory.q(stage), accumulate);
       wgmma_commit();
-
-      const bool mine = Tile::shares_columns || buffer == group;
-      if (mine) {
+      const auto issue_dq = [&] {
         mbarrier_wait(memory.ds_full(buffer), ds_ring.parity());
         keep_in_place(dq);
         wgmma_fence();
         issue_queries<Tile::dq_columns>(
             dq, memory.ds(buffer),
-            memory.k(k_ring.stage()) +
-                (Tile::shares_columns ? group * atom_bytes(own_rows) : 0));
+            memory.k(k_ring.stage()) + (Tile::shares_columns ? group * atom_bytes(own_rows) : 0));
         wgmma_commit();
-      }
-      ds_ring.advance();
-      ring.advance();
-      if constexpr (more) {
-        issue_scores();
-        wgmma_wait<1>();
-      } else {
-        wgmma_wait<0>();
-      }
-      keep_in_place(dv);
-      keep_in_place(dk);
-      done_with(memory.y_empty(stage));
-      if (mine) {
+      };
+      const auto issue_next = [&] {
+        ring.advance();
+        if constexpr (more) {
+          issue_scores();
+          wgmma_wait<1>();
+        } else {
+          wgmma_wait<0>();
+        }
+        keep_in_place(dk);
+        done_with(memory.y_empty(stage));
+      };
+      const auto add_dq = [&] {
         keep_in_place(dq);
         done_with(memory.ds_empty(buffer));
         float* const to = dq_rows + static_cast<std::int64_t>(at) * (pass_rows * ND);
 #pragma unroll
         for (int t = 0; t < Tile::dq_columns / 8; ++t)
           add_four(to + t * 512, dq[4 * t], dq[4 * t + 1], dq[4 * t + 2], dq[4 * t + 3]);
+      };
+#if VARIANT == 1
+      if (mine) {
+        issue_dq();
+        issue_next();
+        add_dq();
+      } else {
+        issue_next();
       }
+#else
+      if (mine) issue_dq();
+      issue_next();
+      if (mine) add_dq();
+#endif
+      ds_ring.advance();
       at = following(work, at);
     };
 
@@ -350,8 +362,12 @@ __device__ __forceinline__ void multiply_five(const FiveWork& work,
       __syncwarp();
       done_with(memory.v_empty());
     }
-    for (int block = 0; block + 1 < work.blocks; ++block) pass(std::true_type{}, block > 0);
-    pass(std::false_type{}, work.blocks > 1);
+    make_ds(false);
+    for (int block = 1; block < work.blocks; ++block) {
+      use_ds(std::true_type{}, block > 1);
+      make_ds(true);
+    }
+    use_ds(std::false_type{}, work.blocks > 1);
     done_with(memory.k_empty(k_ring.stage()));
     k_ring.advance();
     if constexpr (!Tile::x_in_registers) done_with(memory.v_empty());
@@ -360,8 +376,7 @@ __device__ __forceinline__ void multiply_five(const FiveWork& work,
     // need.
     asm volatile("" : "+r"(index));
     const KeysTile to = keys_tile(work, index);
-    const int row = to.first + (thread_here() / 128 - 1) * 64, nk = work.shape.nk,
-              D = work.shape.D;
+    const int row = to.first + (thread_here() / 128 - 1) * 64, nk = work.shape.nk, D = work.shape.D;
     store_accumulators<ND>(dv, 1.0f, 1.0f, work.dv.at(to.sequence, to.head, 1), work.dv.row, row,
                            nk, D);
     store_accumulators<ND>(dk, work.shape.scale, work.shape.scale,
@@ -418,8 +433,8 @@ __global__ void __launch_bounds__(256)
     const int group = i % 8, piece = i / 8 % pieces, warp = i / 8 / pieces;
     Pack<__nv_bfloat16> upper, lower;
     for (int pair = 0; pair < 4; ++pair) {
-      const float4 x = *reinterpret_cast<const float4*>(
-          from + (piece * 128 + warp * 32 + group * 4 + pair) * 4);
+      const float4 x =
+          *reinterpret_cast<const float4*>(from + (piece * 128 + warp * 32 + group * 4 + pair) * 4);
       upper.v[2 * pair] = from_float<__nv_bfloat16>(x.x * shape.scale);
       upper.v[2 * pair + 1] = from_float<__nv_bfloat16>(x.y * shape.scale);
       lower.v[2 * pair] = from_float<__nv_bfloat16>(x.z * shape.scale);
@@ -436,8 +451,13 @@ void run_five(const FlashBackward<__nv_bfloat16>& p, const Tensor& stats, const 
   using Tile = FiveTile<KD, ND>;
   const FlashShape& shape = p.shape;
   const int heads = shape.heads * shape.sequences, blocks = blocks_of(shape.nq, pass_rows);
-  FiveWork work{shape, nullptr, blocks, p.dk, p.dv, data<float>(sums),
-                Tiles::of(blocks_of(shape.nk, own_rows), heads)};
+  FiveWork work{shape,
+                nullptr,
+                blocks,
+                p.dk,
+                p.dv,
+                data<float>(sums),
+                Tiles::of_rows(shape.nk, own_rows, heads)};
   float2* const at = reinterpret_cast<float2*>(data<float>(stats));
   work.stats = at;
   flash_row_stats(p, blocks * pass_rows, at);

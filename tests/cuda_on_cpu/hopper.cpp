@@ -1,8 +1,8 @@
 // mbarriers, bulk copies and products of a warpgroup. What CUDA leaves open is drawn: a bulk copy
 // happens at any time between its issue and the moment that somebody could know of it, a group of
 // products when it is committed or as late as the wait for it. Until then its accumulators hold NaN
-// and its operands are not read, so that whoever touches either too early is found out. Additions to
-// device memory happen in a random order, some of them when the kernel ends.
+// and its operands are not read, so that whoever touches either too early is found out. Additions
+// to device memory happen in a random order, some of them when the kernel ends.
 #include "hopper.h"
 
 #include <algorithm>

@@ -164,8 +164,8 @@ TEST(Hopper, ProductOfTilesOverRowsAddedByThreeBlocks) {
   const Stream stream;
   const Array<__nv_bfloat16> da(a), db(b);
   const Array<float> d(std::vector<float>(64 * columns, 1.0f));
-  EXPECT_CUDA(start(stream, product_over_rows, 3, 128, 2 * tile + rows * 128 + 16,
-                    map_of(da.get()), map_of(db.get()), d.get()));
+  EXPECT_CUDA(start(stream, product_over_rows, 3, 128, 2 * tile + rows * 128 + 16, map_of(da.get()),
+                    map_of(db.get()), d.get()));
   const std::vector<float> got = d.read();
   int wrong = 0;
   for (int i = 0; i < 64; ++i)
