@@ -91,6 +91,16 @@ __device__ __forceinline__ float rcp_approx(float x) {
   return y;
 }
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+// Both as bytes in e4m3, `low` in the lower one: to nearest, ties to even, 448 past 448, 0x7f of
+// NaN (cvt.rn.satfinite.e4m3x2.f32).
+__device__ __forceinline__ std::uint16_t e4m3_pair(float low, float high) {
+  std::uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+#endif
+
 }  // namespace weft::kernels
 
 #endif

@@ -262,6 +262,7 @@ def main():
                 bundle.put(file, f"{folder}/{file.relative_to(repository / folder)}")
     bundle.put(repository / "docs/bundle.md", "README.md")
     bundle.put(repository / "LICENSE", "LICENSE")
+    bundle.put(repository / "src/data/text_images/drawn/fonts/LICENSE", "licences/dejavu-fonts")  # in the program
     glibc = bundle.newest_glibc()
     (root / "libexec/glibc").write_text(glibc + "\n")
 

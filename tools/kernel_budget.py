@@ -54,29 +54,26 @@ class Entry:
     unit_bytes: float = 0  # of one pass through all of a kernel: its copying loops repeat until they have asked for these
     moved: float = 0  # bytes of a warp's pass that memory moves, where caches serve some of those that are asked for
     reason: str = ""  # of a budget below its goal
-    measured: str = ""  # share of an H100, and when
+    measured: str = ""  # share of a plain product or copy of the same run on an H100 (validation/results/h100.md)
 
 
-def attention(kind, rows, keys, sequences, forward, keys_kernel, queries_kernel, goal, measured=""):
-    """A forward kernel's and a backward's entry. Kernels: (template arguments, 64-row groups, rows of a key block)."""
-    lines = []
-    work = 4.0 * rows * keys * D * HEADS * sequences
-    tensors = 2.0 * D * HEADS * sequences
-    groups = blocks(rows, 64) * HEADS * sequences
-    if forward:
-        arguments, per_block, key_block = forward
-        lines.append(Entry(f"{kind} forward", f"S {rows}" if kind == "spatial" else f"L {keys}", goal[0],
-                           [Part(f"flash_sm90_forward_kernel<Sm90ForwardTile<{arguments}> >", 4 * groups * blocks(keys, key_block),
-                                 blocks(rows, 64 * per_block) * HEADS * sequences)],
-                           work, 2 * tensors * (rows + keys), measured=measured and measured[0]))
-    packed = "true" if kind == "cross" else "false"
-    own = blocks(keys, 64) * HEADS * sequences
-    lines.append(Entry(f"{kind} backward", lines[0].shape, goal[1],
-                       [Part(f"flash_sm90_backward_kernel<Sm90BackwardTile<{keys_kernel}, true, {packed}> >", 4 * own * blocks(rows, 64)),
-                        Part(f"flash_sm90_backward_kernel<Sm90BackwardTile<{queries_kernel}, false, {packed}> >",
-                             4 * groups * blocks(keys, 64))],
-                       2.5 * work, 4 * tensors * (rows + keys), measured=measured and measured[1]))
-    return lines
+def attention(kind, rows, keys, sequences, forward, tile, goal, measured=("", ""), heads=HEADS, d=D):
+    """A forward kernel's and a backward's entry. `forward`: (template arguments, 64-row groups, rows of a key block); `tile`: the
+    backward's template arguments."""
+    packed = str("cross" in kind).lower()
+    arguments, per_block, key_block = forward
+    shape = f"S {rows}" if kind == "spatial" else f"L {keys}"
+    work = 4.0 * rows * keys * d * heads * sequences
+    tensors = 2.0 * d * heads * sequences
+    groups, own = (blocks(n, 64) * heads * sequences for n in (rows, keys))
+    return [Entry(f"{kind} forward", shape, goal[0],
+                  [Part(f"flash_sm90_forward_kernel<Sm90ForwardTile<{arguments}, {packed}> >", 4 * groups * blocks(keys, key_block),
+                        blocks(rows, 64 * per_block) * heads * sequences)],
+                  work, 2 * tensors * (rows + keys), measured=measured[0]),
+            Entry(f"{kind} backward", shape, goal[1],
+                  [Part(f"flash_sm90_backward_kernel<Sm90BackwardTile<{tile}, true, {packed}> >", 4 * own * blocks(rows, 64)),
+                   Part(f"flash_sm90_backward_kernel<Sm90BackwardTile<{tile}, false, {packed}> >", 4 * groups * blocks(keys, 64))],
+                  2.5 * work, 4 * tensors * (rows + keys), measured=measured[1])]
 
 
 def attention_by_mma_sync(kind, rows, keys, sequences):
@@ -103,13 +100,15 @@ def temporal(T, tokens, forward, backward, goal, reasons=("", ""), measured=("",
 
 
 WGMMA = [
-    *attention("spatial", 405, 405, 30, ("80, 72, 2, 112, false", 2, 112), "80, 72", "80, 72", (0.50, 0.45)),
-    *attention("spatial", 1590, 1590, 15, ("80, 72, 3, 112, false", 3, 112), "80, 72", "80, 72", (0.65, 0.55),
-               ("36 % (2 x 128 keys, 2 value stages)", "29 % (3 stages)")),
-    *attention("spatial", 3600, 3600, 5, ("80, 72, 3, 112, false", 3, 112), "80, 72", "80, 72", (0.65, 0.55)),
-    *attention("cross", 23850, 300, 1, ("80, 72, 3, 112, true", 3, 112), "80, 72", "80, 72", (0.50, 0.50),
-               ("16 % (by mma.sync)", "10 % (by mma.sync)")),
-    *attention("cross", 23850, 120, 1, ("80, 72, 3, 112, true", 3, 112), "80, 72", "80, 72", (0.50, 0.50)),
+    *attention("spatial", 405, 405, 30, ("80, 72, 2, 112", 2, 112), "80, 72", (0.50, 0.45)),
+    *attention("spatial", 1590, 1590, 15, ("80, 72, 3, 112", 3, 112), "80, 72", (0.65, 0.55),
+               ("43 % with q/k norm", "37 % with q/k norm")),
+    *attention("spatial", 3600, 3600, 5, ("80, 72, 3, 112", 3, 112), "80, 72", (0.65, 0.55)),
+    *attention("cross", 23850, 300, 1, ("80, 72, 3, 112", 3, 112), "80, 72", (0.50, 0.50), ("29 %", "23 %")),
+    *attention("cross", 23850, 120, 1, ("80, 72, 3, 112", 3, 112), "80, 72", (0.50, 0.50)),
+    # Wan2.1 1.3B, a clip of 81 frames of 480x832.
+    *attention("Wan, all tokens,", 32760, 32760, 1, ("128, 128, 2, 128", 2, 128), "128, 128", (0.65, 0.55), ("86 %", "65 %"), 12, 128),
+    *attention("Wan, cross,", 32760, 513, 1, ("128, 128, 2, 128", 2, 128), "128, 128", (0.50, 0.50), ("46 %", "38 %"), 12, 128),
 ]
 MMA_SYNC = [
     *attention_by_mma_sync("spatial", 405, 405, 30),
@@ -120,10 +119,10 @@ STREAMS = [
     *temporal(5, 3600, "forward_tile_kernel<9, (temporal::Tiling)2>", "9, (temporal::Tiling)2", 0.60,
               reasons=("", "the two warps of a tile pass through different loops, of which one warp's are counted; by hand, along both "
                            "warps' loops, the issue of instructions bounds it at 85 %.")),
-    *temporal(15, 1590, "forward_tile_kernel<9, (temporal::Tiling)1>", "9, (temporal::Tiling)1", 0.80),
+    *temporal(15, 1590, "forward_tile_kernel<9, (temporal::Tiling)1>", "9, (temporal::Tiling)1", 0.80, measured=("82 %", "76 %")),
     *temporal(30, 1590, "forward_kernel<9, 256>", "9, (temporal::Tiling)0", 0.80),
-    Entry("q/k norm forward", "D 72", 0.85, ["qk_norm_forward_kernel<72, bf16>"], measured="61 % (before: one load at a time)"),
-    Entry("q/k norm backward", "D 72", 0.85, ["qk_norm_backward_kernel<72, bf16>"], measured="75 % (before)"),
+    Entry("q/k norm forward", "D 72", 0.85, ["qk_norm_forward_kernel<72, bf16>"], measured="61 % (2026-11-22: one load at a time)"),
+    Entry("q/k norm backward", "D 72", 0.85, ["qk_norm_backward_kernel<72, bf16>"], measured="75 % (2026-11-22)"),
     Entry("layer norm, modulation forward", "C 1152", 0.85, ["modulate_forward_kernel<bf16, 9>"], measured="90 %"),
     Entry("layer norm, modulation backward", "C 1152", 0.85, ["modulate_backward_kernel<bf16, 9, false>"], measured="80 %"),
     Entry("gate, residual forward", "C 1152", 0.85, ["gate_forward_kernel<bf16, 9>"], measured="95 %"),
@@ -135,6 +134,13 @@ STREAMS = [
     Entry("SiLU forward", "f32", 0.85, ["silu_forward_kernel<4>"], measured="123 %"),
     Entry("AdamW", "f32", 0.85, ["adamw_kernel<4>"]),
     Entry("squares of gradients", "f32", 0.85, ["squares_kernel<4>"]),
+    # A token is a pass of four warps; 12 heads share its rotation. Positions of the VAE: two a pass of a warp, or one.
+    Entry("RMS norm, rotation", "Wan, bf16", 0.85, ["rms_rope_kernel<bf16, 3, true>"], moved=6656 / 4, threads=128),
+    Entry("RMS norm, rotation backward", "Wan, bf16", 0.85, ["rms_rope_backward_kernel<bf16, 3, true>"], moved=9728 / 4, threads=128),
+    Entry("layer norm of long rows", "Wan, f32 to bf16", 0.85, ["norm_rows_kernel<float, bf16, 3>"], threads=128),
+    Entry("layer norm of long rows backward", "Wan, f32 to bf16", 0.85, ["norm_rows_backward_kernel<float, bf16, 3, true>"], threads=128),
+    Entry("channel norm", "Wan's VAE, C 384, bf16", 0.85, ["channel_norm_forward_kernel<bf16, 3, 2, true>"], moved=2 * 2 * 768),
+    Entry("channel norm backward", "Wan's VAE, C 384, bf16", 0.85, ["channel_norm_backward_kernel<bf16, 3, true>"], moved=3 * 768),
     Entry("RMS norm", "T5, bf16", 0.85, ["rms_norm_kernel<bf16, 8>"]),
     Entry("gated GELU", "T5, bf16", 0.85, ["gated_gelu_kernel<bf16, 8>"]),
     Entry("group norm, moments", "VAE, bf16", 0.85, ["moments_kernel<bf16, 8>"]),
@@ -319,8 +325,8 @@ def page_of(found, version):
         lines += table_of(machine, budgets_of)
         if machine is not sass.H100:
             continue
-        lines += ["Measured figures are of 2026-11-22 and of the kernels at that time; what is said in brackets has changed since, and is untested",
-                  "on a GPU.", ""]
+        lines += ["Measured figures are shares of a plain product or copy of the same run. Attention's are of 2026-11-26, the others of 2026-11-22",
+                  "and of the kernels at that time.", ""]
         lines += [f"- {b.entry.name}, {b.entry.shape}: {b.entry.reason}" for b in budgets_of if b.entry.reason] + [""]
     lines += ["The B200's table has no attention: there it uses mma.sync, whose rate on that GPU is not known here.", "",
               "## How far counting can be trusted", "",

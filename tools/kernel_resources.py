@@ -16,7 +16,7 @@ import sys
 
 # Kernels that dominate a training step. Helpers that run once per step on a few KB are not among them.
 HOT = [r"modulate", r"gate", r"gelu", r"flash", r"temporal", r"qk_norm", r"adamw", r"sum_of_squares|squares",
-       r"convert", r"add", r"group_norm|moments|gradient_sums", r"phases", r"relative", r"softmax|probabilities"]
+       r"convert", r"add", r"group_norm|moments|gradient_sums", r"phases", r"relative", r"softmax|probabilities", r"rms_rope", r"norm_rows", r"channel_norm"]
 # Bytes that a hot kernel may spill: none on sm_80. On sm_90a one register of one kernel, which was measured with it
 # (validation/results/h100.md: dk and dv of packed keys, D = 128). On the other two, ptxas spills a few registers of six kernels;
 # the cost has not been measured, for lack of such a GPU.

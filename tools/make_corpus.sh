@@ -68,7 +68,7 @@ write_all() {
 # Runs of the other models, stopped half-way, and their results after resuming. Random numbers do not compress, so the weights
 # repeat after two channels, and so do gradients and momenta.
 write_models() {
-  # Own pictures for dbnet, because drawn text depends on the fonts of the host.
+  # Own pictures for dbnet: files of the corpus.
   for source in testsrc2 smptebars; do
     draw "$source=size=96x96:rate=1" -frames:v 1 -pix_fmt rgb24 "$source.png"
     echo '{"path": "'$source'.png", "polygons": [{"points": [[10, 10], [80, 14], [78, 40], [9, 36]]}]}' >>pictures.jsonl

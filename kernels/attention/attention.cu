@@ -10,12 +10,12 @@
 //
 // Scratch taken inside an operation (not seen by the planning arena): self attention with norm or
 // rotary embedding 2/3 of qkv; backward also 4 bytes for each row and head (delta) and 8 D bytes
-// for each of 4 blocks a multiprocessor (weight gradients); the backward of packed keys `splits` <=
-// 8 copies of k and v in f32. The kernels for sm_90a take 8 bytes for each row and head instead of
-// delta.
+// for each of 4 blocks a multiprocessor (weight gradients); the backward of packed keys up to 8
+// copies of k and v in f32. The kernels for sm_90a take 8 bytes for each row and head instead of
+// delta, and of k and v as many copies as the multiprocessors are times the heads.
 #include "ops/attention.h"
 
-#include "attention/flash_common.cuh"
+#include "attention/flash_sm90_order.cuh"
 #include "attention/qk_norm.cuh"
 #include "attention/temporal.cuh"
 
@@ -58,14 +58,14 @@ FlashRows<T> self_rows(T* base, const Tensor& qkv, Axis axis, int parts, int par
   return rows;
 }
 
-// q and k as attention wants them: those of qkv, or normalised and rotated copies [B,T,S,2,H,D].
+// q and k as attention wants them: those of qkv (undefined), or normalised and rotated copies in
+// `qk`, or in scratch where that is undefined.
 Tensor prepare_qk(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
-                  Axis axis) {
+                  Axis axis, const Tensor& qk) {
   if (!wq.defined() && !rope.defined()) return Tensor();
-  Tensor qk =
-      Tensor::empty({qkv.dim(0), qkv.dim(1), qkv.dim(2), 2, qkv.dim(4), qkv.dim(5)}, qkv.dtype());
-  qk_norm_forward(qkv, wq, wk, rope, axis, qk);
-  return qk;
+  Tensor to = qk.defined() ? qk : Tensor::empty(qk_shape(qkv.shape()), qkv.dtype());
+  qk_norm_forward(qkv, wq, wk, rope, axis, to);
+  return to;
 }
 
 void run_forward(const FlashForward<float>& p) { flash_f32_forward(p); }
@@ -139,8 +139,10 @@ FlashRows<T> caption_rows(T* base, const FlashShape& shape, int part) {
 }
 
 // Captions are short and queries many: the queries of a key block are shared out over several
-// blocks, so that there are four for each multiprocessor, each with 512 queries at least.
-int cross_splits(const FlashShape& shape) {
+// blocks. The kernels for sm_90a have an order of their own; of the others' there are four for each
+// multiprocessor, each with 512 queries at least, and 8 shares at most.
+int cross_splits(const FlashShape& shape, DType dtype) {
+  if (dtype == DType::bf16 && flash_sm90_takes(shape)) return backward_splits(shape);
   const std::int64_t blocks = static_cast<std::int64_t>(key_tiles(shape, 64)) * shape.heads;
   const std::int64_t wanted = 4ll * cuda_properties().multiProcessorCount;
   std::int64_t splits = (wanted + blocks - 1) / blocks;
@@ -152,13 +154,13 @@ int cross_splits(const FlashShape& shape) {
 }  // namespace
 
 void self_attention_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk,
-                            const Tensor& rope, Axis axis, Tensor& out, Tensor& lse) {
+                            const Tensor& rope, Axis axis, Tensor& out, Tensor& lse, Tensor& qk) {
   if (axis == Axis::time && temporal_takes(qkv))
     return temporal_forward(qkv, wq, wk, rope, out, lse);
-  const Tensor qk = prepare_qk(qkv, wq, wk, rope, axis);
+  const Tensor prepared = prepare_qk(qkv, wq, wk, rope, axis, qk);
   by_type(qkv, [&]<class T>() {
-    const Tensor& from = qk.defined() ? qk : qkv;
-    const int parts = qk.defined() ? 2 : 3;
+    const Tensor& from = prepared.defined() ? prepared : qkv;
+    const int parts = prepared.defined() ? 2 : 3;
     FlashForward<T> p;
     p.shape = self_shape(qkv, axis);
     p.q = self_rows<const T>(data<T>(from), qkv, axis, parts, 0);
@@ -172,13 +174,14 @@ void self_attention_forward(const Tensor& qkv, const Tensor& wq, const Tensor& w
 
 void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk,
                              const Tensor& rope, Axis axis, const Tensor& out, const Tensor& lse,
-                             const Tensor& dout, Tensor& dqkv, Tensor& dwq, Tensor& dwk) {
+                             const Tensor& dout, Tensor& dqkv, Tensor& dwq, Tensor& dwk,
+                             const Tensor& qk) {
   if (axis == Axis::time && temporal_takes(qkv))
     return temporal_backward(qkv, wq, wk, rope, out, lse, dout, dqkv, dwq, dwk);
-  const Tensor qk = prepare_qk(qkv, wq, wk, rope, axis);
+  const Tensor prepared = qk.defined() ? qk : prepare_qk(qkv, wq, wk, rope, axis, qk);
   by_type(qkv, [&]<class T>() {
-    const Tensor& from = qk.defined() ? qk : qkv;
-    const int parts = qk.defined() ? 2 : 3;
+    const Tensor& from = prepared.defined() ? prepared : qkv;
+    const int parts = prepared.defined() ? 2 : 3;
     FlashBackward<T> p;
     p.shape = self_shape(qkv, axis);
     p.q = self_rows<const T>(data<T>(from), qkv, axis, parts, 0);
@@ -192,7 +195,7 @@ void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor& 
     p.dv = self_rows<T>(data<T>(dqkv), qkv, axis, 3, 2);
     run_backward_with_delta(p);
   });
-  if (qk.defined()) qk_norm_backward(qkv, wq, wk, rope, axis, dqkv, dwq, dwk);
+  if (prepared.defined()) qk_norm_backward(qkv, wq, wk, rope, axis, dqkv, dwq, dwk);
 }
 
 void cross_attention_forward(const Tensor& q, const Tensor& kv, const Tensor& offsets, int heads,
@@ -213,7 +216,7 @@ void cross_attention_backward(const Tensor& q, const Tensor& kv, const Tensor& o
                               const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq,
                               Tensor& dkv) {
   const FlashShape shape = cross_shape(q, kv, offsets, heads);
-  const int splits = cross_splits(shape);
+  const int splits = cross_splits(shape, q.dtype());
   const Tensor partial = Tensor::empty({splits, kv.dim(0), 2, heads, shape.D}, DType::f32);
   by_type(q, [&]<class T>() {
     FlashBackward<T> p;
@@ -253,7 +256,7 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
                         const Tensor& dout, Tensor& dq, Tensor& dk, Tensor& dv) {
   const FlashShape shape = plain_shape(q, k, offsets, last_bias, heads);
   const bool packed = offsets.defined();
-  const int splits = packed ? cross_splits(shape) : 1;
+  const int splits = packed ? cross_splits(shape, q.dtype()) : 1;
   const Tensor partial =
       packed ? Tensor::empty({splits, shape.nk, 2, heads, shape.D}, DType::f32) : Tensor();
   by_type(q, [&]<class T>() {

@@ -101,16 +101,13 @@ struct ForwardMemory {
   }
 };
 
-struct QueryTile {
-  int first, head, sequence;
-};
-__device__ __forceinline__ QueryTile query_tile(const ForwardWork& work, int index, int queries) {
-  const int head = index / work.tiles.each;
-  return {work.tiles.place(index) * queries, head % work.shape.heads, head / work.shape.heads};
+template <class Tile>
+__device__ __forceinline__ RowTile query_tile(const ForwardWork& work, int index) {
+  return row_tile(work.tiles, work.shape, Tile::queries, index);
 }
 
 template <class Tile>
-__device__ __forceinline__ int keys_of(const ForwardWork& work, const QueryTile& tile) {
+__device__ __forceinline__ int keys_of(const ForwardWork& work, const RowTile& tile) {
   return Tile::packed ? work.shape.keys(tile.sequence) : work.shape.nk;
 }
 
@@ -125,7 +122,7 @@ __device__ __forceinline__ void copy_forward(const CUtensorMap* q, const CUtenso
   Ring<Tile::v_stages> v_ring;
   for (int index = static_cast<int>(blockIdx.x); index < work.tiles.total;
        index += static_cast<int>(gridDim.x)) {
-    const QueryTile tile = query_tile(work, index, Tile::queries);
+    const RowTile tile = query_tile<Tile>(work, index);
     const int blocks = blocks_of(keys_of<Tile>(work, tile), Tile::keys);
     if (blocks == 0) continue;
     const int first = Tile::packed ? work.shape.key_offsets[tile.sequence] : 0,
@@ -217,7 +214,7 @@ __device__ __forceinline__ void softmax(float (&scores)[n], float (&top)[2], flo
 
 // This warpgroup's results: rows group and group + 8 of each warp's 16, with lse and factor.
 template <class Tile>
-__device__ __forceinline__ void store_queries(const ForwardWork& work, const QueryTile& tile,
+__device__ __forceinline__ void store_queries(const ForwardWork& work, const RowTile& tile,
                                               int group, const float (&out)[Tile::ND / 2],
                                               const float (&lse)[2], float factor0, float factor1) {
   const int nq = work.shape.nq, first = tile.first + group * 64, lane = threadIdx.x % 32;
@@ -251,7 +248,7 @@ __device__ __forceinline__ void multiply_forward(const ForwardWork& work,
   Ring<Tile::v_stages> v_ring;
   for (int index = static_cast<int>(blockIdx.x); index < work.tiles.total;
        index += static_cast<int>(gridDim.x)) {
-    const QueryTile tile = query_tile(work, index, Tile::queries);
+    const RowTile tile = query_tile<Tile>(work, index);
     const int nk = keys_of<Tile>(work, tile);
     const float bias = Tile::biased ? work.shape.bias(tile.sequence) : 0.0f;
     float scores[n], out[ND / 2], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, shrink[2];
@@ -366,8 +363,8 @@ __device__ __forceinline__ void multiply_forward(const ForwardWork& work,
     // Computed again: kept across the loop, these numbers would take registers that accumulators
     // need.
     asm volatile("" : "+r"(index));
-    store_queries<Tile>(work, query_tile(work, index, Tile::queries), group, out, lse,
-                        1.0f / sum[0], 1.0f / sum[1]);
+    store_queries<Tile>(work, query_tile<Tile>(work, index), group, out, lse, 1.0f / sum[0],
+                        1.0f / sum[1]);
   }
 }
 #endif
@@ -407,28 +404,20 @@ template <class Tile>
 void launch_forward(const FlashForward<__nv_bfloat16>& p) {
   const ForwardWork work{
       p.shape, p.out, p.lse,
-      Tiles::of(blocks_of(p.shape.nq, Tile::queries), p.shape.heads * p.shape.sequences)};
+      Tiles::of_rows(p.shape.nq, Tile::queries, p.shape.heads * p.shape.sequences)};
   launch(flash_sm90_forward_kernel<Tile>, dim3(work.tiles.blocks()), dim3(Tile::threads),
          Tile::shared, make_tensor_map(p.q, p.shape, p.shape.nq, Tile::queries),
          make_key_map(p.k, p.shape, Tile::keys), make_key_map(p.v, p.shape, Tile::keys), work);
 }
 
-// Three warpgroups overlap better than two, unless 192 queries a block leave many lanes without any
-// (S = 256).
-bool three_groups(int queries) {
-  return 10 * blocks_of(queries, 192) * 192 <= 11 * blocks_of(queries, 128) * 128;
-}
-
-// Key blocks of 128 rows only where they fit better: beside three warpgroups' accumulators they
-// would spill. Of captions only the sum of their lengths is known here, with padding.
 template <int KD, int ND>
 void launch_by_size(const FlashForward<__nv_bfloat16>& p) {
-  const int nk = p.shape.nk;
+  const ForwardBlock block = forward_block(p.shape);
   if (p.shape.key_offsets != nullptr)
     launch_forward<Sm90ForwardTile<KD, ND, 3, 112, true>>(p);
-  else if (three_groups(p.shape.nq))
+  else if (block.groups == 3)
     launch_forward<Sm90ForwardTile<KD, ND, 3, 112>>(p);
-  else if (blocks_of(nk, 112) * 112 <= blocks_of(nk, 128) * 128)
+  else if (block.keys == 112)
     launch_forward<Sm90ForwardTile<KD, ND, 2, 112>>(p);
   else
     launch_forward<Sm90ForwardTile<KD, ND, 2, 128>>(p);

@@ -26,8 +26,6 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int pass_rows = 64;
-
 template <int KD_, int ND_, bool keys_, bool packed_>
 struct Sm90BackwardTile {
   static constexpr int KD = KD_, ND = ND_;
@@ -35,7 +33,7 @@ struct Sm90BackwardTile {
   static constexpr bool packed = packed_;              // keys are those of packed captions
   static constexpr bool biased = packed && ND == 128;  // looks at last_bias
   static constexpr bool splits = keys && packed;       // queries are shared out over blocks
-  static constexpr int groups = 2, threads = 128 * (groups + 1), own_rows = 64 * groups;
+  static constexpr int groups = 2, threads = 128 * (groups + 1), own_rows = backward_rows;
   static constexpr int stages = 4;
   static constexpr bool x_in_registers = ND <= 72;
   // The next first products are issued before the second ones where registers allow accumulators
@@ -107,44 +105,9 @@ struct BackwardMemory {
   }
 };
 
-// The rows that a block owns and those that it passes over.
-struct OwnTile {
-  int first = 0, head = 0, sequence = 0;  // of packed keys, sequence -1: nothing to do
-  int split = 0;
-  int own = 0, pass = 0;           // rows of the sequence on either side
-  int pass_first = 0, blocks = 0;  // rows to pass over, in blocks
-};
 template <class Tile>
-__device__ __forceinline__ OwnTile own_tile(const BackwardWork& work, int index) {
-  const FlashShape& shape = work.shape;
-  OwnTile t;
-  if constexpr (Tile::splits) {
-    // The tile is the slowest index: those without keys, the last ones, come last, and fall on
-    // different blocks.
-    const int others = shape.heads * work.splits, other = index % others;
-    KeyTile key;
-    find_packed_tile(shape, Tile::own_rows, index / others, key);
-    t.head = other % shape.heads;
-    t.split = other / shape.heads;
-    t.first = key.first;
-    t.sequence = key.s;
-    if (t.sequence < 0) return t;
-  } else {
-    const int head = index / work.tiles.each;
-    t.head = head % shape.heads;
-    t.first = work.tiles.place(index) * Tile::own_rows;
-    t.sequence = head / shape.heads;
-  }
-  const int keys = shape.keys(t.sequence);
-  t.own = Tile::keys ? keys : shape.nq;
-  t.pass = Tile::keys ? shape.nq : keys;
-  t.blocks = blocks_of(t.pass, pass_rows);
-  if constexpr (Tile::splits) {
-    const int begin = t.blocks * t.split / work.splits;
-    t.blocks = t.blocks * (t.split + 1) / work.splits - begin;
-    t.pass_first = begin * pass_rows;
-  }
-  return t;
+__device__ __forceinline__ OwnTile own_tile_of(const BackwardWork& work, int index) {
+  return own_tile<Tile::keys, Tile::packed>(work.tiles, work.shape, work.splits, index);
 }
 
 __device__ __forceinline__ const float2* stats_of(const BackwardWork& work, const OwnTile& tile) {
@@ -161,7 +124,7 @@ __device__ __forceinline__ void copy_backward(const CUtensorMap* x1, const CUten
   int x_parity = 0;
   for (int index = static_cast<int>(blockIdx.x); index < work.tiles.total;
        index += static_cast<int>(gridDim.x)) {
-    const OwnTile tile = own_tile<Tile>(work, index);
+    const OwnTile tile = own_tile_of<Tile>(work, index);
     if (tile.sequence < 0 || tile.blocks == 0) continue;
     // Where the rows of either side lie in their tensors.
     const int key_row = work.shape.first_key(tile.sequence),
@@ -290,13 +253,13 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
     float sum1[ND / 2], sum2[ND / 2], prob[n], ds[n];
     std::uint32_t x1[KD / 16][4], x2[KD / 16][4], p[pass_rows / 16][4], d[pass_rows / 16][4];
     float2 stat[2];
-    const OwnTile tile = own_tile<Tile>(work, index);
+    const OwnTile tile = own_tile_of<Tile>(work, index);
     if (Tile::packed && tile.sequence < 0) continue;
     const int blocks = tile.blocks, pass = tile.pass;
     float bias = 0.0f;
     if constexpr (Tile::biased && !Tile::keys) bias = work.shape.bias(tile.sequence);
     if constexpr (Tile::biased && Tile::keys) {
-      const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
+      const int warp = thread_here() / 32 - 4;
       __syncwarp();
       if (lane == 0)
         *memory.bias(warp) = {work.shape.bias(tile.sequence),
@@ -322,7 +285,7 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
 
     mbarrier_wait(memory.x_full(), x_parity);
     x_parity ^= 1;
-    if (tile.first + group * 64 >= tile.own) {
+    if (tile.first + (thread_here() / 128 - 1) * 64 >= tile.own) {
       // Without products nothing else keeps a warp's lanes together, and one that comes late to a
       // barrier would miss its phase.
       __syncwarp();
@@ -438,7 +401,7 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
     // Computed again: kept across the loop, these numbers would take registers that accumulators
     // need.
     asm volatile("" : "+r"(index));
-    store_own<Tile>(work, own_tile<Tile>(work, index), thread_here() / 128 - 1, sum1, sum2);
+    store_own<Tile>(work, own_tile_of<Tile>(work, index), thread_here() / 128 - 1, sum1, sum2);
   }
 }
 #endif
@@ -476,10 +439,7 @@ template <class Tile>
 void launch_backward(BackwardWork work, const FlashBackward<__nv_bfloat16>& p) {
   const FlashShape& shape = work.shape;
   work.splits = p.splits;
-  work.tiles = Tile::splits ? Tiles::of(static_cast<int>(key_tiles(shape, Tile::own_rows)),
-                                        shape.heads * p.splits)
-                            : Tiles::of(blocks_of(Tile::keys ? shape.nk : shape.nq, Tile::own_rows),
-                                        shape.heads * shape.sequences);
+  work.tiles = backward_tiles(shape, Tile::keys, p.splits);
   const auto queries = [&](const FlashRows<const __nv_bfloat16>& rows, int box) {
     return make_tensor_map(rows, shape, shape.nq, box);
   };

@@ -2,10 +2,9 @@
 // of their products.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 
-#include "attention/flash_common.cuh"
+#include "attention/flash_sm90_order.cuh"
 #include "ptx_sm90.cuh"
 
 namespace weft::kernels {
@@ -25,26 +24,6 @@ CUtensorMap make_tensor_map(const FlashRows<const __nv_bfloat16>& rows, const Fl
 // The same of keys or values, which may be packed captions: then one sequence of all rows.
 CUtensorMap make_key_map(const FlashRows<const __nv_bfloat16>& rows, const FlashShape& shape,
                          int box_rows);
-
-// The tiles of all heads, shared out over blocks that stay. A head's last tile is the cheapest:
-// where every round of the blocks would give it to the same ones, each round begins one tile
-// further.
-struct Tiles {
-  int each = 1;   // of a head
-  int total = 0;  // of all heads
-  int round = 0;  // tiles in a round, or 0
-
-  static Tiles of(int each, int heads) {
-    const int total = each * heads, blocks = std::min(total, cuda_properties().multiProcessorCount);
-    return {each, total, blocks % each == 0 ? blocks : 0};
-  }
-  unsigned blocks() const {
-    return static_cast<unsigned>(std::min(total, cuda_properties().multiProcessorCount));
-  }
-  __device__ __forceinline__ int place(int index) const {
-    return (round > 0 ? index + index / round : index) % each;
-  }
-};
 
 #ifdef WEFT_SM90
 namespace sm90 {

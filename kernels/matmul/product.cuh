@@ -30,6 +30,7 @@ struct Product {
   bool add = false;  // C is added; it may be D
   // Elements from row to row as stored, of A, of B, of C and D; 0: as many as a row has.
   std::int64_t a_row = 0, b_row = 0, d_row = 0;
+  bool e4m3 = false;  // A and B are bytes in e4m3 instead of `in`, B transposed (ops/fp8.h)
   auto operator<=>(const Product&) const = default;
 };
 
@@ -42,6 +43,8 @@ struct Operands {
   void* vector;                    // null unless the epilogue has one; f32, a bias of vector_type
   void* aux;                       // [rows, columns] of D's type, or null
   DType vector_type = DType::f32;  // or D's
+  // Of e4m3, on the device: what A and B are multiplied by.
+  const float *a_scale = nullptr, *b_scale = nullptr;
 };
 
 // False where the library has no algorithm for it; then nothing has happened. Accumulates in f32;

@@ -51,6 +51,9 @@ Library& library() {
 }
 
 cudaDataType_t type_of(DType t) { return t == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t type_of_operands(const Product& p) {
+  return p.e4m3 ? CUDA_R_8F_E4M3 : type_of(p.in);
+}
 
 cublasLtEpilogue_t epilogue_of(Epilogue e) {
   switch (e) {
@@ -120,10 +123,10 @@ void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttribut
 
 // Describes a stored row-major matrix to the library, for which it is the transpose. `row`:
 // elements from row to row, or 0.
-cublasLtMatrixLayout_t layout(DType type, std::int64_t rows, std::int64_t columns,
+cublasLtMatrixLayout_t layout(cudaDataType_t type, std::int64_t rows, std::int64_t columns,
                               std::int64_t row) {
   cublasLtMatrixLayout_t l = nullptr;
-  LT_CHECK(cublasLtMatrixLayoutCreate(&l, type_of(type), static_cast<std::uint64_t>(columns),
+  LT_CHECK(cublasLtMatrixLayoutCreate(&l, type, static_cast<std::uint64_t>(columns),
                                       static_cast<std::uint64_t>(rows), row > 0 ? row : columns));
   return l;
 }
@@ -133,9 +136,15 @@ void point(const Plan& plan, const void* vector, const void* aux) {
   if (vector != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector);
   if (aux != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
 }
+// A and B change places: the library computes the transpose.
+void point_at_scales(const Plan& plan, const Operands& x) {
+  set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(x.b_scale));
+  set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(x.a_scale));
+}
 
-Plan make_plan(const Key& key, const void* vector, const void* aux) {
+Plan make_plan(const Key& key, const Operands& x, const void* vector) {
   const Product& p = key.product;
+  const void* const aux = x.aux;
   Plan plan;
   LT_CHECK(cublasLtMatmulDescCreate(
       &plan.operation, key.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -143,12 +152,14 @@ Plan make_plan(const Key& key, const void* vector, const void* aux) {
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, p.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p.epilogue));
   point(plan, vector, aux);
+  if (p.e4m3) point_at_scales(plan, x);
   if (aux != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.columns);
-  plan.a = p.b_transposed ? layout(p.in, p.columns, p.inner, p.b_row)
-                          : layout(p.in, p.inner, p.columns, p.b_row);
-  plan.b = p.a_transposed ? layout(p.in, p.inner, p.rows, p.a_row)
-                          : layout(p.in, p.rows, p.inner, p.a_row);
-  plan.d = layout(p.out, p.rows, p.columns, p.d_row);
+  const cudaDataType_t in = type_of_operands(p);
+  plan.a = p.b_transposed ? layout(in, p.columns, p.inner, p.b_row)
+                          : layout(in, p.inner, p.columns, p.b_row);
+  plan.b =
+      p.a_transposed ? layout(in, p.inner, p.rows, p.a_row) : layout(in, p.rows, p.inner, p.a_row);
+  plan.d = layout(type_of(p.out), p.rows, p.columns, p.d_row);
 
   cublasLtMatmulPreference_t wanted = nullptr;
   LT_CHECK(cublasLtMatmulPreferenceCreate(&wanted));
@@ -222,7 +233,7 @@ std::string describe(const Product& p) {
       "", " bias", " gelu", " gelu and z", " gelu slope", " bias gradient"};
   return std::to_string(p.rows) + "x" + std::to_string(p.columns) + "x" + std::to_string(p.inner) +
          (p.a_transposed ? " T" : " N") + (p.b_transposed ? "T " : "N ") +
-         std::string(name_of(p.in)) + "->" + std::string(name_of(p.out)) +
+         std::string(p.e4m3 ? "e4m3" : name_of(p.in)) + "->" + std::string(name_of(p.out)) +
          epilogues[static_cast<int>(p.epilogue)] + (p.add ? " added" : "") +
          (p.a_row + p.b_row + p.d_row > 0
               ? " rows " + std::to_string(p.a_row) + "," + std::to_string(p.b_row) + "," +
@@ -249,9 +260,10 @@ bool product_lt(const Product& p, const Operands& x) {
                 p.in == DType::f32 && tf32_allowed()};
   static std::map<Key, Plan> plans;
   auto it = plans.find(key);
-  if (it == plans.end()) it = plans.emplace(key, make_plan(key, vector, x.aux)).first;
+  if (it == plans.end()) it = plans.emplace(key, make_plan(key, x, vector)).first;
   Plan& plan = it->second;
   if (plan.options == 0) return false;
+  if (p.e4m3) point_at_scales(plan, x);
   if (rounds) round_vector(static_cast<const float*>(x.vector), lt.bias, p.columns);
   const bool known = plan.chosen >= 0 && plan.generation == table_generation();
   // Pointers from the last call may dangle: the bias may belong to another training of this

@@ -19,6 +19,13 @@ struct Grid {
   int packs, width;           // of V channels: in all, a block
 
   __host__ __device__ std::int64_t group_size() const { return C / groups; }
+  // Where the two numbers of a channel's group lie, of [N,groups,2]. Divisions of 64 bits are calls
+  // of functions, which take registers from all that lives across them: here and below they
+  // have 32.
+  __device__ __forceinline__ std::int64_t of_group(std::int64_t sample, unsigned channel) const {
+    const unsigned size = static_cast<unsigned>(C) / static_cast<unsigned>(groups);
+    return 2 * (sample * groups + channel / size);
+  }
 };
 
 template <int V>
@@ -46,8 +53,9 @@ __device__ __forceinline__ Place place(const Grid& g) {
   p.step = threads / g.width;
   p.line = static_cast<int>(threadIdx.x) / g.width;
   p.pack = static_cast<int>(blockIdx.y) * g.width + static_cast<int>(threadIdx.x) % g.width;
-  p.sample = blockIdx.x / g.chunks;
-  const std::int64_t first = blockIdx.x % g.chunks * g.rows;
+  const auto chunks = static_cast<unsigned>(g.chunks);
+  p.sample = blockIdx.x / chunks;
+  const std::int64_t first = blockIdx.x % chunks * g.rows;
   p.row = first + p.line;
   p.last = first + g.rows < g.P ? first + g.rows : g.P;
   p.active = p.line < p.step && p.pack < g.packs;

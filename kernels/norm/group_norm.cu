@@ -74,8 +74,8 @@ struct Channels {
                                       const float* ga, const float* be) {
 #pragma unroll
     for (int k = 0; k < V; ++k) {
-      const std::int64_t c = static_cast<std::int64_t>(p.pack) * V + k;
-      const float* const s = stats + 2 * (p.sample * g.groups + c / g.group_size());
+      const unsigned c = static_cast<unsigned>(p.pack * V + k);
+      const float* const s = stats + g.of_group(p.sample, c);
       mean[k] = s[0];
       rstd[k] = s[1];
       gamma[k] = ga[c];
@@ -179,8 +179,7 @@ __global__ void __launch_bounds__(threads)
   float mean_g[V], mean_gx[V];
 #pragma unroll
   for (int k = 0; k < V; ++k) {
-    const std::int64_t c = static_cast<std::int64_t>(p.pack) * V + k;
-    const float* const m = means + 2 * (p.sample * g.groups + c / g.group_size());
+    const float* const m = means + g.of_group(p.sample, static_cast<unsigned>(p.pack * V + k));
     mean_g[k] = m[0];
     mean_gx[k] = m[1];
   }

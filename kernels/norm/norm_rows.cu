@@ -105,6 +105,9 @@ __global__ void __launch_bounds__(row_threads, 2)
     norm_rows_backward_kernel(const X* __restrict__ x, RowNorm norm,
                               const float2* __restrict__ stats, const Y* __restrict__ dy, X* dx,
                               float* __restrict__ partial) {
+  // Of the longest rows registers do not hold what was in dx beside all else: it is read behind the
+  // sums.
+  constexpr bool early = accumulate && N < 5;
   const FrameGrid& g = norm.g;
   const int frame = g.frame(), group = norm.group(frame), last = g.last();
   const bool passes = group < norm.first_row;
@@ -118,7 +121,7 @@ __global__ void __launch_bounds__(row_threads, 2)
     Quad<Y> gradient[N];
     load_quads(x + row, g.channels, in);
     load_quads(dy + row, g.channels, gradient);
-    if constexpr (accumulate) load_quads(static_cast<const X*>(dx + row), g.channels, old);
+    if constexpr (early) load_quads(static_cast<const X*>(dx + row), g.channels, old);
     const float2 st = passes ? make_float2(0.0f, 0.0f)
                              : stats[static_cast<std::int64_t>(frame) * g.tokens + token];
     float sum = 0.0f, product = 0.0f;
@@ -139,20 +142,31 @@ __global__ void __launch_bounds__(row_threads, 2)
     const float2 both = sums(sum, product);
     const float mean_g = both.x / static_cast<float>(g.channels);
     const float mean_gh = both.y / static_cast<float>(g.channels);
+    float to[N][4];
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      if (row_quad(n) * 4 >= g.channels) continue;
-      float v[4], d[4], w[4];
+      float v[4], d[4];
       unpack(in[n], v);
       unpack(gradient[n], d);
-      if constexpr (accumulate) unpack(old[n], w);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float h = (v[e] - st.x) * st.y;
-        v[e] = passes ? d[e] : st.y * (d[e] * (norm.one + scale[n].v[e]) - mean_g - h * mean_gh);
-        if constexpr (accumulate) v[e] += w[e];
+        to[n][e] =
+            passes ? d[e] : st.y * (d[e] * (norm.one + scale[n].v[e]) - mean_g - h * mean_gh);
       }
-      store_vec<4>(dx + row, row_quad(n), pack<X, 4>(v));
+    }
+    if constexpr (accumulate && !early)
+      load_quads(static_cast<const X*>(dx + row), g.channels, old);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if (row_quad(n) * 4 >= g.channels) continue;
+      if constexpr (accumulate) {
+        float w[4];
+        unpack(old[n], w);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) to[n][e] += w[e];
+      }
+      store_vec<4>(dx + row, row_quad(n), pack<X, 4>(to[n]));
     }
   }
   float* out = partial + static_cast<std::int64_t>(blockIdx.x) * 2 * g.channels;

@@ -70,25 +70,27 @@ struct BenchScalingRequest {
 int bench_scaling(const Deck& deck, const BenchScalingRequest& request, MPI_Comm world);
 Command bench_scaling_command();
 
-// `weft bench step`: the time of a training step (forward, backward, AdamW) on given weights and
-// inputs.
+// `weft bench step`: the time of a training step (forward, backward, update) of any model, on one
+// micro-batch. Weights are those that a training begins with.
 struct BenchStepRequest {
-  // Safetensors; the inputs' tensors are in bench/step_inputs.h. Without them fresh weights, and
-  // noise of this latent shape.
-  std::string weights, inputs;
-  std::string shape = "1x15x32x32";  // clips x latent frames x height x width
-  std::int64_t captions = 300;       // caption rows a clip
-  std::string outputs;               // weights after all steps, "" = not wanted
-  std::string json;                  // results, "" = stdout table only
+  // The micro-batch: of synthetic latents (clips x latent frames x height x width) with captions of
+  // so many tokens (0: as many as the model takes); or of STDiT3, from a file
+  // (bench/step_inputs.h); or the costliest of the deck's data.
+  std::string shape;
+  std::int64_t captions = 0;
+  std::string inputs;
+  std::string weights;  // safetensors, "" = none
+  std::string outputs;  // weights after all steps, "" = not wanted
+  std::string json;     // results, "" = stdout table only
   int steps = 4, warmup = 2;
   bool profile = false;  // also time every operation
   bool untuned = false;  // matrix products by the library's first proposals
 };
 
-// Prints the median step, and operations a second: 3 x the forward's (recomputation is not
-// counted), and their share of a plain matrix product's in the same run. On a GPU a small step of
-// the same model is first checked against the CPU side; matrix products then run by algorithms that
-// the first step measures, as in training, which parallel.deterministic and `untuned` turn off.
+// Prints the median step, and operations a second (of a dry run: recomputation is not counted), and
+// their share of a plain matrix product's in the same run. On a GPU a small step of a denoiser is
+// first checked against the CPU side; matrix products then run by algorithms that the first step
+// measures, as in training, which parallel.deterministic and `untuned` turn off.
 int bench_step(const Deck& deck, const BenchStepRequest& request);
 Command bench_step_command();
 

@@ -7,14 +7,18 @@
 // pixels, count for the whole batch.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "checkpoint/safetensors.h"
 #include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
+#include "train/task.h"
 
 namespace weft {
+
+inline constexpr const char* given_hint = "docs/gpu.md lists the tensors of --inputs";
 
 // The tensors of a safetensors file by name, checked against the shapes that are wanted. What is
 // missing or does not fit throws Exit::data with `hint`.
@@ -52,5 +56,10 @@ struct StepInputs {
 };
 
 StepInputs read_step_inputs(const TensorFile& file, const Stdit3Config& model);
+
+// The sizes of x in such a file, and the training of a deck's STDiT3 whose every micro-batch is the
+// file's, whatever the clips are.
+Shape given_shape(const std::string& path);
+std::unique_ptr<TrainingTask> make_given_task(const Deck& deck, const std::string& path);
 
 }  // namespace weft

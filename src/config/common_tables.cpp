@@ -156,7 +156,10 @@ void model_rows(Rows& r, ModelDeck& d) {
 }
 
 void model_rows_behind(Rows& r, ModelDeck& d) {
-  r.text("dtype", d.dtype, "Number format of weights and activations.", {"f32", "bf16"});
+  r.text("dtype", d.dtype,
+         "Number format of weights and activations. fp8 is bf16, but the blocks' linear layers "
+         "multiply in e4m3, forward and for the gradient of their input (stdit3 and wan).",
+         {"f32", "bf16", "fp8"});
   Option& recompute =
       r.number("recompute", d.recompute, 0, 1,
                "Share of the blocks whose activations are recomputed instead of kept (gradient "
@@ -296,8 +299,10 @@ void parallel_rows(Rows& r, ParallelDeck& d) {
            "every rank.");
   r.number("sp", d.sp, 1, 1024,
            "Ranks that share the tokens of a clip (sequence parallelism); divides the ranks.");
-  r.number("bucket_mib", d.bucket_mib, 0.001, 65536,
-           "Gradients sent together, in MiB: larger is fewer messages, smaller overlaps more.");
+  r.number(
+      "bucket_mib", d.bucket_mib, 0, 65536,
+      "Gradients sent together, in MiB: larger is fewer messages, smaller overlaps more. 0 goes "
+      "by the number of ranks: 25 up to 32 ranks, then 25/32 MiB a rank, at most 200.");
   r.text("wire", d.wire, "Number format of gradients on the wire; sums are always made in f32.",
          {"f32", "bf16"});
   r.flag("overlap", d.overlap,
@@ -345,6 +350,11 @@ std::vector<DeckTable> common_tables() {
                              [](const DeckTable& t) { return t.section; });
   };
   table("data")->check = check_data;
+  table("model")->check = [](const Deck& d, const DeckDemand& demand) {
+    demand(d.model.dtype != "fp8" || d.model.name == "stdit3" || d.model.name == "wan",
+           fmt::format("model.dtype = \"fp8\" with model.name = \"{}\"", d.model.name),
+           "\"stdit3\" and \"wan\" alone have layers that multiply in fp8; take \"bf16\"");
+  };
   table("train")->check = [](const Deck& d, const DeckDemand& demand) {
     check_train(d.train, demand);
   };

@@ -71,6 +71,10 @@ struct DataDeck {
     return paths.empty() ? std::vector<std::string>{path} : paths;
   }
 };
+// Whether weights and activations are bf16 in a model of that dtype. One of fp8 is a bf16 model
+// some of whose products round their operands further (ops/fp8.h).
+inline bool holds_bf16(std::string_view dtype) { return dtype != "f32"; }
+
 // Settings of any model, trained or run; its shape has a table of its own, or for STDiT3 follows
 // these keys.
 struct ModelDeck {
@@ -115,7 +119,7 @@ struct TrainDeck {
 struct ParallelDeck {
   std::int64_t zero = 1;
   std::int64_t sp = 1;
-  double bucket_mib = 25;
+  double bucket_mib = 0;
   std::string wire = "f32";
   bool overlap = true;
   bool deterministic = false;

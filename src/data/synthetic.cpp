@@ -70,13 +70,13 @@ constexpr const char* hint =
 
 struct Part {
   std::int64_t clips = 0, frames = 0, height = 0, width = 0, channels = 0, latent = 0, fps = 0,
-               seed = 0;
+               seed = 0, tokens = 0, text_channels = 0;
   std::string name;
 };
 
 Part read_part(std::string_view text) {
   NumberRange clips{64, 64}, frames{5, 5}, height{32, 32}, width{32, 32}, channels, latent, fps,
-      seed{42, 42};
+      seed{42, 42}, tokens, text_channels;
   const std::string none = " ";  // no text that is given has blanks at its ends
   std::string name = none;
   const std::array numbers = {NumberKey{"clips", &clips, 1, 1'000'000'000, false},
@@ -86,7 +86,9 @@ Part read_part(std::string_view text) {
                               NumberKey{"channels", &channels, 1, 64, false},
                               NumberKey{"latent", &latent, 0, 1, false},
                               NumberKey{"fps", &fps, 1, 1000, false},
-                              NumberKey{"seed", &seed, 0, INT64_MAX, false}};
+                              NumberKey{"seed", &seed, 0, INT64_MAX, false},
+                              NumberKey{"tokens", &tokens, 0, 4096, false},
+                              NumberKey{"text_channels", &text_channels, 0, 65536, false}};
   const std::array texts = {TextKey{"name", &name}};
   read_keys(text, "synthetic", hint, numbers, texts);
   WEFT_CHECK(name == none ||
@@ -95,9 +97,21 @@ Part read_part(std::string_view text) {
                                                           "0123456789-._") == std::string::npos),
              Exit::usage, "letters, digits, dots, dashes and underscores make a bucket's name",
              "name = \"{}\" of synthetic", name);
-  Part part{clips.low, frames.low,   height.low,
-            width.low, channels.low, latent.low,
-            fps.low,   seed.low,     name == none ? "" : name};
+  Part part{clips.low,
+            frames.low,
+            height.low,
+            width.low,
+            channels.low,
+            latent.low,
+            fps.low,
+            seed.low,
+            tokens.low,
+            text_channels.low,
+            name == none ? "" : name};
+  WEFT_CHECK((part.tokens > 0) == (part.text_channels > 0), Exit::usage,
+             "text_channels is what the model takes, such as model.caption_channels",
+             "synthetic clips with tokens = {} and text_channels = {}: captions have both",
+             part.tokens, part.text_channels);
   if (part.channels == 0) part.channels = part.latent != 0 ? 4 : 3;
   WEFT_CHECK(part.latent != 0 || part.channels == 3, Exit::usage,
              "add latent=1 for clips of another number of channels",
@@ -209,6 +223,8 @@ class SyntheticSource : public ClipSource {
       b.pixel_frames = part.latent != 0 ? pixel_frames_of(part.frames) : part.frames;
       b.pixel_height = part.latent != 0 ? 8 * part.height : part.height;
       b.pixel_width = part.latent != 0 ? 8 * part.width : part.width;
+      b.longest_text = part.tokens;
+      b.text_channels = part.text_channels;
       b.name = !part.name.empty()
                    ? part.name
                    : fmt::format("synthetic{}-{}-{}x{}", part.latent != 0 ? "-latent" : "",
@@ -239,10 +255,27 @@ class SyntheticSource : public ClipSource {
 
   std::string content_id() const override {
     std::string text;
-    for (const Part& p : parts_)
+    for (const Part& p : parts_) {
       text += fmt::format("{} {} {} {} {} {} {} {}\n", p.clips, p.frames, p.height, p.width,
                           p.channels, p.latent, p.fps, p.seed);
+      if (p.tokens > 0) text += fmt::format("text {} {}\n", p.tokens, p.text_channels);
+    }
     return to_hex(hash128(text));
+  }
+
+  std::int64_t text_tokens(int bucket, std::int64_t index) const override {
+    return buckets_[bucket].longest_text;
+  }
+  // Noise, which trains as long as text does.
+  std::vector<float> read_text(int bucket, std::int64_t index) const override {
+    const Bucket& b = buckets_[bucket];
+    // 0 to 3 are other streams of data in memory.
+    const Philox random(static_cast<std::uint64_t>(parts_[bucket].seed), Purpose::synthetic, 4,
+                        static_cast<std::uint64_t>(check(bucket, index)));
+    std::vector<float> text(static_cast<std::size_t>(b.longest_text * b.text_channels));
+    for (std::size_t i = 0; i < text.size(); ++i)
+      text[i] = random.normal(static_cast<std::uint32_t>(i));
+    return text;
   }
 
   void read(int bucket, std::int64_t index, std::span<std::byte> out) const override {

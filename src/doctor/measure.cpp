@@ -380,7 +380,8 @@ Tensor attention(DType dtype) {
   const std::int64_t T = 2, S = 77, H = 2, D = 72;
   const Tensor qkv = draw({1, T, S, 3, H, D}, dtype, 1);
   Tensor y = Tensor::empty({1, T, S, H * D}, dtype), lse = Tensor::empty({T, H, S}, DType::f32);
-  ops::self_attention_forward(qkv, Tensor(), Tensor(), Tensor(), ops::Axis::space, y, lse);
+  Tensor none;
+  ops::self_attention_forward(qkv, none, none, none, ops::Axis::space, y, lse, none);
   return y;
 }
 

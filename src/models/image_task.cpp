@@ -31,10 +31,10 @@ void ImageTask::share_clips(Communicator* group) {
              "images cannot be shared by ranks (parallel.sp = {})", deck_.parallel.sp);
 }
 
-void ImageTask::join_ranks(MPI_Comm world) {
+void ImageTask::join_ranks(MPI_Comm world, Communicator* whole) {
   int size = 1;
   MPI_Comm_size(world, &size);
-  if (size > 1) all_ = make_communicator(world);
+  if (size > 1) all_ = whole != nullptr ? whole->split(world) : make_communicator(world);
 }
 
 double ImageTask::cost(const Bucket& bucket, double recompute) const {

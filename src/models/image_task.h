@@ -21,7 +21,7 @@ class ImageTask : public TrainingTask {
   void open(std::span<const Bucket> buckets) override { check(buckets); }
   std::string start_weights() override;
   void share_clips(Communicator* group) override;
-  void join_ranks(MPI_Comm world) override;
+  void join_ranks(MPI_Comm world, Communicator* whole) override;
   Communicator* inner_ranks() override { return all_.get(); }
 
   double least_recompute() const override { return deck_.model.recompute; }

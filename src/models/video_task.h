@@ -27,7 +27,7 @@ class VideoTask : public TrainingTask {
   const ClipLatents& latents() const { return latents_; }
 
   ParameterTable& params() override { return model().params(); }
-  bool bf16() const override { return deck_.model.dtype == "bf16"; }
+  bool bf16() const override { return holds_bf16(deck_.model.dtype); }
   std::vector<TrainDeck> optimizers() const override { return {deck_.train}; }
   void check(std::span<const Bucket> buckets) override;
   void open(std::span<const Bucket> buckets) override;

@@ -59,7 +59,9 @@ bool travels_as_it_is(const Shape& grid, Cut cut) { return grid[0] == 1 && cut =
 
 bool planning() { return Arena::current().is_planning(); }
 
-Tensor exchanged(Tensor x, SequenceGroup& group, Cut to, std::int64_t whole) {
+// Exchanges are never part of a recorded graph: they go through table.aside().
+Tensor exchanged(const ParameterTable& table, Tensor x, SequenceGroup& group, Cut to,
+                 std::int64_t whole) {
   const Shape from = x.shape();
   const DType dtype = x.dtype();
   const Part mine = share_of(from[to == Cut::frames ? 1 : 2], group.rank, group.size);
@@ -90,8 +92,10 @@ Tensor exchanged(Tensor x, SequenceGroup& group, Cut to, std::int64_t whole) {
     detail::note_exchange("all_to_all",
                           {send.slice(0, begin), send.slice(begin + *own, send.numel())});
   } else {
-    group.blocked_seconds +=
-        group.ranks->wait(group.ranks->all_to_all(lent(send), give, lent(received), get));
+    table.aside([&group, give, get, send = lent(send), received = lent(received)] {
+      group.blocked_seconds +=
+          group.ranks->wait(group.ranks->all_to_all(send, give, received, get));
+    });
   }
   send.release();
   // 3. Puts the received pieces into the grid.
@@ -111,10 +115,11 @@ Tensor exchanged(Tensor x, SequenceGroup& group, Cut to, std::int64_t whole) {
 Var exchange(Context c, const Var& x, SequenceGroup& group, Cut to, std::int64_t whole) {
   WEFT_ASSERT(x->value.shape().rank() == 4 && group.ranks != nullptr);
   const std::int64_t back = x->value.dim(to == Cut::frames ? 1 : 2);
-  const Var out = make_var(exchanged(std::exchange(x->value, Tensor()), group, to, whole));
+  const ParameterTable& table = c.parameters;
+  const Var out = make_var(exchanged(table, std::exchange(x->value, Tensor()), group, to, whole));
   if (c.tape.recording())
-    c.tape.record([x, out, &group, to, back] {
-      give_grad(x, exchanged(std::exchange(out->grad, Tensor()), group, other(to), back));
+    c.tape.record([x, out, &group, &table, to, back] {
+      give_grad(x, exchanged(table, std::exchange(out->grad, Tensor()), group, other(to), back));
     });
   return out;
 }
@@ -138,7 +143,9 @@ Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S)
   if (planning())
     detail::note_exchange("all_gather", {slots.slice(slot, group.size * slot)});
   else
-    group.blocked_seconds += group.ranks->wait(group.ranks->all_gather(lent(slots)));
+    c.parameters.aside([&group, slots = lent(slots)] {
+      group.blocked_seconds += group.ranks->wait(group.ranks->all_gather(slots));
+    });
   Tensor all = Tensor::empty(shape, x->value.dtype());
   for (int r = 0; r < group.size; ++r) ops::copy_tokens(slot_of(r), reversed(pieces[r].block), all);
   const Var out = make_var(all);
@@ -161,7 +168,7 @@ void skip(Context c, const std::vector<Parameter*>& parameters) {
 }
 
 std::unique_ptr<Communicator> make_sequence_group(MPI_Comm world, std::int64_t ranks,
-                                                  double timeout_seconds) {
+                                                  double timeout_seconds, Communicator* whole) {
   if (ranks == 1) return nullptr;
   int rank = 0, size = 1;
   MPI_Comm_rank(world, &rank);
@@ -171,7 +178,9 @@ std::unique_ptr<Communicator> make_sequence_group(MPI_Comm world, std::int64_t r
              "{} cannot form groups of parallel.sp = {}", counted(size, "rank"), ranks);
   MPI_Comm group = MPI_COMM_NULL;
   MPI_Comm_split(world, static_cast<int>(rank / ranks), rank, &group);
-  auto communicator = make_communicator(group, timeout_seconds);  // of a duplicate
+  auto communicator = whole != nullptr
+                          ? whole->split(group, timeout_seconds)
+                          : make_communicator(group, timeout_seconds);  // of a duplicate
   MPI_Comm_free(&group);
   return communicator;
 }

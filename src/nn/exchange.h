@@ -53,8 +53,10 @@ void skip(Context c, const std::vector<Parameter*>& parameters);
 
 // Collective. The communicator of this rank's group, which are `ranks` consecutive ranks of the
 // world; null for groups of one. Exit::usage unless groups come out even. The timeout is
-// make_communicator's.
+// make_communicator's. `whole`, if there is one, is a communicator of the world, of which the
+// group's is split off.
 std::unique_ptr<Communicator> make_sequence_group(MPI_Comm world, std::int64_t ranks,
-                                                  double timeout_seconds = default_comm_timeout);
+                                                  double timeout_seconds = default_comm_timeout,
+                                                  Communicator* whole = nullptr);
 
 }  // namespace weft::nn

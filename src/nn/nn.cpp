@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "ops/attention.h"
+#include "ops/fp8.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/pointwise.h"
@@ -94,18 +95,31 @@ void add_grad(Parameter& w, const Tensor& dy, const Tensor& x) {
   w.grad_written = true;
 }
 
+// The products of a layer's own weight: y = x w^T + bias (+ residual), dx (+)= dy w.
+
+void weight_product(const Linear& l, const Tensor& x, const Tensor& residual, Tensor& y) {
+  const Tensor &w = weight_for(l, x.dtype()), &bias = bias_for(l, x.dtype());
+  if (l.fp8) return ops::fp8_linear_forward(x, w, bias, residual, y);
+  ops::linear_forward(x, w, bias, residual, y);
+}
+
+void input_gradient(const Linear& l, const Tensor& dy, Tensor& dx, bool accumulate) {
+  if (l.fp8) return ops::fp8_linear_backward_input(dy, weight_for(l, dy.dtype()), dx, accumulate);
+  ops::linear_backward_input(dy, weight_for(l, dy.dtype()), dx, accumulate);
+}
+
 // y = x w^T + bias (+ residual) (+ u B^T). Returns u = scale * x A^T [..., rank], which the
 // backward wants; undefined without an adapter.
 Tensor linear_product(const Linear& l, const Tensor& x, const Tensor& residual, Tensor& y) {
   const DType dtype = x.dtype();
   if (!l.adapted()) {
-    ops::linear_forward(x, weight_for(l, dtype), bias_for(l, dtype), residual, y);
+    weight_product(l, x, residual, y);
     return {};
   }
   const Tensor &a = copy_of_type(*l.lora_a, dtype), &b = copy_of_type(*l.lora_b, dtype);
   Tensor u = Tensor::empty(with_last(x.shape(), a.dim(0)), dtype);
   Tensor own = Tensor::empty(y.shape(), dtype);
-  ops::linear_forward(x, weight_for(l, dtype), bias_for(l, dtype), residual, own);
+  weight_product(l, x, residual, own);
   ops::linear_forward(x, a, Tensor(), Tensor(), u);
   multiply_by(u, l.lora_scale);
   ops::linear_forward(u, b, Tensor(), own, y);
@@ -149,7 +163,7 @@ Var linear(Context c, const Var& x, const Linear& l, const Var& residual) {
     if (l.adapted()) add_grad(*l.lora_a, du, x->value);
     if (x->needs_grad) {
       const auto [dx, accumulate] = grad_target(x);
-      ops::linear_backward_input(dy, weight_for(l, dy.dtype()), dx, accumulate);
+      input_gradient(l, dy, dx, accumulate);
       lora_input(l, du, dx);
     }
     if (residual) give_grad(residual, dy);  // last: it may take over dy's memory
@@ -167,36 +181,41 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
   // Without a backward nothing reads z again: the activation overwrites it.
   Tensor h = c.tape.recording() ? Tensor::empty(z.shape(), dtype) : z;
   Tensor u1;
-  if (fc1.adapted()) {
+  if (fc1.plain()) {
+    ops::linear_gelu_forward(x->value, weight_for(fc1, dtype), bias_for(fc1, dtype), z, h);
+  } else {
     u1 = linear_product(fc1, x->value, Tensor(), z);
     ops::gelu_forward(z, h);
-  } else {
-    ops::linear_gelu_forward(x->value, weight_for(fc1, dtype), bias_for(fc1, dtype), z, h);
   }
   Tensor y = Tensor::empty(with_last(x->value.shape(), fc2.weight->shape[0]), dtype);
   const Tensor u2 = linear_product(fc2, h, Tensor(), y);
   const Var out = make_var(y);
   if (!c.tape.recording()) return out;
-  c.tape.record([x, z, fc1, fc2, u1, u2, out, &table = c.parameters]() mutable {
+  if (!c.tape.keep(h.bytes())) h = Tensor();
+  c.tape.record([x, z, h, fc1, fc2, u1, u2, out, &table = c.parameters]() mutable {
     const Tensor dy = std::move(out->grad);
     Tensor dz = Tensor::empty(z.shape(), z.dtype());
     const Tensor du2 = lora_backward(fc2, dy, u2);
-    if (fc2.adapted()) {
-      ops::linear_backward_input(dy, weight_for(fc2, dy.dtype()), dz, false);
-      lora_input(fc2, du2, dz);
-      ops::gelu_backward(z, dz, dz, z);  // z becomes gelu(z)
-      add_grad(*fc2.lora_a, du2, z);
+    Tensor again = h.defined() ? Tensor() : z;  // z becomes gelu(z) where that was not kept
+    if (fc2.plain()) {
+      ops::linear_gelu_backward_input(dy, weight_for(fc2, dy.dtype()), z, dz, again);
     } else {
-      ops::linear_gelu_backward_input(dy, weight_for(fc2, dy.dtype()), z, dz, z);  // likewise
+      input_gradient(fc2, dy, dz, false);
+      lora_input(fc2, du2, dz);
+      ops::gelu_backward(z, dz, dz, again);
     }
-    add_weight_grad(fc2, dy, z);
+    if (again.defined()) h = again;
+    if (fc2.adapted()) add_grad(*fc2.lora_a, du2, h);
+    add_weight_grad(fc2, dy, h);
+    again.release();
+    h.release();
     z.release();
     add_weight_grad(fc1, dz, x->value);
     const Tensor du1 = lora_backward(fc1, dz, u1);
     if (fc1.adapted()) add_grad(*fc1.lora_a, du1, x->value);
     if (x->needs_grad) {
       const auto [dx, accumulate] = grad_target(x);
-      ops::linear_backward_input(dz, weight_for(fc1, dy.dtype()), dx, accumulate);
+      input_gradient(fc1, dz, dx, accumulate);
       lora_input(fc1, du1, dx);
     }
     note_all_done(table, fc1);
@@ -335,17 +354,24 @@ Var self_attention(Context c, const Var& qkv, Parameter* q_norm, Parameter* k_no
   const std::int64_t length = axis == ops::Axis::space ? s[2] : s[1];
   Tensor lse = Tensor::empty({s[0] * s[1] * s[2] / length, s[4], length}, DType::f32);
   const Tensor wq = q_norm ? q_norm->value : Tensor(), wk = k_norm ? k_norm->value : Tensor();
-  ops::self_attention_forward(qkv->value, wq, wk, rope, axis, out, lse);
+  Tensor qk;
+  if (const Shape shape = ops::qk_shape(s);
+      c.tape.recording() && ops::keeps_qk(wq, rope, axis) &&
+      c.tape.keep(static_cast<std::size_t>(shape.numel()) * size_of(dtype)))
+    qk = Tensor::empty(shape, dtype);
+  ops::self_attention_forward(qkv->value, wq, wk, rope, axis, out, lse, qk);
   const Var result = make_var(out);
   if (c.tape.recording())
-    c.tape.record([qkv, wq, wk, q_norm, k_norm, rope, axis, result, lse, &table = c.parameters] {
+    c.tape.record([qkv, wq, wk, q_norm, k_norm, rope, axis, result, lse, qk,
+                   &table = c.parameters]() mutable {
       const Tensor dout = std::move(result->grad);
       Tensor dqkv = Tensor::empty(qkv->value.shape(), qkv->value.dtype());
       Tensor none_q, none_k;
       const bool learn = q_norm && q_norm->trainable;
       ops::self_attention_backward(qkv->value, wq, wk, rope, axis, result->value, lse, dout, dqkv,
                                    learn ? q_norm->grad_to_add() : none_q,
-                                   learn ? k_norm->grad_to_add() : none_k);
+                                   learn ? k_norm->grad_to_add() : none_k, qk);
+      qk.release();
       give_grad(qkv, dqkv);
       note_done(table, {q_norm, k_norm});
     });

@@ -58,6 +58,18 @@ class Tape {
   void reads(Weights weights) { weights_ = weights; }
   const Weights& weights() const { return weights_; }
 
+  // Activations that a record need not keep, but which make its backward cheaper: how many bytes
+  // of them this tape may hold (plan_memory() finds what fits). 0: the backward recomputes them.
+  void allow(std::size_t bytes) { allowed_ = bytes; }
+  // True where `bytes` of them may be kept: they are then taken off what is allowed.
+  bool keep(std::size_t bytes) {
+    if (bytes > allowed_) return false;
+    allowed_ -= bytes;
+    kept_ += bytes;
+    return true;
+  }
+  std::size_t kept() const { return kept_; }  // bytes so far
+
  private:
   struct Step {
     std::function<void()> run;
@@ -65,6 +77,7 @@ class Tape {
   };
   Mode mode_;
   Weights weights_;
+  std::size_t allowed_ = 0, kept_ = 0;
   std::vector<Step> steps_;
 };
 
@@ -102,8 +115,13 @@ struct Linear {
   Parameter* lora_a = nullptr;  // [rank, in]
   Parameter* lora_b = nullptr;  // [out, rank]
   float lora_scale = 0;
+  // Its product, and that for the gradient of its input, take operands in e4m3 (ops/fp8.h). The
+  // gradient of its weight, and what LoRA adds, do not. Activations are bf16 then.
+  bool fp8 = false;
 
   bool adapted() const { return lora_a != nullptr; }
+  // Whether its product is one that GELU can be fused to.
+  bool plain() const { return !adapted() && !fp8; }
 };
 
 // What every nn function needs besides its operands.
@@ -116,8 +134,8 @@ struct Context {
 // the bf16 copies of the weight and of a bias that is bf16_only.
 Var linear(Context c, const Var& x, const Linear& l, const Var& residual = nullptr);
 
-// fc2(gelu_tanh(fc1(x))), each as linear(). Keeps only fc1's output; the backward recomputes the
-// activation.
+// fc2(gelu_tanh(fc1(x))), each as linear(). Keeps fc1's output, and the activation where the tape
+// allows it (Tape::keep); else the backward recomputes it.
 Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2);
 
 Var silu(Context c, const Var& x);
@@ -148,7 +166,8 @@ Var rms_rope(Context c, const Var& x, Parameter& w, const Tensor& rope, int head
 Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Tensor& rows, int gate,
                   const Tensor& keep);
 
-// qkv [B,T,S,3,H,D] -> [B,T,S,H*D]; q_norm/k_norm may be null; rope as in ops/attention.h.
+// qkv [B,T,S,3,H,D] -> [B,T,S,H*D]; q_norm/k_norm may be null; rope as in ops/attention.h. Keeps q
+// and k after norm and rotation where the tape allows it (Tape::keep) and the backward wants them.
 Var self_attention(Context c, const Var& qkv, Parameter* q_norm, Parameter* k_norm,
                    const Tensor& rope, ops::Axis axis);
 

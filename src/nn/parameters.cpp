@@ -135,9 +135,9 @@ void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, b
   close_bucket();
   values_begin_ = sharded_end_;
 
-  values_ = Tensor::persistent({at - sharded_end_}, DType::f32);
-  if (gradients) grads_ = Tensor::persistent({at - sharded_end_}, DType::f32);
-  if (bf16_working) working_ = Tensor::persistent({at - sharded_end_}, DType::bf16);
+  values_ = memory_({at - sharded_end_}, DType::f32);
+  if (gradients) grads_ = memory_({at - sharded_end_}, DType::f32);
+  if (bf16_working) working_ = memory_({at - sharded_end_}, DType::bf16);
   const std::int64_t fixed =
       lay_out_fixed([](const Parameter& p) { return !p.trainable && p.role != base_role; },
                     [](Parameter& p, std::int64_t offset) { p.offset = offset; });
@@ -172,8 +172,8 @@ void ParameterTable::allocate_shards(bool bf16_working, bool gradients) {
   shards_ = Tensor::persistent({shard_offsets_.back()}, DType::f32);
   if (gradients) shard_gradients_ = Tensor::persistent({shard_offsets_.back()}, DType::f32);
   for (int slot = 0; slot < std::min(2, sharded_); ++slot) {
-    weight_slots_[slot] = Tensor::persistent({largest}, bf16_working ? DType::bf16 : DType::f32);
-    if (gradients) gradient_slots_[slot] = Tensor::persistent({largest}, DType::f32);
+    weight_slots_[slot] = memory_({largest}, bf16_working ? DType::bf16 : DType::f32);
+    if (gradients) gradient_slots_[slot] = memory_({largest}, DType::f32);
   }
   std::vector<std::int64_t> filled(gaps_.size(), 0);
   // In the order of the flat space, for the gaps between parameters.
@@ -401,7 +401,7 @@ void ParameterTable::drop_bf16_only_values() {
   for (const Bucket& b : buckets_)
     if (b.bf16_only) values_begin_ = b.end;
   const std::int64_t dropped = values_begin_ - sharded_end_;
-  Tensor rest = Tensor::persistent({values_.numel() - dropped}, DType::f32);
+  Tensor rest = memory_({values_.numel() - dropped}, DType::f32);
   ops::convert(values_.slice(dropped, values_.numel()), rest);
   for (const auto& p : parameters_)
     if (p->trainable) p->value = Tensor();

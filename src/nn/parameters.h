@@ -90,6 +90,10 @@ class ParameterTable {
   // into its slot while its neighbour in the other is used.
   void allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients,
                 const std::optional<Sharding>& sharding = std::nullopt);
+  // Where weights and gradients that ranks send each other lie: zeroed memory of the device. Before
+  // allocate(); Tensor::persistent unless set.
+  using NewTensor = std::function<Tensor(const Shape&, DType)>;
+  void set_memory(NewTensor memory) { memory_ = std::move(memory); }
   // NCCL's reduce-scatter and all-gather take equal parts only. Units of 16 elements
   // (core/parts.h) divide a bucket so among 2^k ranks up to 512, and 3, 5 and 15 times as many.
   static constexpr std::int64_t bucket_pad = 15 << 13;
@@ -162,6 +166,16 @@ class ParameterTable {
   void arrived(int bucket) { buckets_[bucket].on_its_way = false; }
   bool any_on_its_way() const;
 
+  // How host work runs in the middle of device work that may be recorded (train/step_work.h), which
+  // exchanges between ranks are: at once, unless set.
+  void set_aside(std::function<void(std::function<void()>)> aside) { aside_ = std::move(aside); }
+  void aside(std::function<void()> act) const {
+    if (aside_)
+      aside_(std::move(act));
+    else
+      act();
+  }
+
   // Sharded buckets: `enter(from, to)` is called when the forward or backward leaves bucket `from`
   // (-1: a micro-batch begins) for `to`, before the first use of the weights and gradients there. A
   // forward enters ..., 1, 0, a backward 0, 1, ...
@@ -213,6 +227,8 @@ class ParameterTable {
   Tensor values_, working_, grads_, fixed_;
   std::int64_t values_begin_ = 0;
   std::function<void(int)> on_ready_, arrive_;
+  std::function<void(std::function<void()>)> aside_;
+  NewTensor memory_ = &Tensor::persistent;
   bool counting_ = false;
   int next_bucket_ = 0;
 

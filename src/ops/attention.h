@@ -16,15 +16,27 @@ enum class Axis { space, time };
 //   qkv [B,T,S,3,H,D], wq, wk f32 [D] (undefined: no q/k norm), rope f32 [positions, D/2, 2] =
 //     (cos, sin),
 //   out [B,T,S,H*D], lse f32 [sequences, H, length] = log-sum-exp of the scores, kept for the
-//     backward.
-WEFT_OP(self_attention_forward, void(const Tensor& qkv, const Tensor& wq, const Tensor& wk,
-                                     const Tensor& rope, Axis axis, Tensor& out, Tensor& lse));
+//     backward,
+//   qk [B,T,S,2,H,D] of qkv's type, or undefined: room for q and k after norm and rotation
+//     (keeps_qk).
+WEFT_OP(self_attention_forward,
+        void(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope, Axis axis,
+             Tensor& out, Tensor& lse, Tensor& qk));
 
-// dqkv is written; dwq, dwk f32 [D] are added to (undefined: not wanted or no norm).
+// dqkv is written; dwq, dwk f32 [D] are added to (undefined: not wanted or no norm). qk: as the
+// forward left it, or undefined; the results are the same.
 WEFT_OP(self_attention_backward,
         void(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope, Axis axis,
              const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dqkv, Tensor& dwq,
-             Tensor& dwk));
+             Tensor& dwk, const Tensor& qk));
+
+// Whether a GPU's backward is cheaper with the forward's `qk`, where one pass over q and k makes
+// it. Along time the kernels normalise and rotate what they have just read, and a CPU's always do:
+// they leave `qk` alone.
+inline bool keeps_qk(const Tensor& wq, const Tensor& rope, Axis axis) {
+  return axis == Axis::space && (wq.defined() || rope.defined());
+}
+inline Shape qk_shape(const Shape& qkv) { return {qkv[0], qkv[1], qkv[2], 2, qkv[4], qkv[5]}; }
 
 // Cross attention over packed captions (docs/models/stdit3.md, Cross attention): the N queries of
 // sample b see the keys [offsets[b], offsets[b+1]) only. q, out [B,N,H*D], kv [sum L,2,H,D],

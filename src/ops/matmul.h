@@ -24,7 +24,7 @@ WEFT_OP(linear_backward_weight,
 WEFT_OP(linear_gelu_forward,
         void(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& z, Tensor& h));
 // Its second half's backward: dz = (dy w) * gelu'(z), and h = gelu(z) again for the weight
-// gradient. h may be z.
+// gradient (undefined: not wanted). h may be z.
 WEFT_OP(linear_gelu_backward_input,
         void(const Tensor& dy, const Tensor& w, const Tensor& z, Tensor& dz, Tensor& h));
 

@@ -48,6 +48,14 @@ bool own_gpus(MPI_Comm world) {
 
 }  // namespace
 
+std::unique_ptr<Communicator> Communicator::split(MPI_Comm part, double timeout_seconds) {
+  return make_communicator(part, timeout_seconds);
+}
+
+Tensor Communicator::persistent(const Shape& shape, DType dtype) {
+  return Tensor::persistent(shape, dtype);
+}
+
 std::unique_ptr<Communicator> make_communicator(MPI_Comm world, double timeout_seconds) {
   int size = 1;
   MPI_Comm_size(world, &size);

@@ -19,8 +19,15 @@
 namespace weft {
 
 // The type in which gradients are sent (parallel.wire). bf16: each rank's contribution is rounded
-// once, and sums are still made in f32. With one rank nothing is sent, and nothing is rounded.
+// once, and sums are still made in f32. NCCL's communicator sums inside each node first if there
+// are several nodes of equally many ranks: then each node's contribution is rounded, once. With one
+// rank nothing is sent, and nothing is rounded.
 enum class CommDtype { f32, bf16 };
+
+// Seconds after which an operation that has begun counts as hanging: WEFT_COMM_TIMEOUT from the
+// environment, else the value requested, else (0) 600 on GPUs and 3600 on CPUs, where ranks may
+// wait that much longer for each other's steps.
+constexpr double default_comm_timeout = 0;
 
 class Communicator {
  public:
@@ -79,12 +86,18 @@ class Communicator {
   // waited for the GPU, before it trusts what it reads.
   virtual void check() = 0;
   virtual std::string describe() const = 0;  // "NCCL 2.28.3", "MPI", "MPI, staged through the host"
-};
 
-// Seconds after which an operation that has begun counts as hanging: WEFT_COMM_TIMEOUT from the
-// environment, else the value requested, else (0) 600 on GPUs and 3600 on CPUs, where ranks may
-// wait that much longer for each other's steps.
-constexpr double default_comm_timeout = 0;
+  // Collective. A further communicator over the ranks of `part`, some or all of this one's; every
+  // rank of this one takes part, with a part of its own, and waits for nothing else meanwhile.
+  // NCCL's shares buffers, connections and threads with this one, and ends before it; whatever ends
+  // operations of one (a hang) ends those of both. MPI: make_communicator(part).
+  virtual std::unique_ptr<Communicator> split(MPI_Comm part,
+                                              double timeout_seconds = default_comm_timeout);
+  // A zeroed tensor outside all arenas (Tensor::persistent), in memory from which this communicator
+  // sends fastest: NCCL's own, registered with it. For what collectives often move. It may outlive
+  // the communicator.
+  virtual Tensor persistent(const Shape& shape, DType dtype);
+};
 
 // Returns NCCL if every rank has a GPU of its own and this program is linked with NCCL; otherwise
 // MPI. Collective, like the next two; `world` is duplicated. MPI must provide MPI_THREAD_MULTIPLE.

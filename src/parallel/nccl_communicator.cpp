@@ -10,264 +10,153 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/faults.h"
 #include "core/log.h"
-#include "core/parts.h"
 #include "core/trace.h"
-#include "ops/optimizer.h"
 #include "parallel/communicator.h"
+#include "parallel/nccl_collectives.h"
 #include "parallel/watchdog.h"
 #include "tensor/device_cuda.h"
 
 namespace weft {
 namespace {
 
-// Throws Exit::hardware with NCCL's own words, or CUDA's where the GPU has failed. `comm` may be
-// null.
-void check_nccl(ncclResult_t result, ncclComm_t comm, const char* call, int line) {
-  if (result == ncclSuccess) return;
-  throw_if_gpu_failed(call, __FILE__, line);
-  const char* last = ncclGetLastError(comm);
-  throw Error(
-      Exit::hardware,
-      fmt::format("NCCL: {} in {}{}{}", ncclGetErrorString(result), call,
-                  last != nullptr && *last != '\0' ? ": " : "", last != nullptr ? last : ""),
-      "run again with NCCL_DEBUG=INFO; weft doctor checks GPUs and network", __FILE__, line);
-}
-#define NCCL_CHECK(call) check_nccl((call), nullptr, #call, __LINE__)
-
-// bf16 elements to send, and as many to receive.
-constexpr std::int64_t scratch_elements = std::int64_t{1} << 24;
-
-ncclDataType_t nccl_type(DType t) {
-  switch (t) {
-    case DType::f32:
-      return ncclFloat32;
-    case DType::f64:
-      return ncclFloat64;
-    case DType::bf16:
-      return ncclBfloat16;
-    case DType::i64:
-      return ncclInt64;
-    case DType::i32:
-      return ncclInt32;
-    case DType::f16:  // two bytes, never summed
-      return ncclBfloat16;
-    case DType::u8:
-    case DType::boolean:
-      return ncclUint8;
-  }
-  return ncclUint8;
-}
-
-std::byte* at(const Tensor& t, std::int64_t first) {
-  return static_cast<std::byte*>(t.raw()) + first * static_cast<std::int64_t>(size_of(t.dtype()));
-}
-
-cudaStream_t stream() { return cuda_stream(Stream::communication); }
-
-// Runs the sends and receives between its construction and end() together. The destructor closes
-// the group also when a call in it failed.
-class Group {
- public:
-  Group() { NCCL_CHECK(ncclGroupStart()); }
-  ~Group() {
-    if (open_) (void)ncclGroupEnd();
-  }
-  void end() {
-    open_ = false;
-    NCCL_CHECK(ncclGroupEnd());
-  }
-
- private:
-  bool open_ = true;
+// Multiprocessors that an operation may take (NCCL: CTAs, of which each stays on one until the
+// operation ends). By itself NCCL takes up to 32 of an H100's 132, and fewer do where computing
+// goes on beside it: NVIDIA counts about 16 for all of NVLink's bandwidth, and a rank's network
+// card needs less. What the environment says about CTAs or channels stays as it is.
+struct Ctas {
+  int config = NCCL_CONFIG_UNDEF_INT;  // for ncclConfig_t
+  int most = 16;                       // to expect
 };
-
-Tensor piece(const Tensor& t, Part where) { return t.slice(where.begin, where.end); }
-
-// The collectives as NCCL calls on the communication stream.
-//
-// With bf16 every rank sends each other rank its contribution to that rank's part, and the owner
-// sums them in f32 in the order of ranks. All ranks are treated as equally distant: where several
-// nodes of many GPUs share few network cards, this sends more between nodes than NCCL's own f32
-// sums, which add inside a node first.
-//
-// All calls come from the thread that issues; they return as soon as the work is queued. Parts,
-// types and counts: communicator.h. Device memory for bf16 is allocated at first use and kept.
-class NcclCollectives {
- public:
-  NcclCollectives(int rank, int size) : rank_(rank), size_(size) {}
-  ~NcclCollectives();
-  NcclCollectives(const NcclCollectives&) = delete;
-  NcclCollectives& operator=(const NcclCollectives&) = delete;
-  void use(ncclComm_t comm) { comm_ = comm; }
-
-  void all_reduce(const Tensor& t, CommDtype comm_dtype);
-  void reduce_scatter(const Tensor& t, CommDtype comm_dtype);
-  void all_gather(const Tensor& t);
-  void all_to_all(const Tensor& from, const std::vector<std::int64_t>& from_counts,
-                  const Tensor& to, const std::vector<std::int64_t>& to_counts);
-
- private:
-  Part part(const Tensor& t, int rank) const { return part_of(0, t.numel(), rank, size_); }
-  bool equal_parts(const Tensor& t) const { return t.numel() % (part_unit * size_) == 0; }
-  void sum_as_bf16(const Tensor& t, bool for_all);
-
-  int rank_, size_;
-  ncclComm_t comm_ = nullptr;
-  void* scratch_ = nullptr;
-};
-
-NcclCollectives::~NcclCollectives() {
-  if (scratch_ != nullptr) device_runtime().free(scratch_);
-}
-
-void NcclCollectives::all_reduce(const Tensor& t, CommDtype comm_dtype) {
-  if (t.numel() == 0) return;
-  if (comm_dtype == CommDtype::bf16 && t.dtype() == DType::f32)
-    sum_as_bf16(t, true);
-  else
-    NCCL_CHECK(ncclAllReduce(t.raw(), t.raw(), static_cast<std::size_t>(t.numel()),
-                             nccl_type(t.dtype()), ncclSum, comm_, stream()));
-}
-
-void NcclCollectives::reduce_scatter(const Tensor& t, CommDtype comm_dtype) {
-  if (t.numel() == 0) return;
-  if (comm_dtype == CommDtype::bf16) return sum_as_bf16(t, false);
-  if (equal_parts(t)) {
-    // ncclReduceScatter takes equal parts only; uneven ones take one reduction per owner, below.
-    NCCL_CHECK(ncclReduceScatter(t.raw(), at(t, part(t, rank_).begin),
-                                 static_cast<std::size_t>(t.numel() / size_), ncclFloat32, ncclSum,
-                                 comm_, stream()));
-    return;
-  }
-  Group group;
-  for (int r = 0; r < size_; ++r) {
-    const Part p = part(t, r);
-    if (p.size() > 0)
-      NCCL_CHECK(ncclReduce(at(t, p.begin), at(t, p.begin), static_cast<std::size_t>(p.size()),
-                            ncclFloat32, ncclSum, r, comm_, stream()));
-  }
-  group.end();
-}
-
-void NcclCollectives::all_gather(const Tensor& t) {
-  if (t.numel() == 0) return;
-  if (equal_parts(t)) {
-    // ncclAllGather takes equal parts only; uneven ones take one broadcast per owner, below.
-    NCCL_CHECK(ncclAllGather(at(t, part(t, rank_).begin), t.raw(),
-                             static_cast<std::size_t>(t.numel() / size_), nccl_type(t.dtype()),
-                             comm_, stream()));
-    return;
-  }
-  Group group;
-  for (int r = 0; r < size_; ++r) {
-    const Part p = part(t, r);
-    if (p.size() > 0)
-      NCCL_CHECK(ncclBroadcast(at(t, p.begin), at(t, p.begin), static_cast<std::size_t>(p.size()),
-                               nccl_type(t.dtype()), r, comm_, stream()));
-  }
-  group.end();
-}
-
-void NcclCollectives::all_to_all(const Tensor& from, const std::vector<std::int64_t>& from_counts,
-                                 const Tensor& to, const std::vector<std::int64_t>& to_counts) {
-  Group group;
-  std::int64_t out = 0, in = 0;
-  for (int r = 0; r < size_; ++r) {
-    const std::int64_t sent = from_counts[r];
-    const std::int64_t awaited = to_counts[r];
-    const auto bytes = static_cast<std::size_t>(sent) * size_of(from.dtype());
-    if (r == rank_ && sent > 0)
-      device_runtime().copy(at(to, in), at(from, out), bytes, Stream::communication);
-    if (r != rank_ && sent > 0)
-      NCCL_CHECK(ncclSend(at(from, out), static_cast<std::size_t>(sent), nccl_type(from.dtype()), r,
-                          comm_, stream()));
-    if (r != rank_ && awaited > 0)
-      NCCL_CHECK(ncclRecv(at(to, in), static_cast<std::size_t>(awaited), nccl_type(to.dtype()), r,
-                          comm_, stream()));
-    out += sent;
-    in += awaited;
-  }
-  group.end();
-}
-
-// Handles one piece of every part at a time, so that the scratch memory is bounded: a piece is
-// rounded, exchanged, and summed by its owner. For an all-reduce the sum is rounded once more and
-// goes back the same way.
-void NcclCollectives::sum_as_bf16(const Tensor& t, bool for_all) {
-  if (size_ == 1) return;
-  if (scratch_ == nullptr)
-    scratch_ = device_runtime().allocate(2 * scratch_elements * sizeof(bf16), false);
-  auto* out = static_cast<bf16*>(scratch_);
-  bf16* in = out + scratch_elements;
-  const auto rows = [&](bf16* p, std::int64_t first, std::int64_t count, std::int64_t of) {
-    return Tensor::borrow(p + first * of, {count, of}, DType::bf16, DeviceKind::cuda);
+Ctas ctas() {
+  const auto value = [](const char* name) {
+    const char* text = std::getenv(name);
+    return text == nullptr ? 0 : std::max(0, std::atoi(text));
   };
-  const std::int64_t length = scratch_elements / size_ / part_unit * part_unit;
-  std::int64_t longest = 0;
-  for (int r = 0; r < size_; ++r) longest = std::max(longest, part(t, r).size());
-  for (std::int64_t first = 0; first < longest; first += length) {
-    const auto where = [&](int r) {
-      const Part p = part(t, r);
-      return Part{std::min(p.begin + first, p.end), std::min(p.begin + first + length, p.end)};
-    };
-    const Part mine = where(rank_);
-    // Row r of `out` goes to rank r; the rows of `in` are the terms of this rank's sum, its own
-    // among them.
-    for (int r = 0; r < size_; ++r) {
-      const Part p = where(r);
-      if (p.size() == 0) continue;
-      Tensor row =
-          r == rank_ ? rows(in, r, 1, mine.size())
-                     : Tensor::borrow(out + r * length, {p.size()}, DType::bf16, DeviceKind::cuda);
-      ops::convert_on_stream(piece(t, p), row, Stream::communication);
-    }
-    Group exchange;
-    for (int r = 0; r < size_; ++r) {
-      const Part p = where(r);
-      if (r != rank_ && p.size() > 0)
-        NCCL_CHECK(ncclSend(out + r * length, static_cast<std::size_t>(p.size()), ncclBfloat16, r,
-                            comm_, stream()));
-      if (r != rank_ && mine.size() > 0)
-        NCCL_CHECK(ncclRecv(in + r * mine.size(), static_cast<std::size_t>(mine.size()),
-                            ncclBfloat16, r, comm_, stream()));
-    }
-    exchange.end();
-    Tensor sum = piece(t, mine);
-    if (mine.size() > 0)
-      ops::sum_parts(rows(in, 0, size_, mine.size()), sum, Stream::communication);
-    if (!for_all) continue;
-    // Every rank sends as much as the longest piece has; the tail behind a shorter one is never
-    // read.
-    std::int64_t most = 0;
-    for (int r = 0; r < size_; ++r) most = std::max(most, where(r).size());
-    Tensor rounded = Tensor::borrow(out, {mine.size()}, DType::bf16, DeviceKind::cuda);
-    if (mine.size() > 0) ops::convert_on_stream(sum, rounded, Stream::communication);
-    NCCL_CHECK(
-        ncclAllGather(out, in, static_cast<std::size_t>(most), ncclBfloat16, comm_, stream()));
-    for (int r = 0; r < size_; ++r) {
-      Tensor to = piece(t, where(r));
-      if (to.numel() > 0)
-        ops::convert_on_stream(
-            Tensor::borrow(in + r * most, {to.numel()}, DType::bf16, DeviceKind::cuda), to,
-            Stream::communication);
-    }
-  }
+  int limit = 0, least = 0;
+  for (const char* name : {"NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"})
+    if (const int n = value(name); n > 0) limit = limit == 0 ? n : std::min(limit, n);
+  for (const char* name : {"NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS"})
+    least = std::max(least, value(name));
+  Ctas c;
+  if (limit > 0)
+    c.most = limit;
+  else
+    c.config = c.most = std::max(c.most, least);
+  return c;
 }
+
+// While collectives may run, kernels whose blocks stay leave them their multiprocessors: a block
+// that finds none free begins when others have ended, and doubles its kernel's time. That is from
+// an operation's issue to the wait for the last one, in the order of the host's calls, so that what
+// is recorded as a graph does not depend on the clock. Results do not depend on it either.
+class InFlight {
+ public:
+  ~InFlight() { set(false); }
+  void set(bool on) {
+    if (on == on_) return;
+    on_ = on;
+    static std::atomic<int> communicators = 0;
+    set_multiprocessor_margin((communicators += on ? 1 : -1) > 0 ? ctas().most : 0);
+  }
+
+ private:
+  bool on_ = false;
+};
+
+// Memory that is registered with a communicator: NCCL sends from it and into it without a copy
+// through buffers of its own, and with NVLink's switches lets them add. Shared by the communicator
+// and the tensors, of which either may end first; used by one thread, that of the communicator's
+// caller.
+class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
+ public:
+  explicit RegisteredMemory(ncclComm_t comm) : comm_(comm) {}
+
+  Tensor tensor(const Shape& shape, DType dtype) {
+#if NCCL_VERSION_CODE >= 21900
+    const std::size_t bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
+    if (bytes > 0)
+      if (void* p = allocate(bytes))
+        return Tensor::adopt(
+            std::shared_ptr<void>(p, [self = shared_from_this()](void* q) { self->free(q); }),
+            shape, dtype, DeviceKind::cuda);
+#endif
+    return Tensor::persistent(shape, dtype);
+  }
+  // The communicator is about to end.
+  void end() noexcept {
+    for (const auto& [p, handle] : handles_) deregister(handle);
+    handles_.clear();
+    comm_ = nullptr;
+  }
+  // It is aborted, and with it what was registered is gone. From any thread.
+  void abort() { aborted_ = true; }
+
+ private:
+  bool usable() const { return comm_ != nullptr && !aborted_; }
+  void deregister(void* handle) noexcept {
+#if NCCL_VERSION_CODE >= 21900
+    if (usable()) (void)ncclCommDeregister(comm_, handle);
+#endif
+  }
+#if NCCL_VERSION_CODE >= 21900
+  // Null where NCCL has none: the caller takes ordinary memory, or says how much there is.
+  void* allocate(std::size_t bytes) {
+    void* p = nullptr;
+    if (ncclMemAlloc(&p, bytes) != ncclSuccess) {
+      throw_if_gpu_failed("ncclMemAlloc", __FILE__, __LINE__);
+      cudaGetLastError();  // else the next call would report it again
+      return nullptr;
+    }
+    device_runtime().zero(p, bytes, Stream::compute);
+    void* handle = nullptr;
+    if (usable() && ncclCommRegister(comm_, p, bytes, &handle) != ncclSuccess) {
+      throw_if_gpu_failed("ncclCommRegister", __FILE__, __LINE__);
+      cudaGetLastError();
+      if (!std::exchange(warned_, true))
+        log::warn(
+            "NCCL cannot register the memory of weights and gradients, and copies through its own "
+            "buffers ({})",
+            ncclGetLastError(comm_));
+    }
+    if (handle != nullptr) handles_[p] = handle;
+    return p;
+  }
+  void free(void* p) noexcept {
+    cudaSetDevice(gpu_);
+    // Unlike cudaFree, ncclMemFree does not wait for work that still uses the memory.
+    cudaDeviceSynchronize();
+    if (const auto at = handles_.find(p); at != handles_.end()) {
+      deregister(at->second);
+      handles_.erase(at);
+    }
+    (void)ncclMemFree(p);
+  }
+  bool warned_ = false;
+#endif
+  const int gpu_ = this_device().index;
+  ncclComm_t comm_;  // null: it has ended
+  std::atomic<bool> aborted_ = false;
+  std::map<void*, void*> handles_;  // by address
+};
 
 // Shared by the thread that makes the communicator and the one that waits for it; may outlive both.
 struct Start {
@@ -280,7 +169,8 @@ struct Start {
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(MPI_Comm world, double timeout_seconds) {
+  // `made`: NCCL's communicator, split off another; else one is made.
+  NcclCommunicator(MPI_Comm world, double timeout_seconds, ncclComm_t made = nullptr) {
     int provided = 0;
     MPI_Query_thread(&provided);
     WEFT_CHECK(provided == MPI_THREAD_MULTIPLE, Exit::usage,
@@ -292,7 +182,15 @@ class NcclCommunicator final : public Communicator {
     watchdog_.emplace(
         world, timeout_seconds, [this] { return look(); }, [this] { abort(); });
     try {
-      start(world);
+      if (made == nullptr) made = start(world);
+      {
+        const std::lock_guard lock(mutex_);
+        comm_ = made;
+        memory_ = std::make_shared<RegisteredMemory>(made);
+      }
+      collectives_.emplace(rank_, size_, Nodes(world), made, [this, made](int color, int key) {
+        return split_off(made, color, key);
+      });
     } catch (...) {
       watchdog_.reset();  // its thread must not look at members being destroyed
       throw;
@@ -313,6 +211,9 @@ class NcclCommunicator final : public Communicator {
       log::warn("{}", e.what());
       return;
     }
+    operations_.clear();
+    collectives_->end();
+    memory_->end();
     ncclCommDestroy(comm_);
   }
 
@@ -361,9 +262,31 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
+  // An operation like others, so that the watchdog names a rank that never comes.
+  std::unique_ptr<Communicator> split(MPI_Comm part, double timeout_seconds) override {
+    check();
+    Operation o;
+    o.number = ++number_;
+    o.name = fmt::format("split {}", o.number);
+    enter(o);
+    watchdog_->issued(o.number, {"split", DType::u8, 0});
+    watchdog_->begun(o.number);
+    int color = rank_, key = 0;
+    MPI_Bcast(&color, 1, MPI_INT, 0, part);
+    MPI_Comm_rank(part, &key);
+    const ncclComm_t made = split_off(collectives_->comm(), color, key);
+    leave();
+    watchdog_->completed(o.number);
+    return std::make_unique<NcclCommunicator>(part, timeout_seconds, made);
+  }
+  Tensor persistent(const Shape& shape, DType dtype) override {
+    return memory_->tensor(shape, dtype);
+  }
+
   double wait(Ticket ticket) override {
     check();
     WEFT_ASSERT(ticket <= number_);
+    if (ticket == number_) in_flight_.set(false);
     DeviceEvent done;
     {
       const std::lock_guard lock(mutex_);
@@ -419,6 +342,7 @@ class NcclCommunicator final : public Communicator {
     leave();
     check();  // after an abort, the watchdog's reason is the better one
     if (failure) std::rethrow_exception(failure);
+    if (size_ > 1) in_flight_.set(true);
     o.done = device.record(Stream::communication);
     o.to = to;
     o.from = from;
@@ -445,9 +369,8 @@ class NcclCommunicator final : public Communicator {
     calling_.reset();
   }
 
-  // Makes comm_ together with all ranks, or throws once the watchdog reports that a rank does not
-  // come.
-  void start(MPI_Comm world) {
+  // NCCL's communicator of all ranks.
+  ncclComm_t start(MPI_Comm world) {
     Operation o;
     o.number = 1;
     o.name = "the start of NCCL";
@@ -457,16 +380,43 @@ class NcclCommunicator final : public Communicator {
     ncclUniqueId id{};
     if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, world);
+    const ncclComm_t made = made_together([id, rank = rank_, size = size_](ncclComm_t* comm) {
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 1;
+      config.maxCTAs = ctas().config;
+      config.splitShare = 1;
+      return ncclCommInitRankConfig(comm, size, id, rank, &config);
+    });
+    leave();
+    watchdog_->issued(0, {});  // so that collectives are counted from 1
+    watchdog_->begun(0);
+    return made;
+  }
+
+  // The configuration is that of the whole, and resources are shared with it.
+  ncclComm_t split_off(ncclComm_t whole, int color, int key) {
+    return made_together([whole, color, key](ncclComm_t* part) {
+      return ncclCommSplit(whole, color, key, part, nullptr);
+    });
+  }
+
+  // What `make` makes together with other ranks, in a thread that can be abandoned; or throws once
+  // the watchdog reports that a rank does not come.
+  ncclComm_t made_together(std::function<ncclResult_t(ncclComm_t*)> make) {
+    // abort() leaves the thread alone with the communicator: nothing else may hang on it.
+    if (!operations_.empty()) device_runtime().synchronize(operations_.back().done);
     const auto shared = std::make_shared<Start>();
-    start_ = shared;
-    std::thread([shared, id, rank = rank_, size = size_, gpu = gpu_] {
+    {
+      const std::lock_guard lock(mutex_);
+      start_ = shared;
+    }
+    check();  // the watchdog may have given up before it could see `shared`
+    std::thread([shared, gpu = gpu_, make = std::move(make)] {
       ncclComm_t comm = nullptr;
       std::exception_ptr failure;
       try {
         CUDA_CHECK(cudaSetDevice(gpu));
-        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-        config.blocking = 1;
-        NCCL_CHECK(ncclCommInitRankConfig(&comm, size, id, rank, &config));
+        NCCL_CHECK(make(&comm));
       } catch (...) {
         failure = std::current_exception();
       }
@@ -483,15 +433,7 @@ class NcclCommunicator final : public Communicator {
     }
     check();
     if (shared->failure) std::rethrow_exception(shared->failure);
-    {
-      const std::lock_guard lock(mutex_);
-      comm_ = shared->comm;
-    }
-    leave();
-    collectives_.emplace(rank_, size_);
-    collectives_->use(comm_);
-    watchdog_->issued(0, {});  // so that collectives are counted from 1
-    watchdog_->begun(0);
+    return shared->comm;
   }
 
   // Called by the watchdog's thread: the operation in progress.
@@ -534,17 +476,24 @@ class NcclCommunicator final : public Communicator {
   // does not, the abort makes it return. The abort has a thread of its own: it has been seen to
   // block, and the watchdog must still be able to end the job.
   void abort() {
-    if (const auto start = start_.lock()) {
-      const std::lock_guard lock(start->mutex);
-      start->given_up = !start->done;
-      start->changed.notify_all();
-    }
+    std::shared_ptr<Start> start;
+    std::shared_ptr<RegisteredMemory> memory;
     ncclComm_t comm = nullptr;
     {
       const std::lock_guard lock(mutex_);
+      start = start_.lock();
+      memory = memory_;
       // Cleared under the lock, so that look() no longer uses it.
       comm = comm_;
       comm_ = nullptr;
+    }
+    if (memory) memory->abort();
+    if (start) {
+      const std::lock_guard lock(start->mutex);
+      start->given_up = !start->done;
+      start->changed.notify_all();
+      // The thread that makes a communicator out of this one still uses it.
+      if (start->given_up) return;
     }
     if (comm == nullptr) return;
     std::unique_lock calling(call_mutex_, std::defer_lock);
@@ -565,10 +514,12 @@ class NcclCommunicator final : public Communicator {
   std::uint64_t number_ = 0;
   std::int64_t asked_ = 0;  // operations requested, including those that a fault skips
   std::optional<NcclCollectives> collectives_;
+  InFlight in_flight_;
   // Shared with the watchdog's thread.
   mutable std::mutex mutex_;
   std::timed_mutex call_mutex_;  // held inside NCCL
   ncclComm_t comm_ = nullptr;
+  std::shared_ptr<RegisteredMemory> memory_;
   std::weak_ptr<Start> start_;
   std::deque<Operation> operations_;
   std::optional<Watchdog::Operation> calling_;

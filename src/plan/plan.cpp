@@ -36,7 +36,7 @@ const Model& model_of(const Deck& deck) {
 
 }  // namespace
 
-PlannedTraining::PlannedTraining(const Deck& deck, bool here)
+PlannedTraining::PlannedTraining(const Deck& deck, int ranks, bool here)
     : source(open_training_data(deck.data, deck.media, held_out_choice(deck)).training),
       batch_sizes(weft::batch_sizes(deck.train, source->buckets())),
       seed(static_cast<std::uint64_t>(deck.run.seed)),
@@ -55,26 +55,43 @@ PlannedTraining::PlannedTraining(const Deck& deck, bool here)
   WEFT_CHECK(!here || deck.parallel.zero != 3, Exit::usage,
              "describe the machine (--fabric), or plan with parallel.zero = 1",
              "--fabric local with parallel.zero = 3");
-  // Only the layout matters here: pages that are never touched cost nothing. How many ranks there
-  // are decides no more than what one of them owns (state_bytes).
+  // Only the layout matters here: pages that are never touched cost nothing. Besides the size of
+  // buckets, how many ranks there are decides no more than what one of them owns (state_bytes).
   constexpr int any_ranks = 4096;
   const auto planning = Arena::planning();
   std::optional<ArenaScope> untouched;
   if (!here) untouched.emplace(*planning);
   task->params().allocate(
-      static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4), task->bf16(), true,
+      bucket_elements(deck.parallel, ranks), task->bf16(), true,
       sharding_of(deck.parallel, task->params(), task->blocks_named(), 0, any_ranks));
 }
 
-Rates rates_of(const PlanRequest& request, bool f32) {
-  if (!request.rates.empty()) return read_rates(request.rates);
-  return request.gpu.empty() ? h200_targets() : rates_of(find_gpu(request.gpu), f32);
+Rates rates_of(const PlanRequest& request, bool f32, const std::string& dtype) {
+  Rates rates = !request.rates.empty() ? read_rates(request.rates)
+                : request.gpu.empty()  ? h200_targets()
+                                       : rates_of(find_gpu(request.gpu), f32);
+  if (dtype == "fp8" && rates.fp8_products == 0)
+    rates.origin += "; products in fp8 count at the rate of bf16, because none was measured";
+  return rates;
 }
 
 Machine machine_of(const PlanRequest& request) {
   Machine machine = described_machine(request.fabric, request.memory_gb);
   if (!request.gpu.empty()) set_gpu(machine, find_gpu(request.gpu));
   return machine;
+}
+
+const std::vector<BucketSchedule>& SchedulesByRanks::on(int ranks) {
+  auto& schedule = by_size_[bucket_elements(deck_.parallel, ranks)];
+  if (schedule.empty()) {
+    const PlannedTraining training(deck_, ranks, false);
+    schedule = dry_run_schedule(*training.task, training.buckets(), device_, rates_);
+  }
+  return schedule;
+}
+
+void SchedulesByRanks::add(int ranks, std::vector<BucketSchedule> schedule) {
+  by_size_[bucket_elements(deck_.parallel, ranks)] = std::move(schedule);
 }
 
 MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks,
@@ -182,8 +199,8 @@ std::size_t staging_bytes(const PlannedTraining& training) {
 std::vector<StepMemory> recomputation(const Deck& deck, PlannedTraining& training, int ranks,
                                       std::size_t capacity, DeviceKind device) {
   TrainingTask& task = *training.task;
-  std::vector<StepMemory> memory =
-      plan_memory(task, training.buckets(), training.batch_sizes, capacity, device);
+  std::vector<StepMemory> memory = plan_memory(task, training.buckets(), training.batch_sizes,
+                                               capacity, device, !deck.parallel.deterministic);
   if (task.lockstep_ranks(ranks) == 1) return memory;
   WEFT_CHECK(deck.train.micro_batches % ranks == 0, Exit::usage,
              fmt::format("set train.micro_batches to a multiple of {}", ranks),
@@ -324,8 +341,8 @@ void measure_collectives(const Deck& deck, Machine& machine, MPI_Comm world) {
   const auto comm = make_communicator(world);
   const int ranks = comm->size();
   if (ranks == 1) return;
-  const auto elements =
-      static_cast<std::int64_t>(std::clamp(deck.parallel.bucket_mib, 1.0, 64.0) * (1 << 20) / 4);
+  const auto elements = static_cast<std::int64_t>(
+      std::clamp(bucket_mib(deck.parallel, ranks), 1.0, 64.0) * (1 << 20) / 4);
   Tensor t = Tensor::persistent({elements}, DType::f32);
   Tensor few = Tensor::persistent({part_unit * ranks}, DType::f32);
   const CommDtype comm_dtype = deck.parallel.wire == "bf16" ? CommDtype::bf16 : CommDtype::f32;
@@ -385,9 +402,10 @@ std::vector<MicroBatchCost> slowest_of_each(
   return slowest;
 }
 
-// Steps of `micro_batches` on the ranks of `comm`.
+// Steps of `micro_batches` on the ranks of `comm`, with gradients in the buckets of `schedule`.
 Placed place(const Deck& deck, const PlannedTraining& training, const Plan& plan,
-             std::int64_t micro_batches, const CommModel& comm) {
+             std::span<const BucketSchedule> schedule, std::int64_t micro_batches,
+             const CommModel& comm) {
   TrainingTask& task = *training.task;
   const auto planner = training.steps(micro_batches);
   const int groups = comm.ranks / static_cast<int>(deck.parallel.sp);
@@ -397,8 +415,7 @@ Placed place(const Deck& deck, const PlannedTraining& training, const Plan& plan
                               ? Meeting::always
                               : Meeting::at_the_end;
   const auto time_of = [&](std::span<const MicroBatchCost> work) {
-    return step_time(work, plan.schedule, comm, deck.parallel, task.bf16(),
-                     plan.optimizer_bandwidth);
+    return step_time(work, schedule, comm, deck.parallel, task.bf16(), plan.optimizer_bandwidth);
   };
   Placed placed;
   for (std::int64_t s = 0; s < sampled_steps; ++s) {
@@ -443,11 +460,11 @@ Placed place(const Deck& deck, const PlannedTraining& training, const Plan& plan
 }
 
 // The deck's step on all ranks; then as many micro-batches a rank on fewer, for the efficiency.
-void plan_steps(const Deck& deck, const PlannedTraining& training, Plan& plan) {
+void plan_steps(const Deck& deck, const PlannedTraining& training, const Rates& rates, Plan& plan) {
   const auto sp = static_cast<int>(deck.parallel.sp);
   const auto micro_batches = static_cast<double>(deck.train.micro_batches);
-  const Placed full =
-      place(deck, training, plan, deck.train.micro_batches, {plan.ranks, plan.machine});
+  const Placed full = place(deck, training, plan, plan.schedule, deck.train.micro_batches,
+                            {plan.ranks, plan.machine});
   plan.step = full.slowest;
   plan.seconds = full.seconds;
   plan.imbalance = full.slowest.compute > 0 ? 1 - full.busy / full.slowest.compute : 0;
@@ -464,12 +481,14 @@ void plan_steps(const Deck& deck, const PlannedTraining& training, Plan& plan) {
   plan.data_bandwidth = stored * micro_batches / plan.seconds;
 
   // Weak scaling: each group keeps its micro-batches, and throughput is work a second and rank.
+  SchedulesByRanks schedules(deck, plan.machine.device, rates);
+  schedules.add(plan.ranks, plan.schedule);
   const double a_group = micro_batches * sp / plan.ranks;
   double alone = 0;
   for (int ranks = sp; ranks <= plan.ranks;
        ranks = ranks == plan.ranks ? ranks + 1 : std::min(2 * ranks, plan.ranks)) {
     const auto count = std::max<std::int64_t>(1, std::llround(a_group * ranks / sp));
-    const Placed p = place(deck, training, plan, count, {ranks, plan.machine});
+    const Placed p = place(deck, training, plan, schedules.on(ranks), count, {ranks, plan.machine});
     const double throughput = p.work / p.seconds;
     if (ranks == sp) alone = throughput;
     plan.efficiency.emplace_back(ranks, throughput / alone);
@@ -537,7 +556,8 @@ void plan_communication(const Deck& deck, bool bf16, Plan& plan) {
                           : bf16 && b.bf16_only   ? 2 * elements
                                                   : 4 * elements;
       const auto [gathers, sums] = *transfers++;
-      seconds += sums * comm.reduce_scatter(there) + gathers * comm.all_gather(back);
+      seconds += sums * comm.sum_gradients(elements, deck.parallel.wire == "bf16", false) +
+                 gathers * comm.all_gather(back);
       sent += sums * comm.bytes_sent(there) + gathers * comm.bytes_sent(back);
     }
     (hierarchical ? plan.hierarchical_seconds : plan.flat_seconds) = seconds;
@@ -591,9 +611,9 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   const DeviceKind device = plan.machine.device;
 
   // The model and its state.
-  PlannedTraining training(deck, local);
+  PlannedTraining training(deck, plan.ranks, local);
   TrainingTask& task = *training.task;
-  if (local) task.join_ranks(world);
+  if (local) task.join_ranks(world, nullptr);
   const std::vector<Bucket>& buckets = training.buckets();
   const bool squares = task.optimizers().front().optimizer != "sgd";
   plan.model = task.describe();
@@ -641,7 +661,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   for (std::size_t i = 0; i < buckets.size(); ++i)
     clips.push_back(samples_in_batch(buckets[i], training.batch_sizes[i]));
   std::vector<MicroBatchCost> costs;
-  const Rates rates = rates_of(request, !task.bf16());
+  const Rates rates = rates_of(request, !task.bf16(), deck.model.dtype);
   if (local) {
     task.params().initialise(1);
     costs = measured_costs(training, clips, memory, deck.train.steps, world);
@@ -678,7 +698,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   if (buckets.front().label_rate == 0)
     suggest_equal_costs(task, buckets, plan.capacity, device, plan.buckets);
 
-  plan_steps(deck, training, plan);
+  plan_steps(deck, training, rates, plan);
   plan_communication(deck, task.bf16(), plan);
   plan_checkpoints(request.mtbf_hours, squares, averages, task.params(), plan);
   return plan;

@@ -6,6 +6,7 @@
 
 #include <mpi.h>
 
+#include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -59,9 +60,10 @@ class AbsentRanks : public Communicator {
 
 // A deck's training, laid out for dry runs: parameters have shapes and buckets, but no values.
 struct PlannedTraining {
-  // `here`: on this host's ranks, so that it can also be run; opens what training reads.
-  // Exit::usage where the deck's model cannot be trained so.
-  PlannedTraining(const Deck& deck, bool here);
+  // On so many ranks, which decide the buckets of gradients (bucket_elements). `here`: on this
+  // host's, so that it can also be run; opens what training reads. Exit::usage where the deck's
+  // model cannot be trained so.
+  PlannedTraining(const Deck& deck, int ranks, bool here);
 
   const std::vector<Bucket>& buckets() const { return source->buckets(); }
   // The step plan for that many micro-batches a step.
@@ -75,6 +77,21 @@ struct PlannedTraining {
   // The last of the ranks that share clips: it has the largest share.
   AbsentRanks sharing;
   std::unique_ptr<TrainingTask> task;
+};
+
+// A deck's buckets of gradients on any number of ranks, by dry runs; those of one size once.
+class SchedulesByRanks {
+ public:
+  SchedulesByRanks(const Deck& deck, DeviceKind device, Rates rates)
+      : deck_(deck), device_(device), rates_(std::move(rates)) {}
+  const std::vector<BucketSchedule>& on(int ranks);
+  void add(int ranks, std::vector<BucketSchedule> schedule);  // known already
+
+ private:
+  Deck deck_;
+  DeviceKind device_;
+  Rates rates_;
+  std::map<std::int64_t, std::vector<BucketSchedule>> by_size_;  // elements of a bucket
 };
 
 // Bytes on one rank.
@@ -168,8 +185,8 @@ class SamplesPlan {
 void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
                   nlohmann::ordered_json& j);
 // The rates of the request, or the targets. `f32`: of a model in f32; files and targets know one
-// format.
-Rates rates_of(const PlanRequest& request, bool f32 = false);
+// format. `dtype`: model.dtype, of which "fp8" has a note on rates that nobody has measured.
+Rates rates_of(const PlanRequest& request, bool f32 = false, const std::string& dtype = {});
 // The machine that the request describes.
 Machine machine_of(const PlanRequest& request);
 

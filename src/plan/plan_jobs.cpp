@@ -234,7 +234,7 @@ void plan_generate(const Deck& written, const PlanRequest& request, int ranks,
   WEFT_CHECK(ranks % sp == 0, Exit::usage, "choose parallel.sp so that it divides the ranks",
              "parallel.sp = {} does not divide {} ranks", sp, ranks);
   const Machine machine = machine_of(request);
-  const Rates rates = rates_of(request);
+  const Rates rates = rates_of(request, false, deck.model.dtype);
   const ClipParts parts(deck);
   Denoiser& model = *parts.denoiser;
   VideoCodec& codec = *parts.codec;

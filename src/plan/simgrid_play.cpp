@@ -378,20 +378,27 @@ class OverlappedPlay {
   }
 
   void wire() {
-    const Collective sum = job_.sharded ? Collective::reduce_scatter : Collective::all_reduce;
+    const auto sum = [&](double bytes) {
+      if (!job_.bf16_wire)
+        return machine_.collective(
+            job_.sharded ? Collective::reduce_scatter : Collective::all_reduce, bytes);
+      machine_.collective(Collective::bf16_sum, bytes);
+      if (!job_.sharded) machine_.collective(Collective::all_gather, bytes);
+    };
     for (StepState& state : states_) {
       for (StepState::Transfer& t : state.transfers) {
         const Bucket& block = job_.blocks[static_cast<std::size_t>(t.block)];
         t.issued.wait();
-        machine_.collective(t.sum ? sum : Collective::all_gather,
-                            t.sum ? block.gradient_bytes : block.weight_bytes);
+        if (t.sum)
+          sum(block.gradient_bytes);
+        else
+          machine_.collective(Collective::all_gather, block.weight_bytes);
         t.done.open();
       }
       for (std::size_t i = 0; i < stops_.size(); ++i) {
         state.ready[i].wait();
         // Grouped or not, each bucket is an operation of its own and pays its own latency.
-        for (int b = stops_[i].first; b < stops_[i].last; ++b)
-          machine_.collective(sum, bucket(b).gradient_bytes);
+        for (int b = stops_[i].first; b < stops_[i].last; ++b) sum(bucket(b).gradient_bytes);
         state.summed[i].open();
       }
       state.computed.wait();

@@ -271,6 +271,7 @@ Overlapped overlapped_job(const DeckStep& step, int ranks) {
     job.buckets[b - 1].needed = std::max(job.buckets[b - 1].needed, job.buckets[b].needed);
   job.sharded = step.sharded;
   job.overlap = step.overlap;
+  job.bf16_wire = step.bf16_wire;
   job.optimizer = step.costs.optimizer / (step.sharded ? ranks : 1);
   job.host = step.costs.host;
   job.report_bytes = 16 * sizeof(double) * ranks;
@@ -324,6 +325,7 @@ struct SimulateRequest {
 struct Result {
   int ranks = 1;
   std::int64_t micro_batches = 0;  // a step
+  std::size_t gradient_buckets = 0;
   double seconds = 0, work = 0;  // a step; work: forward and backward of a rank, without variation
   double efficiency = 1;         // work a second and rank, over that of one rank alone
   double placed = 0,
@@ -334,9 +336,10 @@ struct Result {
 };
 
 struct Subject {
-  sim::DeckStep step;
+  sim::DeckStep step;  // its schedule is that of the rank count being played
   sim::Network network;
   std::string fabric;
+  std::shared_ptr<SchedulesByRanks> schedules;
 };
 
 // Data, deck, gradients.
@@ -365,8 +368,8 @@ sim::DeckStep deck_step(const Deck& deck, const std::shared_ptr<PlannedTraining>
 // rank counts are played with the same costs and recomputation.
 Subject make_subject(const Deck& deck, const SimulateRequest& request, const std::string& fabric,
                      int most_ranks) {
-  const auto training = std::make_shared<PlannedTraining>(deck, false);
-  Subject s{deck_step(deck, training, request.variation), {}, fabric};
+  const auto training = std::make_shared<PlannedTraining>(deck, most_ranks, false);
+  Subject s{deck_step(deck, training, request.variation), {}, fabric, nullptr};
   std::vector<double> recompute(s.step.buckets.size(), deck.model.recompute);
   if (fabric == "local") {
     WEFT_CHECK(!request.costs.empty(), Exit::usage, "add --costs RUN of a run on one rank here",
@@ -374,8 +377,7 @@ Subject make_subject(const Deck& deck, const SimulateRequest& request, const std
     s.network = sim::local_network(
         request.cores > 0 ? request.cores : static_cast<int>(std::thread::hardware_concurrency()),
         request.link_rate * 1e9);
-    s.step.schedule =
-        dry_run_schedule(*training->task, s.step.buckets, DeviceKind::cpu, h200_targets());
+    s.schedules = std::make_shared<SchedulesByRanks>(deck, DeviceKind::cpu, h200_targets());
   } else {
     PlanRequest wanted;
     wanted.gpus = most_ranks;
@@ -384,7 +386,9 @@ Subject make_subject(const Deck& deck, const SimulateRequest& request, const std
     wanted.rates = request.rates;
     const Plan plan = make_plan(deck, wanted, MPI_COMM_SELF);
     s.network = sim::network_of(plan.machine);
-    s.step.schedule = plan.schedule;
+    s.schedules = std::make_shared<SchedulesByRanks>(deck, DeviceKind::cuda,
+                                                     rates_of(wanted, !training->task->bf16()));
+    s.schedules->add(most_ranks, plan.schedule);
     s.step.costs = sim::planned_costs(plan, s.step.sharded);
     for (std::size_t b = 0; b < recompute.size(); ++b)
       recompute[b] = plan.buckets[b].memory.recompute;
@@ -419,6 +423,8 @@ Result play_one(Subject s, int ranks, const SimulateRequest& request) {
   r.ranks = ranks;
   if (request.per_gpu > 0) s.step.micro_batches = request.per_gpu * ranks / s.step.sp;
   r.micro_batches = s.step.micro_batches;
+  s.step.schedule = s.schedules->on(ranks);
+  r.gradient_buckets = s.step.schedule.size();
   const int together = s.step.lockstep(ranks);
   WEFT_CHECK(together == 1 || (r.micro_batches % ranks == 0 && ranks % together == 0), Exit::usage,
              "take --per-gpu 1, and --gpus that are multiples of train.bn_ranks",
@@ -457,13 +463,13 @@ Json describe(const Subject& s, const SimulateRequest& request) {
           {"variation", request.variation},
           {"costs", s.step.costs.origin},
           {"optimizer_seconds", s.step.costs.optimizer},
-          {"gradient_buckets", s.step.schedule.size()},
           {"buckets", buckets}};
 }
 
 Json to_json(const Result& r) {
   return {{"ranks", r.ranks},
           {"micro_batches", r.micro_batches},
+          {"gradient_buckets", r.gradient_buckets},
           {"step_seconds", r.seconds},
           {"work_seconds", r.work},
           {"efficiency", r.efficiency},

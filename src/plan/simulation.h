@@ -50,6 +50,7 @@ struct Overlapped {
   std::vector<Bucket> blocks;
   bool sharded = true;        // parallel.zero = 1 or 3: reduce-scatter, all-gather; else all-reduce
   bool overlap = true;        // false: wait for each transfer at once
+  bool bf16_wire = false;     // parallel.wire: gradients travel as bf16
   double optimizer = 0;       // seconds of a rank's optimizer step
   double report_bytes = 128;  // of the small exchange that ends a step's reductions
   double host = 0;            // seconds a step that a rank spends on nothing of the above
@@ -119,8 +120,9 @@ std::vector<StepTimes> play(const Network& network, int ranks, const Overlapped&
                             int warmup);
 
 // What a collective takes alone: seconds for `bytes` of payload. all_reduce = reduce_scatter +
-// all_gather.
-enum class Collective { reduce_scatter, all_gather, all_reduce };
+// all_gather; bf16_sum is the reduce_scatter of parallel.wire = "bf16": weft's own, in two levels
+// (parallel/nccl_communicator.cpp).
+enum class Collective { reduce_scatter, all_gather, all_reduce, bf16_sum };
 double play_collective(const Network& network, int ranks, Collective kind, double bytes);
 
 // What crosses a node's inside and its network cards in one operation, and how long its first byte
@@ -143,6 +145,12 @@ inline Traffic traffic_of(const Network& network, int ranks, Collective kind, do
               rounds * (inside_steps * network.hop_inside + (nodes - 1) * network.hop_between);
   if (inside > 1) t.inside = around(network.two_level ? inside : n);
   if (nodes > 1) t.between = around(network.two_level ? nodes : n);
+  if (kind == Collective::bf16_sum && nodes > 1 && network.two_level) {
+    // The sum inside each node is in f32, twice the bytes, and ends before that between nodes
+    // begins.
+    t.latency += 2 * t.inside / network.inside_rate;
+    t.inside = 0;
+  }
   return t;
 }
 

@@ -23,7 +23,6 @@ double number(const std::string& text) {
 void add_sharded(std::span<const MicroBatchCost> work, std::span<const BucketSchedule> buckets,
                  const CommModel& comm, const ParallelDeck& parallel, bool bf16_model,
                  StepTime& t) {
-  const double wire_bytes = parallel.wire == "bf16" ? 2 : 4;
   double now = -t.optimizer, wire = now;  // seconds; when the wire is free
   double at = 0;                          // share of the forward or backward that is done
   std::vector<double> arrived(buckets.size(), now), summed(buckets.size(), now);
@@ -64,8 +63,8 @@ void add_sharded(std::span<const MicroBatchCost> work, std::span<const BucketSch
                      t.gather, t.exposed_gather);
             return;
           case BlockEvent::sum:
-            summed[b] =
-                send(comm.reduce_scatter(wire_bytes * elements), t.reduce, t.exposed_reduce);
+            summed[b] = send(comm.sum_gradients(elements, parallel.wire == "bf16", false), t.reduce,
+                             t.exposed_reduce);
             return;
           case BlockEvent::need:
             return wait(arrived[b], t.exposed_gather);
@@ -130,6 +129,18 @@ double CommModel::all_gather(double bytes) const {
   return reduce_scatter(bytes) / machine.gather_factor;
 }
 
+double CommModel::sum_gradients(double elements, bool bf16_wire, bool for_all) const {
+  const double bytes = (bf16_wire ? 2 : 4) * elements;
+  double seconds = reduce_scatter(bytes);
+  if (bf16_wire && nodes() > 1) {
+    const double inside = std::min(ranks, machine.ranks_a_node), outside = nodes();
+    seconds =
+        (inside - 1) * (machine.link_latency + 4 * elements / inside / machine.link_bandwidth) +
+        (outside - 1) * (machine.card_latency + bytes / outside / machine.node_bandwidth());
+  }
+  return seconds + (for_all ? all_gather(bytes) : 0);
+}
+
 StepTime step_time(std::span<const MicroBatchCost> work, std::span<const BucketSchedule> buckets,
                    const CommModel& comm, const ParallelDeck& parallel, bool bf16_model,
                    double optimizer_bandwidth) {
@@ -139,14 +150,13 @@ StepTime step_time(std::span<const MicroBatchCost> work, std::span<const BucketS
   // 1. Gradients, one bucket after the other as the last backward completes them.
   const double backward =
       work.empty() ? 0 : work.back().backward + work.back().again + work.back().exchange / 2;
-  const double wire = parallel.wire == "bf16" ? 2 : 4;
   double end = 0, elements = 0;
   std::size_t sharded = 0;  // the first buckets
   for (const BucketSchedule& b : buckets) {
     elements += static_cast<double>(b.elements);
     if (b.sharded && ++sharded > 0) continue;
-    const double bytes = wire * static_cast<double>(b.elements);
-    const double takes = parallel.zero >= 1 ? comm.reduce_scatter(bytes) : comm.all_reduce(bytes);
+    const double takes = comm.sum_gradients(static_cast<double>(b.elements),
+                                            parallel.wire == "bf16", parallel.zero == 0);
     end = std::max(end, b.ready * backward) + takes;
     t.reduce += takes;
   }

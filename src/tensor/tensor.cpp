@@ -76,6 +76,13 @@ Tensor Tensor::borrow(void* data, const Shape& shape, DType dtype, DeviceKind de
   return t;
 }
 
+Tensor Tensor::adopt(std::shared_ptr<void> storage, const Shape& shape, DType dtype,
+                     DeviceKind device) {
+  Tensor t = borrow(storage.get(), shape, dtype, device);
+  t.storage_ = std::move(storage);
+  return t;
+}
+
 void Tensor::set_bytes(const void* from, std::size_t size) {
   // In a dry run tensors have no memory.
   if (Arena::has_current() && Arena::current().is_planning()) return;

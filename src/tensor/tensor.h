@@ -52,6 +52,9 @@ class Tensor {
   // Borrows memory that its owner keeps alive.
   static Tensor borrow(void* data, const Shape& shape, DType dtype,
                        DeviceKind device = DeviceKind::cpu);
+  // Memory that ends with the last handle of `storage`.
+  static Tensor adopt(std::shared_ptr<void> storage, const Shape& shape, DType dtype,
+                      DeviceKind device);
   // A copy of host values in the current arena; nothing is copied while planning.
   template <class T>
   static Tensor from_host(std::span<const T> values, const Shape& shape) {

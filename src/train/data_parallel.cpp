@@ -12,6 +12,14 @@
 
 namespace weft {
 
+double bucket_mib(const ParallelDeck& deck, int ranks) {
+  return deck.bucket_mib > 0 ? deck.bucket_mib : std::clamp(25.0 / 32 * ranks, 25.0, 200.0);
+}
+
+std::int64_t bucket_elements(const ParallelDeck& deck, int ranks) {
+  return static_cast<std::int64_t>(bucket_mib(deck, ranks) * (1 << 20) / 4);
+}
+
 TrainDeck optimizer_of(const TrainDeck& deck, const std::string& optimizer, double lr_power,
                        double weight_decay, double grad_clip) {
   TrainDeck d = deck;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 
 #include "core/error.h"
 #include "core/host.h"
@@ -57,23 +58,56 @@ std::string keys_that_fit(std::span<const Bucket> buckets, std::span<const std::
       list);
 }
 
-}  // namespace
-
-MemoryNeed plan_step_memory(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size,
-                            double recompute, DeviceKind device, std::size_t capacity) {
+struct DryRun {
+  MemoryNeed need;
+  std::size_t kept = 0;  // optional activations, at most the budget
+};
+DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size, double recompute,
+               DeviceKind device, std::size_t capacity, std::size_t budget) {
   const auto arena = Arena::planning(device, capacity);
   const ArenaScope scope(*arena);
   LoadedBatch clips;
   clips.what.clips.resize(batch_size);
-  const TrainingWork work = task.prepare(bucket, clips, Tensor(), recompute, 1.0f);
+  TrainingWork work = task.prepare(bucket, clips, Tensor(), recompute, 1.0f);
+  work.kept = budget;
   task.params().begin_step([](int) {});
-  run_parts(work, task.params(), false, [](const TrainingLoss&) {});
-  return arena->need();
+  const std::size_t kept = run_parts(work, task.params(), false, [](const TrainingLoss&) {});
+  return {arena->need(), kept};
+}
+
+// `plain` with as many optional activations kept as fit into `usable` bytes: all of them, or what
+// bisection finds in eight more dry runs.
+StepMemory with_kept(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size,
+                     DeviceKind device, std::size_t usable, const StepMemory& plain) {
+  StepMemory best = plain;
+  const auto fits = [&](std::size_t budget) {
+    const DryRun run = dry_run(task, bucket, batch_size, plain.recompute, device, usable, budget);
+    if (!run.need.fits || run.need.bytes > usable) return false;
+    best = {plain.recompute, run.need.bytes, run.kept};
+    return true;
+  };
+  constexpr std::size_t all = std::numeric_limits<std::size_t>::max();
+  if (fits(all)) return best;
+  std::size_t low = 0,
+              high = dry_run(task, bucket, batch_size, plain.recompute, device, 0, all).kept;
+  for (int i = 0; i < 8 && low < high; ++i) {
+    const std::size_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return best;
+}
+
+}  // namespace
+
+MemoryNeed plan_step_memory(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size,
+                            double recompute, DeviceKind device, std::size_t capacity,
+                            std::size_t kept) {
+  return dry_run(task, bucket, batch_size, recompute, device, capacity, kept).need;
 }
 
 std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> buckets,
                                     std::span<const std::int64_t> batch_sizes, std::size_t capacity,
-                                    DeviceKind device) {
+                                    DeviceKind device, bool keep) {
   WEFT_ASSERT(buckets.size() == batch_sizes.size());
   // Shorter captions leave other holes in the arena than the planned ones.
   const std::size_t usable = capacity - capacity / 32;
@@ -123,6 +157,8 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
     const std::int64_t recomputed =
         smallest(at_least, most, [&](std::int64_t count) { return fits(batch, count); });
     plan.push_back({share_of(recomputed, blocks), bytes(batch, recomputed)});
+    if (keep && device == DeviceKind::cuda && recomputed == at_least)
+      plan.back() = with_kept(task, bucket, batch, device, usable, plan.back());
   }
   if (!refusal.empty())
     throw Error(Exit::usage, refusal, keys_that_fit(buckets, largest), __FILE__, __LINE__);
@@ -136,9 +172,11 @@ void recompute_alike(TrainingTask& task, std::span<const Bucket> buckets,
   for (const StepMemory& m : plan) most = std::max(most, m.recompute);
   for (std::size_t i = 0; i < plan.size(); ++i)
     if (samples_in_batch(buckets[i], 1) > 0 && plan[i].recompute < most)
-      plan[i] = {most, plan_step_memory(task, buckets[i],
-                                        samples_in_batch(buckets[i], batch_sizes[i]), most, device)
-                           .bytes};
+      plan[i] = {most,
+                 plan_step_memory(task, buckets[i], samples_in_batch(buckets[i], batch_sizes[i]),
+                                  most, device)
+                     .bytes,
+                 0};
 }
 
 std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host) {

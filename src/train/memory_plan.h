@@ -17,14 +17,15 @@ namespace weft {
 // Peak arena bytes of forward and backward of one micro-batch of `batch_size` clips of `bucket`
 // with the share `recompute` of its blocks recomputed. From a dry run, so the figure is exact for
 // captions of full length. `device` need not be present. The arena has `capacity` bytes (0: no
-// limit).
+// limit); up to `kept` bytes of optional activations are kept (Tape::keep).
 MemoryNeed plan_step_memory(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size,
                             double recompute, DeviceKind device = this_device().kind,
-                            std::size_t capacity = 0);
+                            std::size_t capacity = 0, std::size_t kept = 0);
 
 struct StepMemory {
   double recompute = 0;   // share of the blocks, for TrainingTask::prepare()
   std::size_t bytes = 0;  // peak of the arena
+  std::size_t kept = 0;   // of them optional activations, for TrainingWork
 };
 
 // For each bucket the smallest share of recomputed blocks, in steps of one block and at least the
@@ -33,9 +34,12 @@ struct StepMemory {
 // because shorter captions leave other holes than the planned ones. Exit::usage for a bucket that
 // does not fit even with every block recomputed; the error names the batch size that does.
 // `capacity` must be the same on all ranks, because placements follow the costs of recomputation.
+// `keep`: a GPU also keeps as many optional activations as fit beside that, where nothing is
+// recomputed beyond the deck's share. They may be rounded otherwise than recomputed ones, so a run
+// that must not depend on free memory (parallel.deterministic) does without.
 std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> buckets,
                                     std::span<const std::int64_t> batch_sizes, std::size_t capacity,
-                                    DeviceKind device = this_device().kind);
+                                    DeviceKind device = this_device().kind, bool keep = false);
 
 // Gives every bucket the largest share of all. For ranks that exchange within micro-batches
 // (TrainingTask::lockstep_ranks), whose buckets differ: recomputed blocks exchange again, and all

@@ -118,6 +118,7 @@ Rates read_rates(const std::string& file) {
     rates.convolutions = json.value("convolutions", 0.0);
     rates.wide_heads_forward = json.value("wide_heads_forward", 0.0);
     rates.wide_heads_backward = json.value("wide_heads_backward", 0.0);
+    rates.fp8_products = json.value("fp8_products", 0.0);
     rates.origin = json.value("origin", "given in " + file);
   } catch (const nlohmann::json::exception& e) {
     throw Error(Exit::usage, fmt::format("--rates {}: {}", file, e.what()), hint, __FILE__,
@@ -125,7 +126,8 @@ Rates read_rates(const std::string& file) {
   }
   WEFT_CHECK(rates.products > 0 && rates.attention_forward > 0 && rates.attention_backward > 0 &&
                  rates.bandwidth > 0 && rates.gaps >= 0 && rates.convolutions >= 0 &&
-                 rates.wide_heads_forward >= 0 && rates.wide_heads_backward >= 0,
+                 rates.wide_heads_forward >= 0 && rates.wide_heads_backward >= 0 &&
+                 rates.fp8_products >= 0,
              Exit::usage, hint, "--rates {}: rates are above 0", file);
   return rates;
 }
@@ -135,9 +137,10 @@ double operations_of(const std::string& name, std::span<const Tensor> t) {
   if (name == "conv_forward") return convolution(t[last], t[1], t[0], t[last]);
   if (name == "conv_backward_input") return convolution(t[0], t[1], t[2], t[0]);
   if (name == "conv_backward_weight") return convolution(t[1], t[2], t[0], t[1]);
-  if (name == "linear_forward" || name == "linear_gelu_forward")
+  if (name == "linear_forward" || name == "linear_gelu_forward" || name == "fp8_linear_forward")
     return 2 * numel(t[0]) * static_cast<double>(t[1].dim(0));
-  if (name == "linear_backward_input" || name == "linear_gelu_backward_input")
+  if (name == "linear_backward_input" || name == "linear_gelu_backward_input" ||
+      name == "fp8_linear_backward_input")
     return 2 * numel(t[0]) * static_cast<double>(t[1].dim(1));
   if (name == "linear_backward_weight") return 2 * numel(t[0]) * static_cast<double>(t[1].dim(-1));
   // kv [L,2,H,D] with weights [C,C]: two products of L C C, and twice that backward.
@@ -183,6 +186,13 @@ void OpTimes::met(const std::string& name, std::span<const Tensor> tensors) {
   if (name == "attention_backward" && rates_.wide_heads_backward > 0)
     rate = rates_.wide_heads_backward;
   if (name.starts_with("linear") || name.starts_with("absorb")) rate = rates_.products;
+  if (name.starts_with("fp8_linear")) {
+    rate = rates_.fp8_products > 0 ? rates_.fp8_products : rates_.products;
+    // Rounding comes before the product: both operands are read twice, and a byte is written for
+    // each two.
+    const double operands = static_cast<double>(tensors[0].bytes() + tensors[1].bytes());
+    seconds_ += 2.5 * operands / rates_.bandwidth * (1 + rates_.gaps);
+  }
   if (name.starts_with("conv")) rate = rates_.convolutions;
   WEFT_CHECK(flops == 0 || rate > 0, Exit::usage, "add \"convolutions\", in FLOP/s",
              "the model's time needs a rate of convolutions, and the rates have none ({})",

@@ -29,12 +29,13 @@ struct Rates {
   // Attention over all tokens of a clip (ops/attention.h, attention_forward), whose heads of 128
   // channels fill the tensor cores better; 0: as other attention.
   double wide_heads_forward = 0, wide_heads_backward = 0;
+  double fp8_products = 0;  // of operands in e4m3 (ops/fp8.h), FLOP/s; 0: as others
 };
 // Targets for an H200 (docs/plan.md, Targets), not measurements.
 Rates h200_targets();
 // Rates from a JSON file with the names above as keys. Optional are "origin",
-// "convolutions" where the planned model has none, and "wide_heads_forward" and
-// "wide_heads_backward". Exit::usage for any other content.
+// "convolutions" where the planned model has none, "wide_heads_forward", "wide_heads_backward" and
+// "fp8_products". Exit::usage for any other content.
 Rates read_rates(const std::string& file);
 
 // What a micro-batch takes on one rank (one of `sp` that share its tokens).

@@ -211,6 +211,7 @@ TrainingWork MicroBatchRunner::prepare(const LoadedBatch& clips, float weight) {
   const auto b = static_cast<std::size_t>(clips.what.bucket);
   TrainingWork work = task_.prepare(source_.buckets()[b], clips, staging_.stage(clips.bytes),
                                     memory_[b].recompute, weight);
+  work.kept = memory_[b].kept;
   staging_.consumed();
   return work;
 }

@@ -39,6 +39,8 @@ struct TrainingWork {
   // What the work depends on besides the bucket (train/step_work.h), the weight too unless it is
   // read from memory; empty: never recorded.
   std::string key;
+  // Bytes of activations that the tape of a part may keep beyond what it must (Tape::allow).
+  std::size_t kept = 0;
 };
 
 class TrainingTask {
@@ -74,9 +76,10 @@ class TrainingTask {
   // ranks). With more than one, each rank takes every ranks-th micro-batch of a step, so that all
   // have equally many.
   virtual int lockstep_ranks(int ranks) const { return 1; }
-  // Collective, before the first micro-batch: makes the communicator of these exchanges.
-  // Exit::usage where `world` cannot be divided as the deck wants it.
-  virtual void join_ranks(MPI_Comm world) {}
+  // Collective, before the first micro-batch: makes the communicator of these exchanges, split off
+  // `whole`, a communicator of the world, if there is one. Exit::usage where `world` cannot be
+  // divided as the deck wants it.
+  virtual void join_ranks(MPI_Comm world, Communicator* whole) {}
   // That communicator, for the trainer's timeouts and checks. Null: none.
   virtual Communicator* inner_ranks() { return nullptr; }
 
@@ -133,8 +136,9 @@ class TrainingTask {
 using TaskFactory = std::function<std::unique_ptr<TrainingTask>(const Deck& deck)>;
 
 // Forward and backward of all parts. `on_loss` gets each part's losses; `counting`: uses of
-// parameters are counted in the last part.
-void run_parts(const TrainingWork& work, ParameterTable& params, bool counting,
-               const std::function<void(const TrainingLoss&)>& on_loss);
+// parameters are counted in the last part. Returns how much of work.kept was used, by the part that
+// used most.
+std::size_t run_parts(const TrainingWork& work, ParameterTable& params, bool counting,
+                      const std::function<void(const TrainingLoss&)>& on_loss);
 
 }  // namespace weft

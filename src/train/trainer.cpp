@@ -95,9 +95,9 @@ Trainer::Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world)
 
 void Trainer::choose_groups() {
   const int sp = static_cast<int>(deck_.parallel.sp);
-  sequence_ = nn::make_sequence_group(world_, sp);
+  sequence_ = nn::make_sequence_group(world_, sp, default_comm_timeout, comm_.get());
   task_->share_clips(sequence_.get());
-  task_->join_ranks(world_);
+  task_->join_ranks(world_, comm_.get());
   groups_ = {comm_->rank() / sp, comm_->size() / sp, sp,
              task_->lockstep_ranks(comm_->size()) > 1 ? Meeting::lockstep
              : sharding()                             ? Meeting::always
@@ -140,9 +140,10 @@ void Trainer::start() {
   // parallel.deterministic nothing is measured. The symbol is weak: null in a build without CUDA.
   if (on_cuda() && !deck_.parallel.deterministic && &kernels::set_matmul_tuning != nullptr)
     kernels::set_matmul_tuning((std::filesystem::path(deck_.run.dir) / "matmul.txt").string());
-  // No graph may hold the exchanges of tokens in the forward, nor an injected fault.
-  const bool recordable = !sequence_ && std::getenv("WEFT_FAULT") == nullptr;
+  // No graph may hold an injected fault.
+  const bool recordable = std::getenv("WEFT_FAULT") == nullptr;
   graphs_ = std::make_unique<StepGraphs>(on_cuda() && deck_.device.graphs && recordable);
+  params().set_aside([this](std::function<void()> act) { graphs_->aside(act); });
   data_parallel_ = std::make_unique<DataParallel>(
       deck_.parallel, *comm_, params(), [this](std::function<void()> act) { graphs_->aside(act); },
       task_->model_groups());
@@ -193,8 +194,9 @@ std::optional<Sharding> Trainer::sharding() {
 
 void Trainer::load_state() {
   ParameterTable& table = params();
-  table.allocate(static_cast<std::int64_t>(deck_.parallel.bucket_mib * (1 << 20) / 4),
-                 task_->bf16(), true, sharding());
+  table.set_memory(
+      [this](const Shape& shape, DType dtype) { return comm_->persistent(shape, dtype); });
+  table.allocate(bucket_elements(deck_.parallel, comm_->size()), task_->bf16(), true, sharding());
   if (first_rank() && deck_.parallel.zero == 3 && comm_->size() > 1) {
     if (params().sharded_buckets() == 0)
       log::info("zero = 3  shards as zero = 1 here: no block of the model is trained as a whole");
@@ -254,13 +256,16 @@ void Trainer::warn_of_other_data(const Checkpoint& checkpoint) const {
 void Trainer::plan_step() {
   // The least of all ranks: recomputation, and so placements, must be the same everywhere.
   const std::size_t capacity = least(arena_capacity(deck_.memory, device_.host_ranks), world_);
-  memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity);
+  memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity, this_device().kind,
+                        !deck_.parallel.deterministic);
   for (const auto& plan : also_) also_bytes_ = std::max(also_bytes_, plan(capacity));
   // Placements follow the costs, and the costs follow recomputation, which may differ between ranks
   // that share clips unevenly: all take the largest.
   for (StepMemory& m : memory_) {
     const double mine = m.recompute;
     MPI_Allreduce(&mine, &m.recompute, 1, MPI_DOUBLE, MPI_MAX, world_);
+    // What is recomputed keeps nothing.
+    if (m.recompute > mine) m.kept = 0;
   }
   if (groups_.meeting == Meeting::lockstep)
     recompute_alike(*task_, source_->buckets(), batch_sizes_, memory_);

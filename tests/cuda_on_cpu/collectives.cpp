@@ -151,7 +151,7 @@ void start(const Collective& c, Part& part, const NcclState& s) {
 Progress step(const std::vector<Collective>& group, Execution& e) {
   NcclState& s = *e.state;
   // After an abort NCCL's kernels end at once and leave what they leave.
-  if (s.aborted) return Progress::done;
+  if (*s.aborted) return Progress::done;
   if (s.finished != e.number) return Progress::blocked;
   if (!e.started) {
     e.started = true;
@@ -197,7 +197,7 @@ std::size_t bytes_of(ncclDataType_t type) {
 ncclResult_t issue(std::shared_ptr<NcclState> state, std::vector<Collective> group,
                    cudaStream_t stream) {
   const Device device;
-  if (state->aborted) return ncclInvalidUsage;
+  if (*state->aborted) return ncclInvalidUsage;
   for (const Collective& c : group) {
     using Kind = Collective::Kind;
     const auto size = static_cast<std::size_t>(state->size);

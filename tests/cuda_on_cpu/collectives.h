@@ -3,7 +3,9 @@
 
 #include <mpi.h>
 
+#include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -21,11 +23,21 @@ struct Collective {
   int peer = 0;  // root, or the other rank of a send or receive
 };
 
+struct Range {
+  const char* begin = nullptr;
+  std::size_t bytes = 0;
+};
+
 // Shared by the handle and the work that is queued, which may outlive it.
 struct NcclState {
   MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Comm control = MPI_COMM_NULL;  // for what the host does meanwhile
   int rank = 0, size = 1;
-  bool aborted = false;
+  // Of all communicators that share resources.
+  std::shared_ptr<std::atomic<bool>> aborted = std::make_shared<std::atomic<bool>>(false);
+  bool shares = false;  // its resources with what is split off it
+  bool own = true;      // has resources of its own, not those of what it was split off
+  std::map<void*, Range> registered;  // by handle
   // Operations run one after another in the order in which the host asked for them, as on every
   // other rank.
   std::uint64_t issued = 0, finished = 0;

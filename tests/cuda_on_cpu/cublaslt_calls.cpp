@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "device.h"
 #include "memory.h"
 #include "streams.h"
 
@@ -67,6 +68,18 @@ bool layout_fits(const MatrixLayout& l) {
   return l.rows > 0 && l.columns > 0 && l.ld >= static_cast<std::int64_t>(least);
 }
 
+// Whether the library multiplies e4m3 so: both operands with the inner dimension contiguous, bf16
+// out, from 8.9 on.
+bool multiplies_e4m3(const Product& p, cublasComputeType_t compute) {
+  const emulation::Capability& gpu = emulation::capability();
+  const auto by_16 = [](auto x) { return x % 16 == 0; };
+  return gpu.major * 10 + gpu.minor >= 89 && compute == CUBLAS_COMPUTE_32F && p.transposed_a &&
+         !p.transposed_b && p.d.type == CUDA_R_16BF && p.d.order == CUBLASLT_ORDER_COL &&
+         p.a.order == CUBLASLT_ORDER_COL && p.b.order == CUBLASLT_ORDER_COL && by_16(p.a.rows) &&
+         by_16(p.a.ld) && by_16(p.b.ld) && by_16(p.d.rows) && by_16(p.d.ld) &&
+         (p.epilogue == CUBLASLT_EPILOGUE_DEFAULT || p.epilogue == CUBLASLT_EPILOGUE_BIAS);
+}
+
 // What the library says of a product before it looks at addresses.
 cublasStatus_t check(const Product& p, cublasComputeType_t compute, cudaDataType_t scale) {
   if (!layout_fits(p.a) || !layout_fits(p.b) || !layout_fits(p.c) || !layout_fits(p.d))
@@ -79,8 +92,11 @@ cublasStatus_t check(const Product& p, cublasComputeType_t compute, cudaDataType
     return CUBLAS_STATUS_INVALID_VALUE;
   const bool f32 = p.a.type == CUDA_R_32F && p.d.type == CUDA_R_32F;
   const bool bf16 = p.a.type == CUDA_R_16BF && (p.d.type == CUDA_R_16BF || p.d.type == CUDA_R_32F);
-  if (p.a.type != p.b.type || p.c.type != p.d.type || p.c.order != p.d.order || (!f32 && !bf16) ||
-      scale != CUDA_R_32F ||
+  const bool e4m3 = p.a.type == CUDA_R_8F_E4M3;
+  if (!e4m3 && (p.a_scale != nullptr || p.b_scale != nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
+  if (e4m3 && !multiplies_e4m3(p, compute)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (p.a.type != p.b.type || p.c.type != p.d.type || p.c.order != p.d.order ||
+      (!f32 && !bf16 && !e4m3) || scale != CUDA_R_32F ||
       (compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_PEDANTIC &&
        (compute != CUBLAS_COMPUTE_32F_FAST_TF32 || !f32)))
     return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -110,7 +126,7 @@ cublasStatus_t check(const Product& p, cublasComputeType_t compute, cudaDataType
 bool aligned(const void* p, std::uint64_t to) {
   return reinterpret_cast<std::uintptr_t>(p) % to == 0;
 }
-std::size_t size_of(cudaDataType_t t) { return t == CUDA_R_16BF ? 2 : 4; }
+std::size_t size_of(cudaDataType_t t) { return t == CUDA_R_8F_E4M3 ? 1 : t == CUDA_R_16BF ? 2 : 4; }
 // Bytes from a matrix's first element to behind its last.
 std::size_t extent(const MatrixLayout& l) {
   const bool columns = l.order == CUBLASLT_ORDER_COL;
@@ -174,6 +190,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
       return take(p.aux, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
       return take(p.aux_ld, value, bytes);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+      return take(p.a_scale, value, bytes);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+      return take(p.b_scale, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
       p.bias_type_given = true;
       return take_as_int(p.bias_type, value, bytes);
@@ -289,7 +309,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     return CUBLAS_STATUS_NOT_SUPPORTED;
   offer(16, 4096);
   offer(16, 0);
-  if (!few_kernels()) offer(size_of(p.a.type), 0);
+  if (!few_kernels() && p.a.type != CUDA_R_8F_E4M3) offer(size_of(p.a.type), 0);
   return *found > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
@@ -312,9 +332,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
       (p.beta != 0 && !on_device(c, extent(p.c))))
     return CUBLAS_STATUS_INVALID_VALUE;
   if (c == d && p.c.ld != p.d.ld) return CUBLAS_STATUS_INVALID_VALUE;
+  for (const void* scale : {p.a_scale, p.b_scale})
+    if (scale != nullptr && !on_device(scale, sizeof(float))) return CUBLAS_STATUS_INVALID_VALUE;
   if (emulation::has_vector(p.epilogue) && p.vector == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   if (emulation::has_aux(p.epilogue) && p.aux == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-  const std::uint64_t alignment = algo == nullptr ? size_of(p.a.type) : algo->data[0];
+  const std::uint64_t alignment = algo != nullptr              ? algo->data[0]
+                                  : p.a.type == CUDA_R_8F_E4M3 ? 16
+                                                               : size_of(p.a.type);
   if (!aligned(a, alignment) || !aligned(b, alignment) || !aligned(d, alignment) ||
       (p.beta != 0 && !aligned(c, alignment)) ||
       (emulation::has_aux(p.epilogue) && !aligned(p.aux, 16)))

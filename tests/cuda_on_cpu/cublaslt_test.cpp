@@ -2,6 +2,8 @@
 // tests/kernels/matmul.cpp.
 #include "cublasLt.h"
 
+#include <cstdlib>
+#include <string>
 #include <utility>
 
 #include "cuda_bf16.h"
@@ -109,6 +111,66 @@ TEST(CublasLt, RefusesWhatTheLibraryRefuses) {
   const auto fine = run<float, float>(Call{});
   EXPECT_EQ(fine.algorithms, 3);
   EXPECT_EQ((run<float, float>(Call{}, 2).d), fine.d);
+}
+
+// A product of e4m3: D 32 x 3 of inner dimension 16, what the library wants of one.
+struct Fp8Call {
+  cublasOperation_t a = CUBLAS_OP_T, b = CUBLAS_OP_N;
+  std::int64_t k = 16;
+  cudaDataType_t d = CUDA_R_16BF;
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+};
+cublasStatus_t proposals_for(const Fp8Call& c) {
+  constexpr std::int64_t rows = 32, columns = 3;
+  cublasLtHandle_t handle;
+  cublasLtCreate(&handle);
+  cublasLtMatmulDesc_t operation;
+  cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, auto x) {
+    cublasLtMatmulDescSetAttribute(operation, attribute, &x, sizeof x);
+  };
+  set(CUBLASLT_MATMUL_DESC_TRANSA, c.a);
+  set(CUBLASLT_MATMUL_DESC_TRANSB, c.b);
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE, c.epilogue);
+  const auto layout = [](cudaDataType_t t, std::int64_t r, std::int64_t columns_) {
+    cublasLtMatrixLayout_t l;
+    cublasLtMatrixLayoutCreate(&l, t, static_cast<std::uint64_t>(r),
+                               static_cast<std::uint64_t>(columns_), r);
+    return l;
+  };
+  const auto la = c.a == CUBLAS_OP_T ? layout(CUDA_R_8F_E4M3, c.k, rows)
+                                     : layout(CUDA_R_8F_E4M3, rows, c.k);
+  const auto lb = c.b == CUBLAS_OP_N ? layout(CUDA_R_8F_E4M3, c.k, columns)
+                                     : layout(CUDA_R_8F_E4M3, columns, c.k);
+  const auto ld = layout(c.d, rows, columns);
+  cublasLtMatmulPreference_t wishes;
+  cublasLtMatmulPreferenceCreate(&wishes);
+  cublasLtMatmulHeuristicResult_t found[8];
+  int count = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, operation, la, lb, ld, ld,
+                                                               wishes, 8, found, &count);
+  cublasLtMatmulPreferenceDestroy(wishes);
+  for (const auto l : {la, lb, ld}) cublasLtMatrixLayoutDestroy(l);
+  cublasLtMatmulDescDestroy(operation);
+  cublasLtDestroy(handle);
+  return status;
+}
+
+TEST(CublasLt, RefusesE4m3AsTheLibraryDoes) {
+  // The default device is of 8.0, which has none.
+  const char* capability = std::getenv("WEFT_EMULATION_CAPABILITY");
+  const bool has_e4m3 = capability != nullptr && std::string(capability) != "8.0" &&
+                        std::string(capability) != "8.6";
+  EXPECT_EQ(proposals_for({}), has_e4m3 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED);
+  Fp8Call bias{};
+  bias.epilogue = CUBLASLT_EPILOGUE_BIAS;
+  EXPECT_EQ(proposals_for(bias), has_e4m3 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED);
+  for (const Fp8Call& c : {Fp8Call{CUBLAS_OP_N}, Fp8Call{CUBLAS_OP_T, CUBLAS_OP_T},
+                           Fp8Call{CUBLAS_OP_T, CUBLAS_OP_N, 24},
+                           Fp8Call{CUBLAS_OP_T, CUBLAS_OP_N, 16, CUDA_R_32F},
+                           Fp8Call{CUBLAS_OP_T, CUBLAS_OP_N, 16, CUDA_R_16BF,
+                                   CUBLASLT_EPILOGUE_GELU_AUX_BIAS}})
+    EXPECT_EQ(proposals_for(c), CUBLAS_STATUS_NOT_SUPPORTED);
 }
 
 }  // namespace

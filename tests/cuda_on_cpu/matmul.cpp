@@ -4,12 +4,43 @@
 
 #include <dnnl.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "cuda_bf16.h"
 
 namespace emulation {
+
+float from_e4m3(std::uint8_t byte) {
+  const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+  if (exponent == 15 && mantissa == 7) return std::numeric_limits<float>::quiet_NaN();
+  const float magnitude = exponent == 0
+                              ? std::ldexp(static_cast<float>(mantissa), -9)
+                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  return byte < 128 ? magnitude : -magnitude;
+}
+
+std::uint8_t to_e4m3(float x) {
+  if (std::isnan(x)) return 0x7f;
+  static const auto finite = [] {  // ascending
+    std::array<double, 127> all{};
+    for (std::uint8_t i = 0; i < 127; ++i) all[i] = from_e4m3(i);
+    return all;
+  }();
+  const double magnitude = std::fabs(x);
+  auto byte = static_cast<std::size_t>(
+      std::min(std::lower_bound(finite.begin(), finite.end(), magnitude), finite.end() - 1) -
+      finite.begin());
+  if (byte > 0) {
+    const double above = finite[byte] - magnitude, below = magnitude - finite[byte - 1];
+    if (below < above || (below == above && byte % 2 == 1)) --byte;
+  }
+  return static_cast<std::uint8_t>(byte | (std::signbit(x) ? 128 : 0));
+}
+
 namespace {
 
 // An element of any order and type.
@@ -28,6 +59,7 @@ struct View {
 
   float get(std::size_t row, std::size_t column) const {
     const std::size_t i = row * row_stride + column * column_stride;
+    if (type == CUDA_R_8F_E4M3) return from_e4m3(static_cast<const std::uint8_t*>(data)[i]);
     return type == CUDA_R_16BF ? from_bf16(static_cast<const std::uint16_t*>(data)[i])
                                : static_cast<const float*>(data)[i];
   }
@@ -66,8 +98,12 @@ void multiply(const Product& p, const void* a, const void* b, const void* c, voi
   const std::vector<float> right = dense(View(b, p.b), p.transposed_b, k, n, p.rounds_inputs);
   std::vector<float> product(m * n);
   const auto at = [](std::size_t x) { return static_cast<dnnl_dim_t>(x); };
+  const auto scale = [](const void* s) {
+    return s == nullptr ? 1.0f : *static_cast<const float*>(s);
+  };
+  const float alpha = p.alpha * scale(p.a_scale) * scale(p.b_scale);
   // oneDNN counts in rows: its row-major B^T A^T is the column-major A B.
-  dnnl_sgemm('N', 'N', at(n), at(m), at(k), p.alpha, right.data(), at(k), left.data(), at(m), 0.0f,
+  dnnl_sgemm('N', 'N', at(n), at(m), at(k), alpha, right.data(), at(k), left.data(), at(m), 0.0f,
              product.data(), at(m));
 
   const View out(d, p.d), in(c, p.c), vector(p.vector, p.bias_type, 0),

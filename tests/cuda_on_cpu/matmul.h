@@ -31,8 +31,13 @@ struct Product {
   cudaDataType_t bias_type = CUDA_R_32F;
   bool bias_type_given = false;  // else it is D's
   float alpha = 1, beta = 0;
-  bool rounds_inputs = false;  // f32 to TF32
+  bool rounds_inputs = false;                         // f32 to TF32
+  const void *a_scale = nullptr, *b_scale = nullptr;  // of e4m3: floats that multiply A and B
 };
+
+// The nearest byte in e4m3, by a search among all, ties to even; past 448 that of 448.
+std::uint8_t to_e4m3(float x);
+float from_e4m3(std::uint8_t byte);
 
 inline bool has_aux(cublasLtEpilogue_t e) { return (e & 128) != 0; }
 inline bool has_vector(cublasLtEpilogue_t e) {

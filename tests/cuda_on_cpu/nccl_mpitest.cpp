@@ -178,6 +178,45 @@ TEST(Nccl, InAGraph) {
   EXPECT_CUDA(cudaGraphDestroy(graph));
 }
 
+TEST(Nccl, SplitsByColorInOrderOfKeys) {
+  const Comm c;
+  const Stream stream;
+  // Odd ranks and even ones, backwards.
+  ncclComm_t part = nullptr;
+  EXPECT_EQ(ncclCommSplit(c.comm, c.rank % 2, -c.rank, &part, nullptr), ncclSuccess);
+  int size = 0, rank = 0, behind = 0, in_all = 0;
+  float wanted = 0;
+  for (int r = 0; r < c.size; ++r) {
+    if (r % 2 != c.rank % 2) continue;
+    ++in_all;
+    behind += r > c.rank;
+    wanted += static_cast<float>(r);
+  }
+  EXPECT_EQ(ncclCommCount(part, &size), ncclSuccess);
+  EXPECT_EQ(ncclCommUserRank(part, &rank), ncclSuccess);
+  EXPECT_EQ(size, in_all);
+  EXPECT_EQ(rank, behind);
+  const Array<float> x(std::vector<float>(1, static_cast<float>(c.rank))), y(1);
+  EXPECT_EQ(ncclAllReduce(x.get(), y.get(), 1, ncclFloat32, ncclSum, part, stream), ncclSuccess);
+  EXPECT_EQ(ncclAllReduce(x.get(), x.get(), 1, ncclFloat32, ncclSum, c.comm, stream), ncclSuccess);
+  EXPECT_EQ(y.read()[0], wanted);
+  EXPECT_EQ(x.read()[0], static_cast<float>(c.size * (c.size - 1) / 2));
+  EXPECT_EQ(ncclCommDestroy(part), ncclSuccess);
+}
+
+TEST(Nccl, RegistersItsOwnMemoryOnce) {
+  const Comm c;
+  void *p = nullptr, *handle = nullptr;
+  EXPECT_EQ(ncclMemAlloc(&p, 1000), ncclSuccess);
+  EXPECT_EQ(ncclCommRegister(c.comm, p, 1001, &handle), ncclInvalidArgument);
+  EXPECT_EQ(ncclCommRegister(c.comm, p, 1000, &handle), ncclSuccess);
+  EXPECT_EQ(ncclCommDeregister(c.comm, handle), ncclSuccess);
+  EXPECT_EQ(ncclCommDeregister(c.comm, handle), ncclInvalidArgument);
+  const Array<char> other(10);
+  EXPECT_EQ(ncclCommRegister(c.comm, other.get(), 10, &handle), ncclInvalidArgument);
+  EXPECT_EQ(ncclMemFree(p), ncclSuccess);
+}
+
 TEST(Nccl, RefusesHostMemory) {
   const Comm c;
   const Stream stream;

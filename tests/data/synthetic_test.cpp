@@ -57,6 +57,18 @@ TEST(Synthetic, ShapesMoveSmoothly) {
   }
 }
 
+TEST(Synthetic, Captions) {
+  const auto source = make_synthetic_source("clips=2,latent=1,tokens=3,text_channels=5");
+  EXPECT_EQ(source->buckets()[0].text_channels, 5);
+  EXPECT_EQ(source->buckets()[0].longest_text, 3);
+  EXPECT_EQ(source->text_tokens(0, 1), 3);
+  EXPECT_EQ(source->read_text(0, 1).size(), 15u);
+  EXPECT_EQ(source->read_text(0, 1), source->read_text(0, 1));
+  EXPECT_NE(source->read_text(0, 0), source->read_text(0, 1));
+  EXPECT_NE(source->content_id(), make_synthetic_source("clips=2,latent=1")->content_id());
+  EXPECT_THROW(make_synthetic_source("tokens=3"), Error);
+}
+
 TEST(Synthetic, SeveralBucketsAndLatents) {
   const auto source = make_synthetic_source(
       "clips=2,frames=5,height=8,width=8;clips=3,frames=7,height=4,width=6,latent=1");

@@ -197,6 +197,20 @@ class Steps(WeftTest):
             with self.subTest(run=other):
                 self.assert_same_run(run, other)
 
+    def test_ranks_that_share_clips(self):
+        """parallel.sp = 2: the same bits recorded or not and in any order of streams; the losses of the CPU."""
+        shared = ("parallel.sp=2", "train.micro_batches=2", self.EXACT)
+        with emulate(2):
+            job = self.on_gpu("recorded", *shared)
+            self.on_gpu("plain", "device.graphs=false", *shared)
+        with emulate(2, WEFT_EMULATION_SEED="5"):
+            self.on_gpu("other_order", *shared)
+        self.assertRegex(job.err, r"graphs +[1-9]\d* recorded, [1-9]\d* of \d+ micro-batches replayed")
+        self.assert_close(self.losses("recorded"), self.on_cpu("train.micro_batches=2"), 1e-4)
+        for run in ("plain", "other_order"):
+            with self.subTest(run=run):
+                self.assert_same_run("recorded", run)
+
     def test_memory_that_libraries_take(self):
         # 500 MiB are the context's and 300 NCCL's.
         for gib, code, said in (("0.9", 0, "no memory is left for a graph"), ("0.84", 2, "GiB are free"), ("0.7", 6, "NCCL")):

@@ -77,8 +77,8 @@ void add_self(Cases& cases, const Self& a, DType dtype) {
   const int wk = a.norm ? add(f.inputs, random_tensor({a.D}, DType::f32, 3, 0.3f, 1.0f)) : -1;
   const int rope = a.rope ? add(f.inputs, rotary_table(length, a.D)) : -1;
   f.run = [=](Tensors& in) {
-    Tensor out = Tensor::empty(out_shape, dtype), lse = Tensor::empty(lse_shape, DType::f32);
-    ops::self_attention_forward(in[0], at(in, wq), at(in, wk), at(in, rope), a.axis, out, lse);
+    Tensor out = Tensor::empty(out_shape, dtype), lse = Tensor::empty(lse_shape, DType::f32), qk;
+    ops::self_attention_forward(in[0], at(in, wq), at(in, wk), at(in, rope), a.axis, out, lse, qk);
     return Tensors{out, lse};
   };
   f.reference = [=](const std::vector<Values>& in) {
@@ -95,9 +95,9 @@ void add_self(Cases& cases, const Self& a, DType dtype) {
   KernelCase b = f;
   b.reference = nullptr;
   b.op = "self_attention_backward";
-  Tensor out = Tensor::host(out_shape, dtype), lse = Tensor::host(lse_shape, DType::f32);
+  Tensor out = Tensor::host(out_shape, dtype), lse = Tensor::host(lse_shape, DType::f32), no_qk;
   ops::self_attention_forward(f.inputs[0], at(f.inputs, wq), at(f.inputs, wk), at(f.inputs, rope),
-                              a.axis, out, lse);
+                              a.axis, out, lse, no_qk);
   const int first = add(b.inputs, out);
   add(b.inputs, lse);
   add(b.inputs, random_tensor(out_shape, dtype, 4));
@@ -106,7 +106,7 @@ void add_self(Cases& cases, const Self& a, DType dtype) {
   b.run = [=](Tensors& in) {
     Tensor dqkv = Tensor::empty(in[0].shape(), dtype), q = at(in, dwq), k = at(in, dwk);
     ops::self_attention_backward(in[0], at(in, wq), at(in, wk), at(in, rope), a.axis, at(in, first),
-                                 at(in, first + 1), at(in, first + 2), dqkv, q, k);
+                                 at(in, first + 1), at(in, first + 2), dqkv, q, k, Tensor());
     return a.norm ? Tensors{dqkv, q, k} : Tensors{dqkv};
   };
   b.bytes = 8 * element * tokens * static_cast<double>(C) + statistics;
@@ -234,8 +234,8 @@ void add_temporal_forward(Cases& cases, const Temporal& s, DType dtype) {
             4.0 * static_cast<double>(s.lse().numel());
   c.flops = 4 * elements(s) * static_cast<double>(s.T);
   c.run = [=](std::vector<Tensor>& in) {
-    Tensor out = Tensor::empty(s.out(), dtype), lse = Tensor::empty(s.lse(), DType::f32);
-    ops::self_attention_forward(in[0], in[1], in[2], in[3], ops::Axis::time, out, lse);
+    Tensor out = Tensor::empty(s.out(), dtype), lse = Tensor::empty(s.lse(), DType::f32), no_qk;
+    ops::self_attention_forward(in[0], in[1], in[2], in[3], ops::Axis::time, out, lse, no_qk);
     return std::vector<Tensor>{out, lse};
   };
   c.reference = [=](const std::vector<Values>& in) {
@@ -251,9 +251,9 @@ void add_temporal_backward(Cases& cases, const Temporal& s, DType dtype) {
             4.0 * static_cast<double>(s.lse().numel());
   c.flops = 10 * elements(s) * static_cast<double>(s.T);
   // `out` and `lse` as the CPU side's forward gives them, so that both sides start from the same.
-  Tensor out = Tensor::host(s.out(), dtype), lse = Tensor::host(s.lse(), DType::f32);
+  Tensor out = Tensor::host(s.out(), dtype), lse = Tensor::host(s.lse(), DType::f32), none;
   ops::self_attention_forward(c.inputs[0], c.inputs[1], c.inputs[2], c.inputs[3], ops::Axis::time,
-                              out, lse);
+                              out, lse, none);
   c.inputs.insert(c.inputs.end(), {out, lse, random_tensor(s.out(), dtype, 4)});
   if (s.norm) {
     c.inputs.push_back(random_tensor({s.D}, DType::f32, 5));
@@ -262,14 +262,14 @@ void add_temporal_backward(Cases& cases, const Temporal& s, DType dtype) {
   if (dtype == DType::bf16) c.tolerance = 1.0 / 32;  // dP - delta cancels
   c.run = [=](std::vector<Tensor>& in) {
     Tensor dqkv = Tensor::empty(s.qkv(), dtype);
-    Tensor dwq = s.norm ? in[7] : Tensor(), dwk = s.norm ? in[8] : Tensor();
+    Tensor dwq = s.norm ? in[7] : Tensor(), dwk = s.norm ? in[8] : Tensor(), no_qk;
     // Scores of some hundreds differ between the sides by 1e-4, in the order of their sums. With
     // the other side's lse, probabilities then add up to as much more or less than 1, which the
     // gradient multiplies by dP.
     if (s.spread > 1)
-      ops::self_attention_forward(in[0], in[1], in[2], in[3], ops::Axis::time, in[4], in[5]);
+      ops::self_attention_forward(in[0], in[1], in[2], in[3], ops::Axis::time, in[4], in[5], no_qk);
     ops::self_attention_backward(in[0], in[1], in[2], in[3], ops::Axis::time, in[4], in[5], in[6],
-                                 dqkv, dwq, dwk);
+                                 dqkv, dwq, dwk, no_qk);
     std::vector<Tensor> result{dqkv};
     if (s.norm) result.insert(result.end(), {dwq, dwk});
     return result;

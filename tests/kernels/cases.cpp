@@ -22,11 +22,11 @@ void Cases::finish() {
 void for_each_case(CaseSize size, const Cases::Take& take) {
   Cases cases(take);
   for (const auto make :
-       {attention_cases, batch_norm_cases, class_loss_cases, conv_cases,   deform_cases,
-        diffusion_cases, embed_cases,      evaluate_cases,   fusion_cases, layout_cases,
-        loss_cases,      matmul_cases,     modulated_cases,  norm_cases,   optimizer_cases,
-        pointwise_cases, pool_cases,       random_cases,     reduce_cases, resize_cases,
-        spade_cases,     text_loss_cases,  volume_cases})
+       {attention_cases, batch_norm_cases, class_loss_cases, conv_cases,      deform_cases,
+        diffusion_cases, embed_cases,      evaluate_cases,   fp8_cases,       fusion_cases,
+        layout_cases,    loss_cases,       matmul_cases,     modulated_cases, norm_cases,
+        optimizer_cases, pointwise_cases,  pool_cases,       random_cases,    reduce_cases,
+        resize_cases,    spade_cases,      text_loss_cases,  volume_cases})
     make(size, cases);
   cases.finish();
 }

@@ -86,6 +86,7 @@ void conv_cases(CaseSize size, Cases& cases);
 void deform_cases(CaseSize size, Cases& cases);
 void diffusion_cases(CaseSize size, Cases& cases);
 void embed_cases(CaseSize size, Cases& cases);
+void fp8_cases(CaseSize size, Cases& cases);
 void fusion_cases(CaseSize size, Cases& cases);
 void layout_cases(CaseSize size, Cases& cases);
 void evaluate_cases(CaseSize size, Cases& cases);

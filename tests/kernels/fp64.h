@@ -56,6 +56,31 @@ inline Values product(std::int64_t m, std::int64_t n, std::int64_t k, const Valu
   return c;
 }
 
+// x rounded as ops/fp8.h says, by a search among all values of the format: multiples of 2^-9 up to
+// 2^-6, then 8 values a power of two, up to 448.
+inline Values e4m3(const Values& x) {
+  Values finite{0};
+  for (int i = 1; i < 8; ++i) finite.push_back(std::ldexp(i, -9));
+  for (int exponent = -6; exponent <= 8; ++exponent)
+    for (int i = 8; i < 16; ++i) finite.push_back(std::ldexp(i, exponent - 3));
+  finite.pop_back();  // 480 stands for NaN
+  double largest = 0;
+  for (const double v : x)
+    if (std::isfinite(v)) largest = std::max(largest, std::abs(v));
+  const int power =
+      largest > 0 ? std::min(static_cast<int>(std::floor(std::log2(448 / largest))), 117) : 117;
+  return map(x, [&](double v) {
+    if (!std::isfinite(v)) return static_cast<double>(NAN);
+    const double a = std::ldexp(std::abs(v), power);
+    std::size_t best = 0;
+    for (std::size_t i = 1; i < finite.size(); ++i) {
+      const double nearer = std::abs(finite[best] - a) - std::abs(finite[i] - a);
+      if (nearer > 0 || (nearer == 0 && i % 2 == 0)) best = i;
+    }
+    return std::copysign(std::ldexp(finite[best], -power), v);
+  });
+}
+
 // The sums of the columns of x [rows,n].
 inline Values column_sums(const Values& x, std::int64_t n) {
   Values sums(n);

@@ -2,7 +2,9 @@
 
 #include "nn/nn.h"
 #include "fixture.h"
+#include "ops/fp8.h"
 #include "ops/layout.h"
+#include "ops/pointwise.h"
 
 namespace weft::test {
 namespace {
@@ -48,21 +50,24 @@ class TapeTest : public OpTest {
 
   struct Run {
     Vec out, grads;
-    std::size_t peak;
+    std::size_t peak, kept;
   };
-  Run step(std::int64_t recomputed) {
+  // `allowed` bytes of optional activations may be kept.
+  Run step(std::int64_t recomputed, std::size_t allowed = 0) {
     const std::size_t before = arena_->used();
     Run r;
     {
       table_.begin_step([](int) {});
       const Tensor in = to_tensor(random_values(tokens * C, 1), {1, 1, tokens, C});
       Tape tape;
+      tape.allow(allowed);
       arena_->reset_peak();
       const Var y = forward(tape, in, recomputed);
       r.out = to_values(y->value);
       y->grad = to_tensor(random_values(tokens * C, 2), {1, 1, tokens, C});
       tape.backward();
       r.peak = arena_->peak();
+      r.kept = tape.kept();
       table_.finish_step();
       r.grads = to_values(table_.grads());
     }
@@ -84,6 +89,25 @@ TEST_F(TapeTest, RecomputeRepeatsTheBitsInLessMemory) {
   EXPECT_EQ(plain.grads, all.grads);
   EXPECT_LT(half.peak, plain.peak);
   EXPECT_LT(all.peak, half.peak);
+}
+
+// The activation of an MLP, kept or computed again: f32 has the same bits, the peak grows by what
+// is kept, and what has no room is recomputed.
+TEST_F(TapeTest, KeptActivationsRepeatTheBitsInMoreMemory) {
+  constexpr std::size_t each = tokens * 4 * C * sizeof(float);
+  const Run plain = step(0);
+  EXPECT_EQ(plain.kept, 0u);
+  for (const std::size_t count : {std::size_t{1}, std::size_t{4}, std::size_t{layers}}) {
+    const Run some = step(0, (count + 1) * each - 1);
+    EXPECT_EQ(some.kept, count * each);
+    EXPECT_EQ(some.out, plain.out);
+    EXPECT_EQ(some.grads, plain.grads);
+    EXPECT_GT(some.peak, plain.peak + (count - 1) * each);
+    EXPECT_LE(some.peak, plain.peak + count * each);
+  }
+  EXPECT_EQ(step(0, each - 1).peak, plain.peak);
+  // Recomputed blocks keep nothing.
+  EXPECT_EQ(step(layers, layers * each).kept, 0u);
 }
 
 TEST_F(TapeTest, ActivationsReturnAsTheBackwardRuns) {
@@ -303,6 +327,56 @@ TEST_F(NnTest, ResidualStreamInF32) {
   }
 }
 
+// Layers of fp8 differ from those of bf16 in two products, and have GELU by itself; what they hand
+// to the gradients of weights is not rounded.
+TEST_F(NnTest, Fp8LayersRoundTheOperandsOfTwoProducts) {
+  const std::int64_t N = 6, C = 32, hidden = 48;
+  nn::Linear fc1 = add_linear("fc1", hidden, C), fc2 = add_linear("fc2", C, hidden);
+  for (const nn::Linear* l : {&fc1, &fc2}) l->weight->bf16_only = l->bias->bf16_only = true;
+  ready(true);
+  const Tensor in = to_tensor(random_values(N * C, 1), {N, C}, DType::bf16);
+  const Tensor dy = to_tensor(random_values(N * C, 2), {N, C}, DType::bf16);
+  struct Result {
+    Vec y, dx, dw;
+  };
+  const auto run = [&](bool fp8, auto&& function) {
+    fc1.fp8 = fc2.fp8 = fp8;
+    table_.begin_step([](int) {});
+    Tape tape;
+    const Var x = make_var(in);
+    const Var y = function(nn::Context{tape, table_}, x);
+    const Vec values = to_values(y->value);
+    y->grad = Tensor::empty(y->value.shape(), DType::bf16);
+    ops::convert(dy.view({dy.numel()}).slice(0, y->value.numel()).view(y->value.shape()), y->grad);
+    tape.backward();
+    return Result{values, to_values(x->grad), to_values(fc2.weight->grad)};
+  };
+  const auto layer = [&](nn::Context c, const Var& x) {
+    return nn::linear(c, nn::view(c, x, {N * C / hidden, hidden}), fc2);
+  };
+  const Result exact = run(false, layer), rounded_layer = run(true, layer);
+  const Tensor x = in.view({N * C / hidden, hidden});
+  Tensor y = Tensor::empty({N * C / hidden, C}, DType::bf16);
+  ops::fp8_linear_forward(x, fc2.weight->working, fc2.bias->working, Tensor(), y);
+  EXPECT_EQ(rounded_layer.y, to_values(y));
+  Tensor dx = Tensor::empty(x.shape(), DType::bf16);
+  ops::fp8_linear_backward_input(dy.view({N * C}).slice(0, y.numel()).view(y.shape()),
+                                 fc2.weight->working, dx, false);
+  EXPECT_EQ(rounded_layer.dx, to_values(dx));
+  EXPECT_EQ(rounded_layer.dw, exact.dw);
+
+  const auto mlp = [&](nn::Context c, const Var& v) { return nn::mlp(c, v, fc1, fc2); };
+  const Result plain = run(false, mlp), rounded_mlp = run(true, mlp);
+  for (const auto& [a, b] : {std::pair(&rounded_layer.y, &exact.y),
+                             {&rounded_layer.dx, &exact.dx},
+                             {&rounded_mlp.y, &plain.y},
+                             {&rounded_mlp.dx, &plain.dx},
+                             {&rounded_mlp.dw, &plain.dw}}) {
+    EXPECT_LT(relative_error(*a, *b), 0.1);
+    EXPECT_GT(relative_error(*a, *b), 0.003);
+  }
+}
+
 TEST_F(NnTest, FramesOutsideTheSelectionPassUnchanged) {
   ready();
   const Tensor x = to_tensor(random_values(4 * 3 * 8, 1), {2, 2, 3, 8});
@@ -359,6 +433,36 @@ TEST_F(NnTest, AttentionBlock) {
          to_tensor(random_values(4 * C, 2), {4, C})},
         1e-3);
   }
+}
+
+// q and k after norm and rotation are kept where the tape allows it, and where a GPU's backward
+// would have to make them again: along space. A CPU's results do not depend on it.
+TEST_F(NnTest, SelfAttentionKeepsQueriesAndKeys) {
+  const std::int64_t T = 2, S = 5, H = 2, D = 4;
+  Parameter& q_norm = table_.add("q_norm.weight", {D}, Init{});
+  Parameter& k_norm = table_.add("k_norm.weight", {D}, Init{});
+  ready();
+  constexpr std::size_t bytes = 2 * 5 * 2 * 2 * 4 * sizeof(float);
+  const auto kept = [&](std::size_t allowed, bool norm, ops::Axis axis, Vec& gradient) {
+    Tape tape;
+    tape.allow(allowed);
+    const nn::Context c{tape, table_};
+    const Var qkv = make_var(to_tensor(random_values(T * S * 3 * H * D, 1), {1, T, S, 3, H, D}));
+    table_.begin_step([](int) {});
+    const Var y = nn::self_attention(c, qkv, norm ? &q_norm : nullptr, norm ? &k_norm : nullptr,
+                                     Tensor(), axis);
+    y->grad = to_tensor(random_values(T * S * H * D, 2), {1, T, S, H * D});
+    tape.backward();
+    table_.finish_step();
+    gradient = to_values(qkv->grad);
+    return tape.kept();
+  };
+  Vec without, with;
+  EXPECT_EQ(kept(bytes - 1, true, ops::Axis::space, without), 0u);
+  EXPECT_EQ(kept(2 * bytes, true, ops::Axis::space, with), bytes);
+  EXPECT_EQ(with, without);
+  EXPECT_EQ(kept(2 * bytes, true, ops::Axis::time, with), 0u);
+  EXPECT_EQ(kept(2 * bytes, false, ops::Axis::space, with), 0u);
 }
 
 TEST_F(NnTest, Attention) {

@@ -98,14 +98,15 @@ TEST_P(SelfAttention, MatchesReferenceAndFiniteDifferences) {
   const Tensor wq = c.norm ? to_tensor(p.wq, {c.D}) : Tensor();
   const Tensor wk = c.norm ? to_tensor(p.wk, {c.D}) : Tensor();
   Tensor out = poisoned(out_shape, c.dtype), lse = poisoned({tokens * c.H});
-  ops::self_attention_forward(tqkv, wq, wk, rope, c.axis, out, lse);
+  Tensor no_qk;
+  ops::self_attention_forward(tqkv, wq, wk, rope, c.axis, out, lse, no_qk);
   EXPECT_LT(relative_error(to_values(out), p.forward(qkv, p.wq, p.wk)), tolerance(c.dtype, 1000));
 
   Tensor dqkv = poisoned(shape, c.dtype);
   Tensor dwq = c.norm ? to_tensor(Vec(p.wq.size(), 0.0), {c.D}) : Tensor();
   Tensor dwk = c.norm ? to_tensor(Vec(p.wk.size(), 0.0), {c.D}) : Tensor();
   ops::self_attention_backward(tqkv, wq, wk, rope, c.axis, out, lse,
-                               to_tensor(g, out_shape, c.dtype), dqkv, dwq, dwk);
+                               to_tensor(g, out_shape, c.dtype), dqkv, dwq, dwk, no_qk);
   const double bound = c.dtype == DType::bf16 ? 0.03 : 1e-4;
   expect_gradient([&](const Vec& v) { return dot(p.forward(v, p.wq, p.wk), g); }, qkv,
                   to_values(dqkv), bound);
@@ -137,10 +138,11 @@ TEST_F(OpTest, SelfAttentionAgreesBetweenInstructionSets) {
   if (!ops::cpu_is_v4()) GTEST_SKIP() << "this processor has no AVX-512";
   const Shape shape{1, 2, 50, 3, 2, 72}, out_shape{1, 2, 50, 144};
   const Tensor qkv = to_tensor(random_values(shape.numel(), 1), shape);
-  const Tensor w = to_tensor(random_values(72, 2), {72}), none;
+  const Tensor w = to_tensor(random_values(72, 2), {72});
+  Tensor none;
   Tensor a = poisoned(out_shape), b = poisoned(out_shape), lse = poisoned({200});
-  ops::cpu_v3::self_attention_forward(qkv, w, w, none, ops::Axis::space, a, lse);
-  ops::cpu_v4::self_attention_forward(qkv, w, w, none, ops::Axis::space, b, lse);
+  ops::cpu_v3::self_attention_forward(qkv, w, w, none, ops::Axis::space, a, lse, none);
+  ops::cpu_v4::self_attention_forward(qkv, w, w, none, ops::Axis::space, b, lse, none);
   EXPECT_LT(relative_error(to_values(a), to_values(b)), 1e-5);
 }
 
@@ -206,14 +208,16 @@ TEST_F(OpTest, AttentionGradientsAreTheSameForAnyThreadCount) {
   const Shape shape{1, 3, 40, 3, 2, 16}, out_shape{1, 3, 40, 32};
   const Tensor qkv = to_tensor(random_values(shape.numel(), 1), shape);
   const Tensor g = to_tensor(random_values(out_shape.numel(), 2), out_shape);
-  const Tensor w = to_tensor(random_values(16, 3), {16}), none;
+  const Tensor w = to_tensor(random_values(16, 3), {16});
+  Tensor none;
   Vec first;
   for (const int threads : {1, 2, 3}) {
     omp_set_num_threads(threads);
     Tensor out = poisoned(out_shape), lse = poisoned({240}), dqkv = poisoned(shape);
     Tensor dwq = to_tensor(Vec(16, 0.0), {16}), dwk = to_tensor(Vec(16, 0.0), {16});
-    ops::self_attention_forward(qkv, w, w, none, ops::Axis::space, out, lse);
-    ops::self_attention_backward(qkv, w, w, none, ops::Axis::space, out, lse, g, dqkv, dwq, dwk);
+    ops::self_attention_forward(qkv, w, w, none, ops::Axis::space, out, lse, none);
+    ops::self_attention_backward(qkv, w, w, none, ops::Axis::space, out, lse, g, dqkv, dwq, dwk,
+                                 none);
     if (first.empty()) first = to_values(dwq);
     EXPECT_EQ(first, to_values(dwq));
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "core/parts.h"
 #include "parallel/communicator.h"
 #include "tensor/device.h"
+#include "tensor/device_cuda.h"
 
 namespace weft {
 namespace {
@@ -258,6 +260,123 @@ TEST_P(DeviceCommunicatorTest, AllToAllWithUnevenCounts) {
     const Tensor to = on_device(std::vector<float>(expected.size(), -1.0f));
     comm_->wait(comm_->all_to_all(on_device(from), from_counts, to, to_counts));
     EXPECT_EQ(on_host<float>(to), expected) << unit;
+  }
+}
+
+// Odd and even ranks apart, and all of them, in turns on the same stream.
+TEST_P(DeviceCommunicatorTest, SplitsWorkBesideTheWhole) {
+  MPI_Comm part = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, rank_ % 2, rank_, &part);
+  const auto few = comm_->split(part, 300);
+  MPI_Comm_free(&part);
+  EXPECT_EQ(few->rank(), rank_ / 2);
+  EXPECT_EQ(few->size(), (size_ + 1 - rank_ % 2) / 2);
+  for (int round = 0; round < 3; ++round) {
+    const Tensor all = on_device(terms<float>(3001, rank_, round));
+    const Tensor some = on_device(terms<float>(3001, rank_ / 2, round));
+    comm_->all_reduce_sum(all);
+    few->wait(few->all_reduce_sum(some));
+    comm_->wait(comm_->all_reduce_sum(some));
+    EXPECT_EQ(on_host<float>(all), sums<float>(3001, size_, round));
+    std::vector<float> expected(3001, 0);
+    for (int r = 0; r < size_; ++r) {
+      const std::vector<float> term = sums<float>(3001, (size_ + 1 - r % 2) / 2, round);
+      for (std::size_t i = 0; i < term.size(); ++i) expected[i] += term[i];
+    }
+    EXPECT_EQ(on_host<float>(some), expected);
+  }
+  EXPECT_NO_THROW(few->check());
+}
+
+// The stand-in's NCCL ends the program where registered memory is freed, or a communicator ends
+// before what is registered with it.
+TEST_P(DeviceCommunicatorTest, ItsMemoryMayOutliveItOrNot) {
+  auto comm = make(300);
+  Tensor first = comm->persistent({3001}, DType::f32), second = comm->persistent({64}, DType::f32);
+  EXPECT_EQ(on_host<float>(first), std::vector<float>(3001, 0.0f));
+  first.set(std::span<const float>(terms<float>(3001, rank_)));
+  comm->wait(comm->all_reduce_sum(first));
+  EXPECT_EQ(on_host<float>(first), sums<float>(3001, size_));
+  first.release();
+  comm->wait(comm->all_reduce_sum(second));
+  comm.reset();
+  EXPECT_EQ(on_host<float>(second), std::vector<float>(64, 0.0f));
+}
+
+// From an operation's issue to the wait for the last one, as many as NCCL may take.
+TEST_P(DeviceCommunicatorTest, LeavesMultiprocessorsToItsOperations) {
+  const bool leaves = GetParam() != &make_mpi_communicator && size_ > 1;
+  const int all = cuda_properties().multiProcessorCount;
+  const Tensor t = on_device(terms<float>(100, rank_));
+  EXPECT_EQ(compute_multiprocessors(), all);
+  for (const int most : {16, 4}) {
+    if (most == 4) setenv("NCCL_MAX_CTAS", "4", 1);
+    const Ticket first = comm_->all_reduce_sum(t), last = comm_->all_reduce_sum(t);
+    EXPECT_EQ(compute_multiprocessors(), leaves ? all - most : all);
+    comm_->wait(first);
+    EXPECT_EQ(compute_multiprocessors(), leaves ? all - most : all);
+    comm_->wait(last);
+    EXPECT_EQ(compute_multiprocessors(), all);
+  }
+  unsetenv("NCCL_MAX_CTAS");
+}
+
+TEST_P(DeviceCommunicatorTest, ARankThatNeverComesToASplitIsNamed) {
+  if (size_ == 1 || GetParam() == &make_mpi_communicator)
+    GTEST_SKIP() << "one rank waits for nobody, and MPI has its own way";
+  const auto comm = make(300);
+  comm->set_timeout(1.0);
+  MPI_Comm part = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, rank_ % 2, rank_, &part);
+  expect_hang_of_last_rank(*comm, "split 1 did not end within 1 s", [&] {
+    if (rank_ < size_ - 1) comm->split(part, 300);
+  });
+  MPI_Comm_free(&part);
+}
+
+// Names of nodes as NCCL takes them, during its lifetime.
+class NodeName {
+ public:
+  explicit NodeName(int node) { setenv("NCCL_HOSTID", fmt::format("node{}", node).c_str(), 1); }
+  ~NodeName() { unsetenv("NCCL_HOSTID"); }
+  NodeName(const NodeName&) = delete;
+  NodeName& operator=(const NodeName&) = delete;
+};
+
+// Over two nodes: the sum of each in f32, rounded; those are summed in f32. With unequal numbers of
+// ranks on them, and with one rank each, every rank's term is rounded.
+TEST_P(DeviceCommunicatorTest, NodesSumInTwoLevelsInBf16) {
+  if (GetParam() == &make_mpi_communicator || size_ == 1) GTEST_SKIP() << "NCCL's nodes";
+  const auto value = [](int rank, std::size_t i) {
+    return 0.1f * static_cast<float>(i % 97) - 3.3f * static_cast<float>(rank + 1);
+  };
+  // Neighbours on a node, and every other rank.
+  for (const bool neighbours : {true, false}) {
+    const auto node_of = [&](int r) { return neighbours ? r / ((size_ + 1) / 2) : r % 2; };
+    const NodeName name(node_of(rank_));
+    const auto comm = make(300);
+    for (const std::size_t n : lengths) {
+      std::vector<float> mine(n), sum(n, 0.0f);
+      for (std::size_t i = 0; i < n; ++i) {
+        mine[i] = value(rank_, i);
+        if (size_ % 2 == 0 && size_ > 2) {
+          float of_node[2] = {0, 0};
+          for (int r = 0; r < size_; ++r) of_node[node_of(r)] += value(r, i);
+          sum[i] = float(bf16(of_node[0])) + float(bf16(of_node[1]));
+        } else {
+          for (int r = 0; r < size_; ++r) sum[i] += float(bf16(value(r, i)));
+        }
+      }
+      const Tensor parts = on_device(mine), all = on_device(mine);
+      comm->wait(comm->reduce_scatter_sum(parts, CommDtype::bf16));
+      comm->wait(comm->all_reduce_sum(all, CommDtype::bf16));
+      const Part p = part_of(0, parts.numel(), rank_, size_);
+      const std::vector<float> got = on_host<float>(parts);
+      EXPECT_TRUE(std::equal(got.begin() + p.begin, got.begin() + p.end, sum.begin() + p.begin))
+          << n;
+      for (float& x : sum) x = float(bf16(x));
+      EXPECT_EQ(on_host<float>(all), sum) << n;
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "ops/attention.h"
 #include "ops/conv.h"
+#include "ops/fp8.h"
 #include "ops/layout.h"
 #include "ops/matmul.h"
 
@@ -74,6 +75,26 @@ TEST_F(OpTimesTest, LinearLayers) {
   expect_flops(rates_, product, rate, [&] { ops::linear_backward_weight(y, x, w, bias, false); });
 }
 
+// Rounding is memory's work; a product in e4m3 has the rate of others where it has none of its own.
+TEST_F(OpTimesTest, LinearLayersInFp8) {
+  const double product = 2.0 * 7 * 3 * 5;
+  Tensor x = Tensor::empty({7, 3}, DType::bf16), w = Tensor::empty({5, 3}, DType::bf16);
+  Tensor y = Tensor::empty({7, 5}, DType::bf16);
+  const auto both = [&](const Rates& rates, double rate) {
+    expect_flops(rates, product, rate, [&] { ops::fp8_linear_forward(x, w, none_, none_, y); });
+    expect_flops(rates, product, rate, [&] { ops::fp8_linear_backward_input(y, w, x, false); });
+  };
+  both(rates_, rates_.products);
+  Rates measured = rates_;
+  measured.fp8_products = 2e3;
+  both(measured, 2e3);
+  measured.bandwidth = 1e2;
+  OpTimes times(measured);
+  ops::fp8_linear_forward(x, w, none_, none_, y);
+  // 36 elements, 5 bytes each; then 71 elements of the product's own.
+  EXPECT_NEAR(times.seconds(), 1.5 * (36 * 5 + 71 * 2) / 1e2, 1e-9);
+}
+
 TEST_F(OpTimesTest, LinearLayersWithAnActivation) {
   const double product = 2.0 * 7 * 3 * 5;
   Tensor x = tensor({7, 3}), w = tensor({5, 3}), bias = tensor({5}), z = tensor({7, 5});
@@ -103,13 +124,14 @@ TEST_F(OpTimesTest, Attention) {
       const std::int64_t length = axis == ops::Axis::space ? 5 : 3;
       const double product = 2.0 * 2 * 15 * static_cast<double>(length) * 8;
       Tensor lse = tensor({30 / length, 2, length});
-      expect_flops(rates_, 2 * product, forward,
-                   [&] { ops::self_attention_forward(qkv, none, none, none, axis, out, lse); });
+      expect_flops(rates_, 2 * product, forward, [&] {
+        ops::self_attention_forward(qkv, none, none, none, axis, out, lse, none_);
+      });
       expect_flops(
           rates_, 5 * product, backward,
           [&] {
             ops::self_attention_backward(qkv, none, none, none, axis, out, lse, out, qkv, none_,
-                                         none_);
+                                         none_, none);
           },
           0.8);
     }

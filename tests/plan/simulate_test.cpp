@@ -82,6 +82,9 @@ TEST(SimulationFormulas, AgreeWithThePlans) {
     EXPECT_NEAR(
         collective_seconds(network_of(comm.machine), ranks, Collective::reduce_scatter, f32),
         formula, 1e-9 + 1e-6 * formula);
+    const double in_bf16 = comm.sum_gradients(f32 / 4, true, false);
+    EXPECT_NEAR(collective_seconds(network_of(comm.machine), ranks, Collective::bf16_sum, f32 / 2),
+                in_bf16, 1e-9 + 1e-6 * in_bf16);
   }
 }
 
@@ -107,7 +110,8 @@ TEST_F(Simulation, BlocksAreGatheredUnderTheComputation) {
 TEST_F(Simulation, TransfersTakeWhatTheFormulasSay) {
   for (const bool two_level : {false, true})
     for (const int ranks : {1, 2, 8, 9, 16, 100, 128})
-      for (const auto kind : {Collective::reduce_scatter, Collective::all_reduce}) {
+      for (const auto kind :
+           {Collective::reduce_scatter, Collective::all_reduce, Collective::bf16_sum}) {
         Network n = fabric(8, 400, two_level);
         n.start = 8.4e-6, n.hop_inside = 3.4e-6, n.hop_between = 14e-6;
         const double formula = collective_seconds(n, ranks, kind, 25e6);

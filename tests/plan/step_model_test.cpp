@@ -112,6 +112,18 @@ TEST(CommModel, AllReduceTable) {
   }
 }
 
+// parallel.wire = "bf16": half the bytes inside a node; over nodes f32 inside and half of it
+// between, one after the other.
+TEST(CommModel, GradientsInBf16) {
+  CommModel c = comm("1x200", 1, true);
+  const double elements = 1e9, inside = 7.0 / 8 * 4e9 / 370e9, between = 15.0 / 16 * 4e9 / 25e9;
+  EXPECT_DOUBLE_EQ(c.sum_gradients(elements, false, false), c.reduce_scatter(4e9));
+  EXPECT_NEAR(c.sum_gradients(elements, true, false), inside + between / 2, 1e-6);
+  EXPECT_NEAR(c.sum_gradients(elements, true, true), inside + between, 1e-6);
+  c.ranks = 8;
+  EXPECT_DOUBLE_EQ(c.sum_gradients(elements, true, false), c.reduce_scatter(2e9));
+}
+
 TEST(CommModel, OneRankAndOneNode) {
   CommModel c{1, described_machine("8x400", 141)};
   EXPECT_EQ(c.all_reduce(1e9), 0);

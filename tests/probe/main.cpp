@@ -64,6 +64,7 @@ const std::vector<Probe>& probes() {
       {{"sadtalker"}, {"sadtalker_paste"}, false, alone(probe_paste)},
       {{"sadtalker"}, {"gfpgan", "parsenet"}, true, alone(probe_gfpgan)},
       {{"sadtalker"}, {"gfpgan_paste"}, false, alone(probe_gfpgan_paste)},
+      {{}, {"fp8_linear"}, false, alone(probe_fp8_linear)},
       {{}, {"clip"}, false, alone(probe_clip)},
       {{}, {"boxes"}, false, alone(probe_boxes)},
       {{}, {"frames"}, false, alone(probe_frames)},
@@ -113,7 +114,7 @@ Command probe_command() {
   c.option("--outputs", r->outputs, "safetensors to write").required = true;
   c.option("--backward", r->backward, "also gradients");
   c.key_option<std::string>("--device", "device.kind", "cpu or cuda");
-  c.key_option<std::string>("--dtype", "model.dtype", "f32 or bf16");
+  c.key_option<std::string>("--dtype", "model.dtype", "f32, bf16 or fp8");
   c.overrides();
   return c;
 }

@@ -24,6 +24,9 @@ int probe_wan_sample(const Deck& deck, const ProbeRequest& request);
 int probe_wan_vae(const Deck& deck, const ProbeRequest& request);
 int probe_umt5(const Deck& deck, const ProbeRequest& request);
 
+// A linear layer with operands in e4m3 (ops/fp8.h), forward and the gradient of its input.
+int probe_fp8_linear(const Deck& deck, const ProbeRequest& request);
+
 // Collective: train_steps and sync_batch_norm take inputs for each rank.
 int probe_segmentation(const Deck& deck, const ProbeRequest& request, MPI_Comm world);
 // Keys of [model] and [train] that these two read.

@@ -194,7 +194,7 @@ void train_steps(Deck deck, const ProbeRequest& request, MPI_Comm world) {
   const int rank = comm->rank(), ranks = comm->size();
   check_ranks(schedule.ranks, ranks);
   SegmentationTask task(deck);
-  task.join_ranks(world);
+  task.join_ranks(world, nullptr);
   ParameterTable& params = task.params();
   params.allocate(1 << 22, task.bf16(), true);
   load_segmentation(request.weights, deck.get<SegmentationDeck>(), params);

@@ -14,7 +14,7 @@ int probe_stdit3(const Deck& deck, const ProbeRequest& request) {
   choose_device(deck.device.kind, true, MPI_COMM_SELF);
   set_threads(static_cast<int>(deck.run.threads), 1);
   Stdit3 model(stdit3_config(deck));
-  model.params().allocate(1 << 22, deck.model.dtype == "bf16", request.backward);
+  model.params().allocate(1 << 22, holds_bf16(deck.model.dtype), request.backward);
   load_weights(request.weights, model.params());
   const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
   const ArenaScope scope(*arena);

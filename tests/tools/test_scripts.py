@@ -42,6 +42,18 @@ class Scripts(unittest.TestCase):
         texts_begin = {re.match("  make [a-z-]+ +", line).end() for line in made.stdout.splitlines()}
         self.assertEqual(len(texts_begin), 1, made.stdout)
 
+    def test_the_gpu_checks_fit_into_calls_of_ten_minutes(self):
+        done = run(ROOT / "validation/gpu/check.sh", "--list")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        rows = [line.split() for line in done.stdout.splitlines()]
+        sums = {row[0]: int(row[3]) for row in rows if row[1] == "="}
+        self.assertGreater(len(sums), 8)
+        self.assertLess(max(sums.values()), 550)
+        for group, total in sums.items():
+            self.assertEqual(sum(int(row[2]) for row in rows if row[0] == group and row[1] != "="), total)
+        names = [row[1] for row in rows if row[1] != "="]
+        self.assertEqual(len(set(names)), len(names))
+
     def test_the_converter_says_what_to_install(self):
         script = ROOT / "tools/convert_weights.py"
         self.assertTrue(os.access(script, os.X_OK))

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <utility>
 #include <vector>
 
 namespace weft {
@@ -29,6 +30,19 @@ void expect_after_warmup(const TrainDeck& d, F after) {
         s < 100 ? (static_cast<double>(s) + 1) / 101 : after((static_cast<double>(s) - 100) / 900);
     ASSERT_NEAR(learning_rate(d, s), 3e-4 * want, 1e-16) << d.lr_scheduler << " step " << s;
   }
+}
+
+TEST(BucketSize, GrowsWithTheRanksUnlessTheDeckSetsIt) {
+  ParallelDeck deck;
+  const std::pair<int, double> expected[] = {{1, 25},    {2, 25},    {8, 25},    {32, 25},
+                                             {48, 37.5}, {64, 50},   {128, 100}, {256, 200},
+                                             {257, 200}, {4096, 200}};
+  for (const auto& [ranks, mib] : expected) {
+    EXPECT_EQ(bucket_mib(deck, ranks), mib) << ranks;
+    EXPECT_EQ(bucket_elements(deck, ranks), static_cast<std::int64_t>(mib * 262144)) << ranks;
+  }
+  deck.bucket_mib = 0.5;
+  for (const int ranks : {1, 128}) EXPECT_EQ(bucket_elements(deck, ranks), 131072);
 }
 
 TEST(LearningRate, LinearCosineAndConstant) {

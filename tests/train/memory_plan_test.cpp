@@ -89,6 +89,54 @@ TEST(MemoryPlan, TheDecksShareIsTheLeast) {
   for (const StepMemory& m : s.plan(plenty)) EXPECT_NEAR(m.recompute, 1, 1e-12);
 }
 
+// Optional activations: all where they fit, part of them, none; the dry run's peak is that of the
+// plan and stays within the memory.
+TEST(MemoryPlan, KeepsWhatFits) {
+  Small s;
+  const Bucket& large = s.source->buckets()[1];
+  const auto plan = [&](std::size_t capacity) {
+    return plan_memory(*s.task, s.source->buckets(), std::vector<std::int64_t>{2, 2}, capacity,
+                       DeviceKind::cuda, true)[1];
+  };
+  const auto bytes = [&](std::size_t capacity, std::size_t kept) {
+    return plan_step_memory(*s.task, large, 2, 0, DeviceKind::cuda, capacity, kept);
+  };
+  const std::size_t none = bytes(0, 0).bytes;
+  const StepMemory all = plan(plenty);
+  EXPECT_EQ(all.recompute, 0);
+  // The activations of 6 blocks: [2 clips, 1024 tokens, 256], f32.
+  EXPECT_GE(all.kept, std::size_t{6} * 2 * 1024 * 256 * 4);
+  EXPECT_EQ(bytes(0, all.kept).bytes, all.bytes);
+  EXPECT_GT(all.bytes, none);
+  std::size_t before = 0;
+  for (int part = 0; part <= 4; ++part) {
+    const std::size_t capacity = arena_for(none * 9 / 8 + part * (all.bytes - none) / 4);
+    const StepMemory some = plan(capacity);
+    EXPECT_EQ(some.recompute, 0);
+    EXPECT_LE(some.bytes, capacity - capacity / 32);
+    EXPECT_GE(some.kept, before);
+    EXPECT_LE(some.kept, all.kept);
+    const MemoryNeed again = bytes(capacity - capacity / 32, some.kept);
+    EXPECT_TRUE(again.fits);
+    EXPECT_EQ(again.bytes, some.bytes);
+    before = some.kept;
+  }
+  EXPECT_EQ(before, all.kept);
+  const StepMemory half = plan(arena_for(none * 9 / 8 + (all.bytes - none) / 3));
+  EXPECT_GT(half.kept, 0u);
+  EXPECT_LT(half.kept, all.kept);
+  // Where blocks are recomputed for lack of memory nothing is kept, nor where a dry run does not
+  // ask for it, nor on the CPU.
+  const StepMemory tight = plan(arena_for(none - 1));
+  EXPECT_GT(tight.recompute, 0);
+  EXPECT_EQ(tight.kept, 0u);
+  for (const StepMemory& m : s.plan(plenty)) EXPECT_EQ(m.kept, 0u);
+  for (const StepMemory& m :
+       plan_memory(*s.task, s.source->buckets(), std::vector<std::int64_t>{2, 2}, plenty,
+                   DeviceKind::cpu, true))
+    EXPECT_EQ(m.kept, 0u);
+}
+
 TEST(MemoryPlan, BatchesAreNoLargerThanTheirBucket) {
   Small s;
   EXPECT_EQ(s.plan(plenty, {100, 2})[0].bytes, s.bytes(0, 0, 8));

@@ -57,7 +57,8 @@ int evaluate_held_out(const Deck& deck, const ListStart& start, MPI_Comm world) 
   const ModelSource weights = weights_of(deck, part, world);
   const std::unique_ptr<Communicator> comm = make_communicator(world);
   const auto sp = static_cast<int>(deck.parallel.sp);
-  const std::unique_ptr<Communicator> sequence = nn::make_sequence_group(world, sp);
+  const std::unique_ptr<Communicator> sequence =
+      nn::make_sequence_group(world, sp, default_comm_timeout, comm.get());
   // Adapters are merged into the weights when these are loaded.
   Deck merged = deck;
   lora_deck(merged).rank = 0;

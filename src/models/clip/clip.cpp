@@ -276,9 +276,9 @@ Tensor ClipImageEncoder::forward(const Tensor& pixels) const {
   // 2. Layers.
   const Tensor y = layers_.forward(layer_norm(x.view({N * S, C}), pre_), [&](const Tensor& qkv) {
     Tensor out = Tensor::empty({N * S, C}, DType::f32), lse = Tensor::empty({N, H, S}, DType::f32);
-    Tensor view = out.view({N, 1, S, C});
-    ops::self_attention_forward(qkv.view({N, 1, S, 3, H, D}), Tensor(), Tensor(), Tensor(),
-                                ops::Axis::space, view, lse);
+    Tensor view = out.view({N, 1, S, C}), none;
+    ops::self_attention_forward(qkv.view({N, 1, S, 3, H, D}), none, none, none, ops::Axis::space,
+                                view, lse, none);
     return out;
   });
   // 3. The class token in the common space.

@@ -127,7 +127,7 @@ std::int64_t SegmentationTask::together(int ranks) const {
   return train_.bn_ranks > 0 ? std::min<std::int64_t>(train_.bn_ranks, ranks) : ranks;
 }
 
-void SegmentationTask::join_ranks(MPI_Comm world) {
+void SegmentationTask::join_ranks(MPI_Comm world, Communicator* whole) {
   int size = 1;
   MPI_Comm_size(world, &size);
   if (train_.fix_bn || size == 1) return;
@@ -135,10 +135,10 @@ void SegmentationTask::join_ranks(MPI_Comm world) {
   WEFT_CHECK(!train_.sync_bn || train_.bn_ranks == 0 || size % train_.bn_ranks == 0, Exit::usage,
              "set train.bn_ranks to a divisor of the number of ranks, or 0 for all",
              "{} ranks cannot form groups of train.bn_ranks = {}", size, train_.bn_ranks);
-  ranks_ = nn::make_sequence_group(world, sharing);
+  ranks_ = nn::make_sequence_group(world, sharing, default_comm_timeout, whole);
   norm_.ranks = ranks_.get();
   norm_.size = static_cast<int>(sharing);
-  if (sharing < size) ImageTask::join_ranks(world);
+  if (sharing < size) ImageTask::join_ranks(world, whole);
 }
 
 double SegmentationTask::share(const Bucket& bucket, const MicroBatch& clips, std::int64_t) const {

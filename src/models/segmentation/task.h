@@ -21,7 +21,7 @@ class SegmentationTask : public ImageTask {
 
   int lockstep_ranks(int ranks) const override { return static_cast<int>(together(ranks)); }
   void open(std::span<const Bucket> buckets) override;
-  void join_ranks(MPI_Comm world) override;
+  void join_ranks(MPI_Comm world, Communicator* whole) override;
   Communicator* inner_ranks() override { return ranks_.get(); }
   double blocked_seconds() const override { return norm_.blocked_seconds; }
 

@@ -80,6 +80,11 @@ Stdit3::Stdit3(const Stdit3Config& config) : config_(config) {
                               normal(1.0 / std::sqrt(static_cast<double>(C))), all);
   final_ = linear("final_layer.linear", patch * out_channels(), C);
 
+  for (std::vector<Stdit3Block>* blocks : {&spatial_, &temporal_})
+    for (Stdit3Block& b : *blocks)
+      for (nn::Linear* l :
+           {&b.qkv, &b.proj, &b.cross.q, &b.cross.kv, &b.cross.proj, &b.fc1, &b.fc2})
+        l->fp8 = config.dtype == "fp8";
   // Tokens and captions are bf16 in a bf16 model, and so are the weights and biases that they meet;
   // timesteps stay f32.
   std::vector<nn::Linear> low = {patch_, y1_, y2_, final_};

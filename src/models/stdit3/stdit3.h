@@ -44,7 +44,7 @@ class Stdit3 : public Denoiser {
   std::int64_t out_channels() const {
     return config_.pred_sigma ? 2 * config_.in_channels : config_.in_channels;
   }
-  bool bf16() const override { return config_.dtype == "bf16"; }
+  bool bf16() const override { return holds_bf16(config_.dtype); }
   std::set<std::string> tables() const override { return {"model", "sampler", "diffusion"}; }
   std::int64_t channels() const override { return config_.in_channels; }
   std::int64_t caption_channels() const override { return config_.caption_channels; }
@@ -52,7 +52,7 @@ class Stdit3 : public Denoiser {
   std::string caption_keys() const override {
     return "model.caption_channels and model.model_max_length";
   }
-  DType activation_dtype() const { return config_.dtype == "bf16" ? DType::bf16 : DType::f32; }
+  DType activation_dtype() const { return bf16() ? DType::bf16 : DType::f32; }
 
   // From now on the ranks of `group` run each forward and backward together, on the same input, and
   // share its tokens (nn/exchange.h): spatial blocks run on a share of the frames, temporal ones

@@ -96,6 +96,10 @@ Wan::Wan(const WanConfig& config)
   head_modulation_ = &params_.add("head.modulation", {1, 2, C}, modulation);
   head_linear_ = linear("head.head", patch * config.in_channels, C, constant_init(0));
 
+  for (WanBlock& b : blocks_)
+    for (nn::Linear* l : {&b.self.q, &b.self.k, &b.self.v, &b.self.o, &b.cross.q, &b.cross.k,
+                          &b.cross.v, &b.cross.o, &b.fc1, &b.fc2})
+      l->fp8 = config.dtype == "fp8";
   // Activations are bf16 in a bf16 model, and so are the weights and biases that they meet.
   // Timesteps, the modulation made of them and the head stay f32, as the residual stream does.
   std::vector<nn::Linear> low = {patch_, text1_, text2_};

@@ -55,7 +55,7 @@ class Wan : public Denoiser {
   // Its linear layers, for adapters (models/lora.h). The patches' product is none: files have it as
   // a convolution.
   std::vector<nn::Linear*> linears();
-  bool bf16() const override { return config_.dtype == "bf16"; }
+  bool bf16() const override { return holds_bf16(config_.dtype); }
   std::set<std::string> tables() const override { return {"model", "sampler"}; }
   std::int64_t channels() const override { return config_.in_channels; }
   std::int64_t caption_channels() const override { return config_.text_dim; }

@@ -17,6 +17,7 @@
 #include "core/log.h"
 #include "ops/dispatch.h"
 #include "tensor/device.h"
+#include "train/data_parallel.h"
 
 namespace weft {
 
@@ -128,8 +129,9 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
                        ? "restarts repeat their bits, another run does not (matrix "
                          "products are tuned; parallel.deterministic)"
                        : "runs and restarts on as many ranks repeat their bits")},
-      {"gradients", fmt::format("{}, {} on the wire{}{}",
-                                counted(std::ssize(p.buckets()), "bucket"), deck.parallel.wire,
+      {"gradients", fmt::format("{} (bucket_mib {:.4g}), {} on the wire{}{}",
+                                counted(std::ssize(p.buckets()), "bucket"),
+                                bucket_mib(deck.parallel, comm.size()), deck.parallel.wire,
                                 trainer.state().sharded() ? ", optimizer state in shards" : "",
                                 deck.parallel.overlap ? "" : ", without overlap")},
       {"memory",

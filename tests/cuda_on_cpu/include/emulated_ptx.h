@@ -15,6 +15,7 @@ void ldmatrix(std::uint32_t* r, const void* row, int matrices, bool transposed);
 void cp_async(void* shared, const void* global, int bytes, bool valid);
 void cp_async_commit();
 void cp_async_wait(int pending);
+std::uint8_t to_e4m3(float x);  // matmul.h
 
 }  // namespace emulation
 
@@ -51,6 +52,9 @@ inline float exp2_approx(float x) {
 inline float rcp_approx(float x) {
   const float y = 1.0f / x;
   return std::fabs(y) < 1.17549435e-38f ? 0.0f : y;
+}
+inline std::uint16_t e4m3_pair(float low, float high) {
+  return static_cast<std::uint16_t>(emulation::to_e4m3(low) | emulation::to_e4m3(high) << 8);
 }
 
 }  // namespace weft::kernels

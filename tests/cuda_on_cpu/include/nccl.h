@@ -49,6 +49,7 @@ struct ncclConfig_t {
   int splitShare;
 };
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
+#define NCCL_SPLIT_NOCOLOR -1
 #define NCCL_CONFIG_INITIALIZER \
   { INT_MIN, INT_MIN, INT_MIN, INT_MIN, nullptr, INT_MIN }
 
@@ -56,6 +57,7 @@ ncclResult_t ncclGetVersion(int*);
 ncclResult_t ncclGetUniqueId(ncclUniqueId*);
 ncclResult_t ncclCommInitRank(ncclComm_t*, int size, ncclUniqueId, int rank);
 ncclResult_t ncclCommInitRankConfig(ncclComm_t*, int size, ncclUniqueId, int rank, ncclConfig_t*);
+ncclResult_t ncclCommSplit(ncclComm_t, int color, int key, ncclComm_t*, ncclConfig_t*);
 ncclResult_t ncclCommFinalize(ncclComm_t);
 ncclResult_t ncclCommDestroy(ncclComm_t);
 ncclResult_t ncclCommAbort(ncclComm_t);
@@ -65,6 +67,11 @@ ncclResult_t ncclCommUserRank(ncclComm_t, int*);
 ncclResult_t ncclCommCuDevice(ncclComm_t, int*);
 const char* ncclGetErrorString(ncclResult_t);
 const char* ncclGetLastError(ncclComm_t);
+
+ncclResult_t ncclMemAlloc(void**, std::size_t bytes);
+ncclResult_t ncclMemFree(void*);
+ncclResult_t ncclCommRegister(ncclComm_t, void*, std::size_t bytes, void** handle);
+ncclResult_t ncclCommDeregister(ncclComm_t, void* handle);
 
 ncclResult_t ncclAllReduce(const void* from, void* to, std::size_t count, ncclDataType_t,
                            ncclRedOp_t, ncclComm_t, cudaStream_t);

@@ -82,7 +82,7 @@ class Model {
       const std::vector<nn::Linear*> layers = net.linears();
       add_adapters(lora, net.params(), layers);
     }
-    net.params().allocate(1 << 16, deck.dtype == "bf16", true);
+    net.params().allocate(1 << 16, holds_bf16(deck.dtype), true);
     randomise(net.params(), seed);
   }
   Vec operator()(const Stdit3Input& in) {

@@ -296,6 +296,29 @@ TEST_F(Stdit3Test, Bf16IsCloseToF32) {
   EXPECT_GT(relative_error(low.x, inputs.x), 1e-5) << "bf16 was not used";
 }
 
+// Operands of 4 bits of mantissa, so 2 to 3 % off each, in all products of the blocks.
+TEST_F(Stdit3Test, Fp8IsCloseToBf16) {
+  Stdit3Config deck = tiny_model();
+  deck.hidden_size = 64;
+  deck.dtype = "bf16";
+  Model exact(deck);
+  deck.dtype = "fp8";
+  Model rounded_model(deck);
+  deck.recompute = 1;
+  Model again(deck);
+  const Stdit3Input in = make_input(deck, {.masked = true, .dropped = true});
+  const Vec out = rounded_model(in);
+  EXPECT_LT(relative_error(out, exact(in)), 0.1);
+  EXPECT_GT(relative_error(out, exact(in)), 0.003) << "fp8 was not used";
+  EXPECT_EQ(again(in), out);
+  const Vec g = random_values(exact.outputs(in), 5);
+  exact.backward(in, g), rounded_model.backward(in, g), again.backward(in, g);
+  const auto gradients = [](Model& m) { return to_values(m.net.params().grads()); };
+  const Vec a = gradients(exact), b = gradients(rounded_model);
+  EXPECT_GT(dot(a, b) / std::sqrt(dot(a, a) * dot(b, b)), 0.99);
+  EXPECT_EQ(gradients(again), b) << "recomputing changes bits";
+}
+
 // ---- Gradients
 
 struct Case {
@@ -477,14 +500,14 @@ TEST_P(Stdit3Memory, PlannedPeakIsTheRealPeak) {
 
 INSTANTIATE_TEST_SUITE_P(
     Steps, Stdit3Memory,
-    testing::Values(Step{"plain", false, false, 0, "f32"}, Step{"masked", true, false, 0, "f32"},
-                    Step{"drop_path", false, true, 0, "f32"},
-                    Step{"recompute", false, false, 1, "f32"},
-                    Step{"half_recompute_masked", true, true, 0.5, "f32"},
-                    Step{"plain_attention", false, false, 0, "f32", 32},
-                    Step{"plain_attention_masked_recompute", true, true, 1, "f32", 32},
-                    Step{"bf16", false, false, 0, "bf16"},
-                    Step{"bf16_masked_recompute", true, true, 1, "bf16"}),
+    testing::Values(
+        Step{"plain", false, false, 0, "f32"}, Step{"masked", true, false, 0, "f32"},
+        Step{"drop_path", false, true, 0, "f32"}, Step{"recompute", false, false, 1, "f32"},
+        Step{"half_recompute_masked", true, true, 0.5, "f32"},
+        Step{"plain_attention", false, false, 0, "f32", 32},
+        Step{"plain_attention_masked_recompute", true, true, 1, "f32", 32},
+        Step{"bf16", false, false, 0, "bf16"}, Step{"bf16_masked_recompute", true, true, 1, "bf16"},
+        Step{"fp8", false, false, 0, "fp8"}, Step{"fp8_masked_recompute", true, true, 1, "fp8"}),
     [](const auto& one) { return std::string(one.param.name); });
 
 TEST(Stdit3Planning, RecomputeLowersThePeakByMostOfTheBlocks) {

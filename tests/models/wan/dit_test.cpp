@@ -371,6 +371,22 @@ TEST_F(WanTest, Bf16IsCloseToF32) {
   EXPECT_LT(relative_error(of_parameters(b), of_parameters(a)), 16 * 0x1p-8);
 }
 
+TEST_F(WanTest, Fp8IsCloseToBf16) {
+  WanConfig config = tiny_wan();
+  config.hidden_size = 96;
+  config.dtype = "bf16";
+  WanModel exact(config);
+  config.dtype = "fp8";
+  WanModel rounded_model(config);
+  const WanInput in = make_wan_input(exact.net, {});
+  const Vec g = random_values(in.x.numel(), 5);
+  const WanModel::Outcome a = exact.run(in, g), b = rounded_model.run(in, g);
+  EXPECT_LT(relative_error(b.out, a.out), 0.1);
+  EXPECT_GT(relative_error(b.out, a.out), 0.003) << "fp8 was not used";
+  const Vec left = of_parameters(a), right = of_parameters(b);
+  EXPECT_GT(dot(left, right) / std::sqrt(dot(left, left) * dot(right, right)), 0.99);
+}
+
 // ---- Loss
 
 TEST_F(WanTest, LossAndItsWeights) {
@@ -446,7 +462,7 @@ TEST(WanSigma, ShiftAndDistributions) {
 
 TEST(WanMemory, PlannedPeakIsTheRealPeak) {
   std::size_t kept = 0;
-  for (const char* dtype : {"f32", "bf16"})
+  for (const char* dtype : {"f32", "bf16", "fp8"})
     for (const double share : {0.0, 0.5, 1.0}) {
       WanConfig config = with_recompute(share);
       config.dtype = dtype;

@@ -59,7 +59,7 @@ class WanModel {
       const std::vector<nn::Linear*> layers = net.linears();
       add_adapters(lora, net.params(), layers);
     }
-    net.params().allocate(1 << 16, config.dtype == "bf16", true);
+    net.params().allocate(1 << 16, holds_bf16(config.dtype), true);
     randomise(net.params(), 4);
   }
   Vec operator()(const WanInput& in) {

@@ -422,7 +422,7 @@ class DrawnText : public TextImages {
                                 NumberKey{"seed", &seed_, 0, INT64_MAX, false}};
     const std::array texts = {TextKey{"fonts", &fonts}, TextKey{"pictures", &pictures}};
     std::string id = read_keys(spec, "text", hint, numbers, texts);
-    fonts_ = find_fonts(fonts);
+    fonts_ = fonts.empty() ? built_in_fonts() : find_fonts(fonts);
     lettering_.fonts = fonts_.size();
     if (!pictures.empty()) grounds_ = list_pictures(pictures);
     const auto add = [&](const std::string& file) {

@@ -29,7 +29,7 @@ std::vector<TextRegion> write_words(Draws& draws, const Lettering& lettering,
 //   words=0..24              of each picture; fewer where no place is left
 //   letters=8..72            height of capital letters in pixels; small ones are more frequent
 //   seed=1                   another seed, other pictures: training and held-out ones differ by it
-//   fonts=                   a folder of fonts; else the system's, /usr/share/fonts
+//   fonts=                   a folder of fonts, such as /usr/share/fonts; else those in the program
 //   pictures=                a folder of pictures without text to draw on; else synthetic grounds
 //
 // Words stand in lines and blocks of one style, turned, slanted and seen at an angle; the picture

@@ -33,10 +33,13 @@ struct Closed {
 };
 using Face = std::unique_ptr<FT_FaceRec_, Closed>;
 
-Face open_face(FT_Library library, const std::string& path, int index) {
+Face open_face(FT_Library library, const FontFile& font) {
   FT_Face face = nullptr;
-  if (FT_New_Face(library, path.c_str(), index, &face) != 0) return nullptr;
-  return Face(face);
+  const int error = font.bytes.empty() ? FT_New_Face(library, font.path.c_str(), font.face, &face)
+                                       : FT_New_Memory_Face(library, font.bytes.data(),
+                                                            static_cast<FT_Long>(font.bytes.size()),
+                                                            font.face, &face);
+  return Face(error == 0 ? face : nullptr);
 }
 
 bool load(FT_Face face, char32_t letter, double size) {
@@ -84,29 +87,24 @@ std::vector<std::string> font_paths(const std::string& folder) {
 }  // namespace
 
 std::vector<FontFile> find_fonts(const std::string& folder) {
-  const std::vector<std::string> folders =
-      folder.empty() ? std::vector<std::string>{"/usr/share/fonts", "/usr/local/share/fonts"}
-                     : std::vector{folder};
   std::error_code none;
-  WEFT_CHECK(folder.empty() || fs::is_directory(folder, none), Exit::usage,
-             "name a folder with .ttf or .otf files, or leave fonts= out for the system's",
+  WEFT_CHECK(fs::is_directory(folder, none), Exit::usage,
+             "name a folder with .ttf or .otf files, such as /usr/share/fonts, or leave fonts= out",
              "fonts={} of text is not a folder", folder);
   const Library library;
   std::vector<FontFile> fonts;
-  for (const std::string& f : folders)
-    for (const std::string& path : font_paths(f)) {
-      int faces = 1;
-      for (int i = 0; i < faces; ++i) {
-        const Face face = open_face(library.handle, path, i);
-        if (face == nullptr) break;
-        faces = std::min<int>(static_cast<int>(face->num_faces), 16);
-        if (writes_latin(face.get())) fonts.push_back({path, i});
-      }
+  for (const std::string& path : font_paths(folder)) {
+    int faces = 1;
+    for (int i = 0; i < faces; ++i) {
+      const Face face = open_face(library.handle, {path, i, {}});
+      if (face == nullptr) break;
+      faces = std::min<int>(static_cast<int>(face->num_faces), 16);
+      if (writes_latin(face.get())) fonts.push_back({path, i, {}});
     }
+  }
   WEFT_CHECK(!fonts.empty(), Exit::usage,
-             "install some (Debian: fonts-dejavu-core), or name a folder of .ttf or .otf files "
-             "with text:fonts=FOLDER",
-             "no font with Latin letters in {}", folder.empty() ? folders[0] : folder);
+             "name another folder of .ttf or .otf files, or leave fonts= out for weft's own",
+             "no font with Latin letters in {}", folder);
   return fonts;
 }
 
@@ -128,7 +126,7 @@ struct Typesetter::State {
         for (Face& f : faces) f.reset();
         open = 0;
       }
-      faces[font] = open_face(library.handle, files[font].path, files[font].face);
+      faces[font] = open_face(library.handle, files[font]);
       WEFT_CHECK(faces[font] && FT_Select_Charmap(faces[font].get(), FT_ENCODING_UNICODE) == 0,
                  Exit::data, "it could be opened when weft started", "cannot read font {}",
                  files[font].path);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,11 +13,14 @@ namespace weft {
 
 struct FontFile {
   std::string path;
-  int face = 0;  // of a collection
+  int face = 0;                          // of a collection
+  std::span<const unsigned char> bytes;  // of a font within the program; else empty
 };
 
-// Scalable fonts with Latin letters and digits in `folder` and below, by path. An empty `folder`
-// stands for the system's. Throws Exit::usage, saying what to install, where there is none.
+// Six faces of DejaVu, in the program (fonts.cpp): Latin, Greek and Cyrillic letters.
+std::vector<FontFile> built_in_fonts();
+// Scalable fonts with Latin letters and digits in `folder` and below, by path. Throws Exit::usage,
+// saying what to do, where there is none.
 std::vector<FontFile> find_fonts(const std::string& folder);
 
 // Closed curves around ink; x to the right, y down, in pixels.

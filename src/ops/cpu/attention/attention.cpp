@@ -75,7 +75,7 @@ struct Layout {
 }  // namespace
 
 void self_attention_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk,
-                            const Tensor& rope, Axis axis, Tensor& out, Tensor& lse) {
+                            const Tensor& rope, Axis axis, Tensor& out, Tensor& lse, Tensor&) {
   const Layout l(qkv, axis);
   const Tables tables(wq, wk, rope, l.D, rope.defined() ? l.length : 0);
   const std::int64_t c = l.H * l.D;
@@ -96,7 +96,8 @@ void self_attention_forward(const Tensor& qkv, const Tensor& wq, const Tensor& w
 
 void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk,
                              const Tensor& rope, Axis axis, const Tensor& out, const Tensor& lse,
-                             const Tensor& dout, Tensor& dqkv, Tensor& dwq, Tensor& dwk) {
+                             const Tensor& dout, Tensor& dqkv, Tensor& dwq, Tensor& dwk,
+                             const Tensor&) {
   const Layout l(qkv, axis);
   const Tables tables(wq, wk, rope, l.D, rope.defined() ? l.length : 0);
   const std::int64_t c = l.H * l.D, dp = padded(l.D);

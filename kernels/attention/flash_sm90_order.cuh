@@ -1,0 +1,131 @@
+// Which rows each block of the Hopper kernels of flash attention works on, and in which order: the
+// kernels' own index functions, which tests/kernels_cuda/attention_load_cudatest.cpp calls too, to
+// sum the work of each block.
+//
+// There is one block a multiprocessor; block b has the tiles number b, b + blocks, b + 2 blocks ...
+// of a list. What a head has in its last tile may be fewer rows than the tile's warpgroups could
+// take, and so less work. Such tiles stand at the end of the list: then no block has none of them
+// while another has several, and the blocks end within the time of one small tile. All others stand
+// head by head, so that the blocks at work read the keys and values of few heads, from L2.
+#pragma once
+
+#include <algorithm>
+
+#include "attention/flash_common.cuh"
+
+namespace weft::kernels {
+
+constexpr int warpgroup_rows = 64;  // that one warpgroup multiplies
+
+struct Tiles {
+  int each = 1;   // of a head
+  int early = 1;  // of a head, the first ones: those that stand head by head
+  int heads = 1;  // of all sequences
+  int total = 1;
+
+  // Of `heads` heads with `rows` rows each, `own` rows a tile.
+  static Tiles of_rows(int rows, int own, int heads) {
+    const int each = blocks_of(rows, own), last = rows - (each - 1) * own;
+    const bool late = each > 1 && last <= own - warpgroup_rows;
+    return {each, late ? each - 1 : each, heads, each * heads};
+  }
+  // On the multiprocessors that collectives leave; results do not depend on how many these are.
+  unsigned blocks() const {
+    return static_cast<unsigned>(std::min(total, compute_multiprocessors()));
+  }
+};
+
+struct RowTile {
+  int first, head, sequence;
+};
+// Tile number `index` of the list.
+__device__ __forceinline__ RowTile row_tile(const Tiles& tiles, const FlashShape& shape, int own,
+                                            int index) {
+  const int late = index - tiles.early * tiles.heads;
+  // Of the late ones those of the last heads come first: L2 still has their keys and values.
+  const int head = late < 0 ? index / tiles.early : tiles.heads - 1 - late;
+  const int tile = late < 0 ? index % tiles.early : tiles.each - 1;
+  return {tile * own, head % shape.heads, head / shape.heads};
+}
+
+// Forward: warpgroups that multiply, and keys of a block.
+struct ForwardBlock {
+  int groups, keys;
+};
+// Three warpgroups overlap better than two, unless 192 queries a block leave many lanes without any
+// (S = 256). Key blocks of 128 rows only where they fit better: beside three warpgroups'
+// accumulators they would spill. Of captions only the sum of their lengths is known here, with
+// padding.
+inline ForwardBlock forward_block(const FlashShape& shape) {
+  if (shape.tile_size() > 72) return {2, 128};
+  const int nq = shape.nq, nk = shape.nk;
+  const bool three = 10 * blocks_of(nq, 192) * 192 <= 11 * blocks_of(nq, 128) * 128;
+  if (shape.key_offsets != nullptr || three) return {3, 112};
+  return {2, blocks_of(nk, 112) * 112 <= blocks_of(nk, 128) * 128 ? 112 : 128};
+}
+
+// Backward: rows that a block owns, and rows that it passes over at a time.
+constexpr int backward_rows = 2 * warpgroup_rows, pass_rows = 64;
+
+struct OwnTile {
+  int first = 0, head = 0, sequence = 0;  // of packed keys, sequence -1: nothing to do
+  int split = 0;
+  int own = 0, pass = 0;           // rows of the sequence on either side
+  int pass_first = 0, blocks = 0;  // rows to pass over, in blocks
+};
+
+// The list of the kernel that owns keys, or queries.
+inline Tiles backward_tiles(const FlashShape& shape, bool keys, int splits) {
+  if (keys && shape.key_offsets != nullptr) {
+    const int each = static_cast<int>(key_tiles(shape, backward_rows)),
+              heads = shape.heads * splits;
+    return {each, each, heads, each * heads};
+  }
+  return Tiles::of_rows(keys ? shape.nk : shape.nq, backward_rows, shape.heads * shape.sequences);
+}
+
+// Tile number `index`. Packed keys: captions are short and have many queries, which `splits` blocks
+// share.
+template <bool keys, bool packed>
+__device__ __forceinline__ OwnTile own_tile(const Tiles& tiles, const FlashShape& shape, int splits,
+                                            int index) {
+  OwnTile t;
+  if constexpr (keys && packed) {
+    // The tile is the slowest index: with backward_splits() one tile's parts are about as many as
+    // there are blocks, each of which then has a part of every tile, whatever the clips' lengths.
+    const int part = index % tiles.heads;
+    KeyTile key;
+    find_packed_tile(shape, backward_rows, index / tiles.heads, key);
+    t.head = part % shape.heads;
+    t.split = part / shape.heads;
+    t.first = key.first;
+    t.sequence = key.s;
+    if (t.sequence < 0) return t;
+  } else {
+    const RowTile rows = row_tile(tiles, shape, backward_rows, index);
+    t.head = rows.head;
+    t.first = rows.first;
+    t.sequence = rows.sequence;
+  }
+  const int own = shape.keys(t.sequence);
+  t.own = keys ? own : shape.nq;
+  t.pass = keys ? shape.nq : own;
+  t.blocks = blocks_of(t.pass, pass_rows);
+  if constexpr (keys && packed) {
+    const int begin = t.blocks * t.split / splits;
+    t.blocks = t.blocks * (t.split + 1) / splits - begin;
+    t.pass_first = begin * pass_rows;
+  }
+  return t;
+}
+
+// How many blocks share the queries of a tile of packed keys: so many that its parts of all heads
+// fill one round of the blocks, each part with 1024 queries at least. (A part costs 16 bytes of
+// traffic an element of k and v, about what 256 queries cost.) The order of the sums depends on it:
+// it goes by all multiprocessors, whatever collectives take.
+inline int backward_splits(const FlashShape& shape,
+                           int blocks = cuda_properties().multiProcessorCount) {
+  return std::max(1, std::min(blocks / shape.heads, shape.nq / 1024));
+}
+
+}  // namespace weft::kernels
