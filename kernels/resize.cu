@@ -157,81 +157,98 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+// A way through a rectangle of outputs, row by row from its upper left corner: every `step`-th one.
+struct Walk {
+  unsigned width, row, column;
+  unsigned rows_on, columns_on;  // `step` as whole rows and the rest
+
+  __device__ __forceinline__ Walk(unsigned of_width, unsigned first, unsigned step)
+      : width(of_width),
+        row(first / width),
+        column(first % width),
+        rows_on(step / width),
+        columns_on(step % width) {}
+  __device__ __forceinline__ void go_on() {
+    row += rows_on;
+    column += columns_on;
+    if (column >= width) {
+      column -= width;
+      ++row;
+    }
+  }
+};
+
 // Where many have: a block has 8 lanes of one pixel of dx, each with `each` accesses; its threads
 // take the outputs in turn, and their sums are added in order. `places`: [frames,h,w,pieces].
 constexpr int far_width = 8;
 template <int V, int each, class T>
 __global__ void __launch_bounds__(4 * threads)
     bilinear_far_backward_kernel(const T* dy, ResizeGrid g, Places places, T* dx, bool accumulate) {
-  constexpr int width = far_width;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block_warps = blockDim.x / 32;
-  float* const shared = shared_memory<float>();                 // [warps,each,V,width]
-  float* const rows = shared + block_warps * each * V * width;  // [shares of rows, then of columns]
-  const Places::Place p = places.of(blockIdx.x);
-  const std::int64_t apart = g.C / each, c = p.c * width + threadIdx.x % width;
-  const int i = static_cast<int>(p.row), j = static_cast<int>(p.column);
+  const Places::Place pixel = places.of(blockIdx.x);
+  const int i = static_cast<int>(pixel.row), j = static_cast<int>(pixel.column);
+  const std::int64_t frame = pixel.frame;
+  // The first of the lane's accesses, which lie `apart`; lanes beyond the pixel have none.
+  const std::int64_t c = pixel.c * far_width + threadIdx.x % far_width, apart = g.C / each;
+
+  // In shared memory: sums [warps,each,V,lanes], then the shares of the rows and of the columns.
+  float* const sums = shared_memory<float>();
+  const auto sum_at = [=](int w, int a, int e) -> float& {
+    return sums[((w * each + a) * V + e) * far_width + lane];
+  };
   const Range down(i, g.up, g.h, g.H), across(j, g.along, g.w, g.W);
-  float* const columns = rows + down.size();
+  float* const row_shares = sums + block_warps * each * V * far_width;
+  float* const column_shares = row_shares + down.size();
   for (int k = threadIdx.x; k < down.size() + across.size(); k += blockDim.x)
-    rows[k] = k < down.size() ? share_of(down.begin + k, g.down, g.h, i)
-                              : share_of(across.begin + k - down.size(), g.across, g.w, j);
+    row_shares[k] = k < down.size() ? share_of(down.begin + k, g.down, g.h, i)
+                                    : share_of(across.begin + k - down.size(), g.across, g.w, j);
   __syncthreads();
-  const unsigned wide = across.size(), area = wide * down.size();
-  const unsigned lines = blockDim.x / width, line = threadIdx.x / width;
-  // The output that is `lines` further is `below` rows and `right` columns away.
-  const unsigned per_row = wide > 0 ? wide : 1;
-  const unsigned below = lines / per_row, right = lines - below * per_row;
-  const unsigned row = line / per_row, column = line - row * per_row;
-  const std::int64_t corner =
-      ((static_cast<std::int64_t>(p.frame) * g.H + down.begin) * g.W + across.begin) * g.C + c;
-  const T* from = dy + (corner + (row * g.W + column) * g.C) * V;
-  const std::int64_t step = (below * g.W + right) * g.C * V, wrap = (g.W - wide) * g.C * V;
-  int left = static_cast<int>(wide - column);  // columns of the row
-  const float *vertical = rows + row, *horizontal = columns + wide;
+
   float sum[each][V] = {};
-  if (c < apart)
+  if (c < apart && across.size() > 0) {
+    const T* const corner = dy + (((frame * g.H + down.begin) * g.W + across.begin) * g.C + c) * V;
+    const unsigned channels = static_cast<unsigned>(g.C), outputs = down.size() * across.size();
+    const unsigned first = threadIdx.x / far_width, step = blockDim.x / far_width;
+    Walk at(across.size(), first, step);
+    // Counted, so that the loads of two turns are under way together.
 #pragma unroll 2
-    for (unsigned k = line; k < area; k += lines) {
-      const float share = *vertical * horizontal[-left];
+    for (unsigned k = first; k < outputs; k += step) {
+      const float share = row_shares[at.row] * column_shares[at.column];
+      const std::int64_t output = std::uint64_t{at.row * g.W + at.column} * channels;
 #pragma unroll
       for (int a = 0; a < each; ++a) {
         float v[V];
-        unpack(load_vec<V>(from, a * apart), v);
+        unpack(load_vec<V>(corner, output + a * apart), v);
 #pragma unroll
         for (int e = 0; e < V; ++e) sum[a][e] += share * v[e];
       }
-      left -= static_cast<int>(right);
-      const bool next = left <= 0;
-      vertical += below + (next ? 1 : 0);
-      from += step + (next ? wrap : 0);
-      left += next ? static_cast<int>(wide) : 0;
+      at.go_on();
     }
+  }
+  // Over the warp's threads of the same lane, then over the warps: a warp for each access.
 #pragma unroll
   for (int a = 0; a < each; ++a)
 #pragma unroll
     for (int e = 0; e < V; ++e) {
 #pragma unroll
-      for (int offset = 16; offset >= width; offset /= 2)
+      for (int offset = 16; offset >= far_width; offset /= 2)
         sum[a][e] += __shfl_xor_sync(full_mask, sum[a][e], offset);
-      if (lane < width) shared[((warp * each + a) * V + e) * width + lane] = sum[a][e];
+      if (lane < far_width) sum_at(warp, a, e) = sum[a][e];
     }
   __syncthreads();
-  if (warp >= each || lane >= width || c >= apart) return;
-  // A warp for each access.
-  const int own = warp;
+  if (warp >= each || lane >= far_width || c >= apart) return;
   float to[V] = {};
-  const std::int64_t at =
-      ((static_cast<std::int64_t>(p.frame) * g.h + i) * g.w + j) * g.C + c + own * apart;
-  for (int k = 0; k < block_warps; ++k)
+  for (int w = 0; w < block_warps; ++w)
 #pragma unroll
-    for (int e = 0; e < V; ++e) to[e] += shared[((k * each + own) * V + e) * width + lane];
+    for (int e = 0; e < V; ++e) to[e] += sum_at(w, warp, e);
+  const std::int64_t own = ((frame * g.h + i) * g.w + j) * g.C + c + warp * apart;
   if (accumulate) {
     float before[V];
-    unpack(load_vec<V>(static_cast<const T*>(dx), at), before);
+    unpack(load_vec<V>(static_cast<const T*>(dx), own), before);
 #pragma unroll
     for (int e = 0; e < V; ++e) to[e] += before[e];
   }
-  store_vec<V>(dx, at, pack<T, V>(to));
+  store_vec<V>(dx, own, pack<T, V>(to));
 }
 
 template <int V, class T>

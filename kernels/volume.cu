@@ -110,41 +110,63 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-__device__ __forceinline__ float squared_distance(const float (&g)[3], const float* point) {
-  const float x = g[0] - point[0], y = g[1] - point[1], z = g[2] - point[2];
+// What a candidate says of a place: where the features there come from, and its heat.
+struct Candidate {
+  float x, y, z, heat;
+};
+__device__ __forceinline__ float squared_distance(const Coordinates::Place& p, const float* point) {
+  const float x = p.x - point[0], y = p.y - point[1], z = p.z - point[2];
   return x * x + y * y + z * z;
 }
+// Of a keypoint that moves from `source` to `driving`: the place moves back with it, and the heat
+// is the bump around the one less that around the other.
+__device__ __forceinline__ Candidate moved(const Coordinates::Place& p, const float* source,
+                                           const float* driving) {
+  constexpr float scale = -1.0f / (2.0f * ops::heatmap_variance);
+  return {p.x - driving[0] + source[0], p.y - driving[1] + source[1], p.z - driving[2] + source[2],
+          expf(scale * squared_distance(p, driving)) - expf(scale * squared_distance(p, source))};
+}
 
-// Candidate i % (K + 1) of voxel i / (K + 1), counted through the frames. V: channels an access.
+// The block's part of y, `values` a thread, put together in `staged`, leaves in whole accesses of
+// `unit` elements but for its end. `count`: elements of y. The whole block comes, after a
+// __syncthreads().
+template <int unit, class T>
+__device__ __forceinline__ void store_staged(const T* staged, int values, T* y,
+                                             std::int64_t count) {
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * threads * values,
+                     rest = count - first;
+  const int made = rest < threads * values ? static_cast<int>(rest) : threads * values,
+            whole = made / unit;
+  for (int j = threadIdx.x; j < whole; j += threads)
+    store_vec<unit>(y + first, j, load_vec<unit>(staged, j));
+  for (int j = whole * unit + static_cast<int>(threadIdx.x); j < made; j += threads)
+    y[first + j] = staged[j];
+}
+
+// Candidate i % (K + 1) of voxel i / (K + 1), counted through the frames; candidate 0 does not
+// move. source [K,3], driving [frames,K,3]. V: channels an access.
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
     candidates_kernel(const T* features, const float* source, const float* driving, VolumeGrid g,
                       Divisor candidates, Divisor voxels, int K, T* y, std::int64_t count) {
-  const int values = 1 + static_cast<int>(g.C) * V;
-  T* const staged = shared_memory<T>();  // [threads][1 + channels]
+  const int values = 1 + static_cast<int>(g.C) * V;  // of a candidate
+  T* const staged = shared_memory<T>();              // [threads][values]
   const Coordinates coordinates(g, reinterpret_cast<float*>(staged + threads * values));
   __syncthreads();
   const std::int64_t i = thread_index();
   if (i < count) {
-    unsigned k = static_cast<unsigned>(i), in = candidates.split(k);
-    const unsigned frame = voxels.split(in);
-    const Coordinates::Place place = coordinates.of(g, in);
-    const float at[3] = {place.x, place.y, place.z};
-    float motion[3] = {at[0], at[1], at[2]}, heat = 0.0f;
+    unsigned k = static_cast<unsigned>(i), voxel = candidates.split(k);
+    const unsigned frame = voxels.split(voxel);
+    const Coordinates::Place place = coordinates.of(g, voxel);
+    Candidate from{place.x, place.y, place.z, 0.0f};
     if (k > 0) {
-      const float *const from = source + 3 * (k - 1), *const to =
-                                                          driving +
-                                                          3 * (static_cast<std::int64_t>(frame) *
-                                                                   K +
-                                                               k - 1);
-      constexpr float scale = -1.0f / (2.0f * ops::heatmap_variance);
-      heat = expf(scale * squared_distance(at, to)) - expf(scale * squared_distance(at, from));
-#pragma unroll
-      for (int axis = 0; axis < 3; ++axis) motion[axis] = at[axis] - to[axis] + from[axis];
+      const std::int64_t keypoint = k - 1;
+      from = moved(place, source + 3 * keypoint,
+                   driving + 3 * (static_cast<std::int64_t>(frame) * K + keypoint));
     }
-    const Neighbours around(g, motion[0], motion[1], motion[2]);
+    const Neighbours around(g, from.x, from.y, from.z);
     T* const own = staged + static_cast<int>(threadIdx.x) * values;
-    own[0] = from_float<T>(heat);
+    own[0] = from_float<T>(from.heat);
     for (int c = 0; c < static_cast<int>(g.C); ++c) {
       float v[V];
       around.sample<V>(features, g, c, v);
@@ -153,14 +175,8 @@ __global__ void __launch_bounds__(threads)
     }
   }
   __syncthreads();
-  constexpr int unit = V > 1 ? Pack<T>::size : 1;
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * threads * values,
-                     rest = count * values - first;
-  const int made = rest < threads * values ? static_cast<int>(rest) : threads * values;
-  for (int j = threadIdx.x; j < made / unit; j += threads)
-    store_vec<unit>(y + first, j, load_vec<unit>(static_cast<const T*>(staged), j));
-  for (int j = made / unit * unit + static_cast<int>(threadIdx.x); j < made; j += threads)
-    y[first + j] = staged[j];
+  store_staged<(V > 1 ? Pack<T>::size : 1)>(static_cast<const T*>(staged), values, y,
+                                            count * values);
 }
 
 // f over the `lanes` lanes of a voxel, to each of them.

@@ -219,53 +219,44 @@ struct Unit {
   }
 };
 
-// A thread copies one 16-byte piece of every step-th frame, from `frame` on: neighbours take
-// neighbouring pieces, and on the way from frame to frame nothing but additions are left.
+// How a block copies its frames: a thread takes one 16-byte piece of every step-th frame, and
+// neighbours take neighbouring pieces. Threads that are left over behind the last whole frame of
+// those `step` start behind the last row: they copy nothing.
+//
+// In memory a frame of a token is a row of row_size elements, of which the block's heads are one
+// run of heads * D; q, k and v (`parts`) lie part_stride apart. In shared memory each part of a
+// head is a matrix of frames, its parts `matrix` apart.
 template <int chunks, Tiling tiling>
-struct Copies {
-  int frame, source, target;  // target: within the matrices of the piece's head
-
-  // Matrices of heads are head_size apart.
+class Copies {
+ public:
+  // The first matrices of two heads are head_size apart.
   __device__ __forceinline__ Copies(const Shape& shape, int head_size) {
     unsigned piece = threadIdx.x;
-    frame = static_cast<int>(shape.run.split(piece));
-    if (frame >= shape.step) frame = 1 << 20;  // threads beyond whole frames
-    const int of_head = static_cast<int>(piece) / chunks;
-    source = static_cast<int>(piece) * 8;
-    target = of_head * head_size + (static_cast<int>(piece) - of_head * chunks) * 8;
+    frame_ = static_cast<int>(shape.run.split(piece));
+    if (frame_ >= shape.step) frame_ = rows(shape);
+    const int head = static_cast<int>(piece) / chunks, chunk = static_cast<int>(piece) % chunks;
+    in_run_ = 8 * static_cast<int>(piece);
+    in_matrices_ = head * head_size + 8 * chunk;
   }
 
-  // heads * D elements of each frame into `parts` matrices of each head, which lie part_stride
-  // apart in memory and `matrix` apart in shared memory. Rows without a frame become zero.
+  // Asks for the frames of `from`; rows of the matrices that no frame belongs to become zero.
   template <int parts>
   __device__ __forceinline__ void fetch(const bf16_t* from, const Unit<chunks, tiling>& unit,
                                         int row_size, int part_stride, const Shape& shape,
                                         bf16_t* to, int matrix) const {
-    constexpr int stride = Head<chunks>::stride;
-    const std::int64_t stride_from = static_cast<std::int64_t>(shape.S) * row_size * shape.step;
+    const std::int64_t frame_apart = static_cast<std::int64_t>(shape.S) * row_size;
 #pragma unroll
-    for (int i = 0; i < unit.tokens; ++i) {
-      const bf16_t* at = from + unit.row[i] * std::int64_t{row_size} + source +
-                         static_cast<std::int64_t>(frame) * shape.S * row_size;
-      bf16_t* put = to + (8 * i + frame) * stride + target;
-      const int frames = i < unit.present ? shape.T : 0;
-      const int rows = tiling == Tiling::shared ? 8 : 16 * shape.tiles;
-      int t = frame;
+    for (int token = 0; token < unit.tokens; ++token) {
+      const bf16_t* const first = from + std::int64_t{unit.row[token]} * row_size + in_run_;
+      bf16_t* const row_0 = to + row_of(token) + in_matrices_;
+      const int frames = token < unit.present ? shape.T : 0;
 #pragma unroll 1
-      for (; t < frames; t += shape.step) {
+      for (int t = frame_; t < rows(shape); t += shape.step)
 #pragma unroll
         for (int part = 0; part < parts; ++part)
-          cp_async_16(put + part * matrix, at + part * part_stride, true);
-        at += stride_from;
-        put += shape.step * stride;
-      }
-#pragma unroll 1
-      for (; t < rows; t += shape.step) {
-#pragma unroll
-        for (int part = 0; part < parts; ++part)
-          *reinterpret_cast<uint4*>(put + part * matrix) = uint4{};
-        put += shape.step * stride;
-      }
+          // Nothing is read, and zeros are written, where the frame does not exist.
+          cp_async_16(row_0 + t * stride + part * matrix,
+                      first + t * frame_apart + part * part_stride, t < frames);
     }
   }
 
@@ -274,25 +265,32 @@ struct Copies {
   __device__ __forceinline__ void put(const bf16_t* from, int matrix, const Shape& shape,
                                       const Unit<chunks, tiling>& unit, int row_size,
                                       int part_stride, bf16_t* to) const {
-    constexpr int stride = Head<chunks>::stride;
-    const std::int64_t stride_to = static_cast<std::int64_t>(shape.S) * row_size * shape.step;
+    const std::int64_t frame_apart = static_cast<std::int64_t>(shape.S) * row_size;
 #pragma unroll
-    for (int i = 0; i < unit.tokens; ++i) {
-      bf16_t* at = to + unit.row[i] * std::int64_t{row_size} + source +
-                   static_cast<std::int64_t>(frame) * shape.S * row_size;
-      const bf16_t* get = from + (8 * i + frame) * stride + target;
-      const int frames = i < unit.present ? shape.T : 0;
+    for (int token = 0; token < unit.tokens; ++token) {
+      const bf16_t* const row_0 = from + row_of(token) + in_matrices_;
+      bf16_t* const first = to + std::int64_t{unit.row[token]} * row_size + in_run_;
+      const int frames = token < unit.present ? shape.T : 0;
 #pragma unroll 1
-      for (int t = frame; t < frames; t += shape.step) {
+      for (int t = frame_; t < frames; t += shape.step)
 #pragma unroll
         for (int part = 0; part < parts; ++part)
-          *reinterpret_cast<uint4*>(at + part * part_stride) =
-              *reinterpret_cast<const uint4*>(get + part * matrix);
-        at += stride_to;
-        get += shape.step * stride;
-      }
+          *reinterpret_cast<uint4*>(first + t * frame_apart + part * part_stride) =
+              *reinterpret_cast<const uint4*>(row_0 + t * stride + part * matrix);
     }
   }
+
+ private:
+  static constexpr int stride = Head<chunks>::stride;
+  // Rows of a token in a matrix, and where they begin: the second of two has rows 8 to 15.
+  __device__ static int rows(const Shape& shape) {
+    return tiling == Tiling::shared ? 8 : 16 * shape.tiles;
+  }
+  __device__ static int row_of(int token) { return 8 * token * stride; }
+
+  int frame_;        // the first that the thread copies
+  int in_run_;       // its piece: the first element, counted from the run's
+  int in_matrices_;  // and from the first element of row 0 of the first head's first matrix
 };
 
 // q' = rope(norm(q)) and k' = rope(norm(k)) of row t, each lane its own columns; q_to and k_to may

@@ -7,16 +7,22 @@
 //   linear_backward_weight       M N + M K + N K of f32: the bias gradient is summed while dy
 //                                passes through
 //   linear_gelu_forward          M K + N K + 2 M N: z is the epilogue's auxiliary output
-//   linear_gelu_backward_input   M N + N K + 3 M K: gelu' in the epilogue; h = gelu(z) is one more
-//                                pass, 2 M K
-// Operations 2 M N K each. What the library does not fuse is done by kernels of our own behind the
-// product, which the environment's WEFT_MATMUL_FUSED=0 asks for everywhere; with a table
-// (set_matmul_tuning) the faster of the two is taken. Scratch: partial sums of the bias gradient,
-// at most 128 N f32.
+//   linear_gelu_backward_input   M N + N K + 2 M K: gelu' in the epilogue; h = gelu(z), where it
+//                                is wanted, is one more pass, 2 M K; so is dz's bias gradient,
+//                                M K, unless the epilogue sums it
+// Operations 2 M N K each. linear_backward and linear_gelu_backward are two of them, which may run
+// beside each other. What the library does not fuse is done by kernels of our own behind the
+// product, which the environment's WEFT_MATMUL_FUSED=0 asks for everywhere. Where an operation can
+// be done in several ways, the first is the one that GPUs have been seen to do right; with a table
+// (set_matmul_tuning) the fastest is taken. Scratch: partial sums of the bias gradient, at most
+// 128 N f32.
 #include "ops/matmul.h"
 
 #include <cstdlib>
+#include <deque>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -31,6 +37,7 @@ namespace {
 using kernels::Epilogue;
 using kernels::Operands;
 using kernels::Product;
+using kernels::Work;
 
 bool fusing() {
   static const bool asked = [] {
@@ -67,31 +74,124 @@ void product(const Product& p, const Operands& x) {
   kernels::product_plain(p, x);
 }
 
-// True to run `p` with its epilogue fused, false to run it in pieces. `pieces` and `whole` enqueue
-// the operation into spare outputs of the given bytes each; whole returns false where the library
-// cannot.
-template <class Whole, class Pieces>
-bool better_fused(const char* op, const Product& p, std::size_t bytes, Whole&& whole,
-                  Pieces&& pieces) {
-  if (!fusing()) return false;
-  if (!kernels::is_measured(p.rows * p.columns * p.inner)) return true;
-  const std::string key = std::string(op) + " " + kernels::describe(p);
-  if (!kernels::must_measure(key)) return kernels::choose(key, 2, [](int) { return false; }) == 0;
-  if (!kernels::Spoil::fits(2 * bytes)) return true;
-  const kernels::Spoil first(bytes), second(bytes);
-  const int best = kernels::choose(key, 2, [&](int option) {
-    if (option == 0) return whole(first.get(), second.get());
-    pieces(first.get(), second.get());
-    return true;
+// What an operation writes. Some may be undefined: not wanted.
+using Outputs = std::vector<Tensor>;
+
+// The way to do an operation that `name()` tells from others and whose product is `p`: 0, or the
+// fastest in the table. `run(way, outputs, work)` enqueues it, or returns false where the library
+// cannot. Ways are measured on the compute stream, into spare memory of the outputs' sizes.
+template <class Name, class Run>
+int best_way(const Name& name, const Product& p, int ways, const Outputs& outputs, Run&& run) {
+  if (!kernels::is_measured(p.rows * p.columns * p.inner)) return 0;
+  const std::string key = name() + " " + kernels::describe(p);
+  if (!kernels::must_measure(key)) return kernels::choose(key, ways, [](int) { return false; });
+  std::size_t bytes = 0;
+  for (const Tensor& t : outputs) bytes += t.defined() ? t.bytes() : 0;
+  if (!kernels::Spoil::fits(bytes)) return 0;
+  std::deque<kernels::Spoil> memory;
+  Outputs spare;
+  for (const Tensor& t : outputs)
+    spare.push_back(t.defined() ? Tensor::borrow(memory.emplace_back(t.bytes()).get(), t.shape(),
+                                                 t.dtype(), t.device())
+                                : Tensor());
+  const int best = kernels::choose(key, ways, [&](int way) {
+    Work own;
+    return run(way, spare, own);
   });
   device_runtime().synchronize();  // before the memory goes
-  return best == 0;
+  return best;
+}
+
+// Does the operation in the best of its ways, or in the last where the library cannot: that one
+// fuses nothing and always can.
+template <class Name, class Run>
+void fused_or_in_pieces(const Name& name, const Product& p, int ways, const Outputs& outputs,
+                        Work& work, Run&& run) {
+  const int pieces = ways - 1;
+  const int best = fusing() ? best_way(name, p, ways, outputs, run) : pieces;
+  if (!run(best, outputs, work)) run(pieces, outputs, work);
 }
 
 DType type_of(const Tensor& bias) { return bias.defined() ? bias.dtype() : DType::f32; }
 
-Tensor like(void* p, const Tensor& t) {
-  return Tensor::borrow(p, t.shape(), t.dtype(), t.device());
+// The product of a weight gradient, and that of the gradient of a layer's input.
+Product weight_product(const Tensor& dy, const Tensor& dw, bool accumulate) {
+  const std::int64_t n = dw.dim(0), k = dw.numel() / n, m = dy.numel() / n;
+  return {n, k, m, true, false, dy.dtype(), DType::f32, Epilogue::none, accumulate};
+}
+Product input_product(const Tensor& dy, const Tensor& w, DType out, bool accumulate) {
+  const std::int64_t n = w.dim(0), k = w.numel() / n, m = dy.numel() / n;
+  return {m, k, n, false, false, dy.dtype(), out, Epilogue::none, accumulate};
+}
+
+void weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& dw, const Tensor& dbias,
+                     bool accumulate, Work& on) {
+  const Product p = weight_product(dy, dw, accumulate);
+  const std::int64_t n = p.rows, m = p.inner;
+  count(p);
+  const auto at = [&](const Tensor& to, const Work& work) {
+    return Operands{.a = dy.raw(),
+                    .b = x.raw(),
+                    .c = accumulate ? to.raw() : nullptr,
+                    .d = to.raw(),
+                    .stream = work.stream};
+  };
+  if (!dbias.defined()) return product(p, at(dw, on));
+
+  const auto name = [&] {
+    return std::string(accumulate ? "linear_backward_weight accumulating"
+                                  : "linear_backward_weight");
+  };
+  enum { whole, pieces, ways };
+  const auto run = [&](int way, const Outputs& to, Work& work) {
+    Operands y = at(to[0], work);
+    float* const sums = kernels::data<float>(to[1]);
+    if (way == pieces) {
+      product(p, y);
+      kernels::column_sums(dy, m, n, sums, accumulate, work);
+      return true;
+    }
+    // The library overwrites the bias gradient: one that accumulates takes another step.
+    Product with_sums = p;
+    with_sums.epilogue = Epilogue::bias_gradient;
+    y.vector = accumulate ? work.scratch({n}, DType::f32).raw() : sums;
+    if (!fused(with_sums, y)) return false;
+    if (accumulate) kernels::add_vector(y.vector, DType::f32, sums, n, true, work.stream);
+    return true;
+  };
+  fused_or_in_pieces(name, p, ways, {dw, dbias}, on, run);
+}
+
+// The gradient of a layer's weights, and what `input(outputs)` does to its input, whose product is
+// `p`: they do not depend on each other, and run one after the other or beside each other on two
+// streams, whichever was measured to be faster. `outputs`: dw, dbias, and those of `input`.
+template <class Input>
+void both_gradients(const char* name, const Tensor& dy, const Tensor& x, bool accumulate,
+                    const Product& p, const Outputs& outputs, Input&& input) {
+  const auto run = [&](bool beside, const Outputs& to) {
+    DeviceRuntime& gpu = device_runtime();
+    // Holds the second stream's blocks of the arena until the compute stream waits for it: what is
+    // given back is used again in the order of the compute stream.
+    Work work;
+    if (beside) {
+      work.stream = Stream::second;
+      gpu.wait(Stream::second, gpu.record(Stream::compute));
+    }
+    // First, because it has fewer tiles than a GPU has multiprocessors, and each takes long: the
+    // many short ones of the other product fill the rest.
+    weight_gradient(dy, x, to[0], to[1], accumulate, work);
+    input(to);
+    if (beside) gpu.wait(Stream::compute, gpu.record(Stream::second));
+  };
+  const auto key = [&] {
+    return std::string(name) + (outputs[1].defined() ? " with bias " : " ") +
+           kernels::describe(weight_product(dy, outputs[0], accumulate)) + ",";
+  };
+  const int best = best_way(key, p, 2, outputs, [&](int way, const Outputs& to, Work&) {
+    run(way == 1, to);
+    return true;
+  });
+  run(best == 1, outputs);
 }
 
 }  // namespace
@@ -116,51 +216,33 @@ void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const 
 }
 
 void linear_backward_input(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate) {
-  const std::int64_t n = w.dim(0), k = w.numel() / n, m = dy.numel() / n;
-  if (m == 0) return;
-  const Product p{m, k, n, false, false, dy.dtype(), dx.dtype(), Epilogue::none, accumulate};
+  const Product p = input_product(dy, w, dx.dtype(), accumulate);
+  if (p.rows == 0) return;
   count(p);
   product(p, {dy.raw(), w.raw(), accumulate ? dx.raw() : nullptr, dx.raw(), nullptr, nullptr});
 }
 
 void linear_backward_weight(const Tensor& dy, const Tensor& x, Tensor& dw, Tensor& dbias,
                             bool accumulate) {
-  const std::int64_t n = dw.dim(0), k = dw.numel() / n, m = dy.numel() / n;
-  if (m == 0) {  // a batch without a single caption row: nothing to add
+  if (dy.numel() == 0) {  // a batch without a single caption row: nothing to add
     if (accumulate) return;
     device_runtime().zero(dw.raw(), dw.bytes(), Stream::compute);
     if (dbias.defined()) device_runtime().zero(dbias.raw(), dbias.bytes(), Stream::compute);
     return;
   }
-  Product p{n, k, m, true, false, dy.dtype(), DType::f32, Epilogue::none, accumulate};
-  count(p);
-  Operands at{dy.raw(), x.raw(), accumulate ? dw.raw() : nullptr, dw.raw(), nullptr, nullptr};
-  if (!dbias.defined()) return product(p, at);
+  Work work;
+  weight_gradient(dy, x, dw, dbias, accumulate, work);
+}
 
-  float* const db = kernels::data<float>(dbias);
-  Product whole = p;
-  whole.epilogue = Epilogue::bias_gradient;
-  // The library overwrites the bias gradient: one that accumulates goes through `sums`.
-  const Tensor sums = accumulate ? Tensor::empty({n}, DType::f32) : Tensor();
-  const auto run_whole = [&](void* d, float* vector) {
-    Operands y = at;
-    y.d = d;
-    y.vector = accumulate ? sums.raw() : vector;
-    if (!fused(whole, y)) return false;
-    if (accumulate) kernels::add_vector(kernels::data<float>(sums), vector, n);
-    return true;
-  };
-  const auto run_pieces = [&](void* d, float* vector) {
-    Operands y = at;
-    y.d = d;
-    product(p, y);
-    kernels::column_sums(dy, m, n, vector, accumulate);
-  };
-  const bool fuse = better_fused(
-      accumulate ? "linear_backward_weight accumulating" : "linear_backward_weight", p, dw.bytes(),
-      [&](void* d, void* vector) { return run_whole(d, static_cast<float*>(vector)); },
-      [&](void* d, void* vector) { run_pieces(d, static_cast<float*>(vector)); });
-  if (!fuse || !run_whole(dw.raw(), db)) run_pieces(dw.raw(), db);
+void linear_backward(const Tensor& dy, const Tensor& x, const Tensor& w, Tensor& dw, Tensor& dbias,
+                     bool accumulate, Tensor& dx, bool accumulate_dx) {
+  if (dy.numel() == 0) return linear_backward_weight(dy, x, dw, dbias, accumulate);
+  both_gradients("linear_backward", dy, x, accumulate,
+                 input_product(dy, w, dx.dtype(), accumulate_dx), {dw, dbias, dx},
+                 [&](const Outputs& to) {
+                   Tensor out = to[2];
+                   linear_backward_input(dy, w, out, accumulate_dx);
+                 });
 }
 
 void linear_gelu_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& z,
@@ -169,62 +251,91 @@ void linear_gelu_forward(const Tensor& x, const Tensor& w, const Tensor& bias, T
   WEFT_ASSERT(m * k == x.numel() && m * n == z.numel() && m * n == h.numel());
   if (m == 0) return;
   const bool keeps_z = z.raw() != h.raw();
-  Product p{m,    n,         k,         false,
-            true, x.dtype(), z.dtype(), bias.defined() ? Epilogue::bias : Epilogue::none,
-            false};
+  const Product p{m,    n,         k,         false,
+                  true, x.dtype(), z.dtype(), bias.defined() ? Epilogue::bias : Epilogue::none,
+                  false};
   count(p);
-  Operands at{x.raw(), w.raw(), nullptr, nullptr, bias.raw(), nullptr, type_of(bias)};
-  Product whole = p;
-  whole.epilogue = keeps_z ? Epilogue::gelu_bias_aux : Epilogue::gelu_bias;
-  const auto run_whole = [&](void* to_z, void* to_h) {
-    Operands y = at;
-    y.d = to_h;
-    y.aux = keeps_z ? to_z : nullptr;
-    return bias.defined() && fused(whole, y);
+  const auto name = [&] {
+    return std::string(keeps_z ? "linear_gelu_forward" : "linear_gelu_forward in place");
   };
-  const auto run_pieces = [&](void* to_z, void* to_h) {
-    Operands y = at;
-    y.d = to_z;
-    product(p, y);
-    Tensor result = like(to_h, h);
-    gelu_forward(like(to_z, z), result);
+  enum { whole, pieces, ways };
+  const auto run = [&](int way, const Outputs& to, Work&) {
+    Operands y{x.raw(), w.raw(), nullptr, to[0].raw(), bias.raw(), nullptr, type_of(bias)};
+    if (way == pieces) {
+      product(p, y);
+      Tensor result = to[1];
+      gelu_forward(to[0], result);
+      return true;
+    }
+    Product with_gelu = p;
+    with_gelu.epilogue = keeps_z ? Epilogue::gelu_bias_aux : Epilogue::gelu_bias;
+    y.d = to[1].raw();
+    y.aux = keeps_z ? to[0].raw() : nullptr;
+    return bias.defined() && fused(with_gelu, y);
   };
-  const bool fuse = better_fused(keeps_z ? "linear_gelu_forward" : "linear_gelu_forward in place",
-                                 p, z.bytes(), run_whole, run_pieces);
-  if (!fuse || !run_whole(z.raw(), h.raw())) run_pieces(z.raw(), h.raw());
+  Work work;
+  fused_or_in_pieces(name, p, ways, {z, h}, work, run);
 }
 
 void linear_gelu_backward_input(const Tensor& dy, const Tensor& w, const Tensor& z, Tensor& dz,
-                                Tensor& h) {
-  const std::int64_t n = w.dim(0), k = w.numel() / n, m = dy.numel() / n;
+                                Tensor& h, Tensor& dbias, bool accumulate) {
+  const Product p = input_product(dy, w, dz.dtype(), false);
+  const std::int64_t m = p.rows, k = p.columns;
   WEFT_ASSERT(m * k == z.numel() && m * k == dz.numel() && dz.raw() != z.raw());
-  if (m == 0) return;
-  Product p{m, k, n, false, false, dy.dtype(), dz.dtype(), Epilogue::none, false};
+  if (m == 0) {
+    if (dbias.defined() && !accumulate)
+      device_runtime().zero(dbias.raw(), dbias.bytes(), Stream::compute);
+    return;
+  }
   count(p);
-  Operands at{dy.raw(), w.raw(), nullptr, nullptr, nullptr, nullptr};
-  Product whole = p;
-  whole.epilogue = Epilogue::gelu_gradient;
-  const auto run_whole = [&](void* to_dz, void* to_h) {
-    Operands y = at;
-    y.d = to_dz;
-    y.aux = z.raw();
-    if (!fused(whole, y)) return false;
-    if (to_h != nullptr) {
-      Tensor again = like(to_h, z);
-      gelu_forward(z, again);
+  const auto name = [&] {
+    return std::string("linear_gelu_backward_input") + (h.defined() ? "" : " without h") +
+           (dbias.defined() ? " with bias" : "");
+  };
+  // The second way is there only where a bias gradient is wanted.
+  const int ways = dbias.defined() ? 3 : 2, pieces = ways - 1;
+  const auto run = [&](int way, const Outputs& to, Work& work) {
+    Tensor gradient = to[0], again = to[1];
+    Operands y{dy.raw(), w.raw(), nullptr, gradient.raw()};
+    const bool sums_fused = way == 1 && way != pieces;
+    if (way == pieces) {
+      product(p, y);
+      gelu_backward(z, gradient, gradient, again);
+    } else {
+      Product with_gelu = p;
+      with_gelu.epilogue = sums_fused ? Epilogue::gelu_gradient_sums : Epilogue::gelu_gradient;
+      y.aux = z.raw();
+      // The library writes sums in dz's type.
+      if (sums_fused) y.vector = work.scratch({k}, dz.dtype()).raw();
+      if (!fused(with_gelu, y)) return false;
+      if (again.defined()) gelu_forward(z, again);
     }
+    if (!dbias.defined()) return true;
+    float* const sums = kernels::data<float>(to[2]);
+    if (sums_fused)
+      kernels::add_vector(y.vector, dz.dtype(), sums, k, accumulate, work.stream);
+    else
+      kernels::column_sums(gradient, m, k, sums, accumulate, work);
     return true;
   };
-  const auto run_pieces = [&](void* to_dz, void* to_h) {
-    Operands y = at;
-    y.d = to_dz;
-    product(p, y);
-    Tensor gradient = like(to_dz, dz), again = to_h != nullptr ? like(to_h, z) : Tensor();
-    gelu_backward(z, gradient, gradient, again);
+  Work work;
+  fused_or_in_pieces(name, p, ways, {dz, h, dbias}, work, run);
+}
+
+void linear_gelu_backward(const Tensor& dy, const Tensor& h, const Tensor& w, const Tensor& z,
+                          Tensor& dw, Tensor& dbias, bool accumulate, Tensor& dz, Tensor& dz_sums,
+                          bool accumulate_sums) {
+  const auto input = [&](const Outputs& to) {
+    Tensor gradient = to[2], sums = to[3], none;
+    linear_gelu_backward_input(dy, w, z, gradient, none, sums, accumulate_sums);
   };
-  const bool fuse =
-      better_fused("linear_gelu_backward_input", p, dz.bytes(), run_whole, run_pieces);
-  if (!fuse || !run_whole(dz.raw(), h.raw())) run_pieces(dz.raw(), h.raw());
+  const Outputs outputs{dw, dbias, dz, dz_sums};
+  if (dy.numel() > 0)
+    return both_gradients(
+        dz_sums.defined() ? "linear_gelu_backward and sums" : "linear_gelu_backward", dy, h,
+        accumulate, input_product(dy, w, dz.dtype(), false), outputs, input);
+  linear_backward_weight(dy, h, dw, dbias, accumulate);
+  input(outputs);
 }
 
 void bias_gradient(const Tensor& dy, Tensor& dbias, bool accumulate) {

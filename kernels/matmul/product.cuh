@@ -6,6 +6,7 @@
 #include <compare>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tensor/tensor.h"
 
@@ -14,11 +15,12 @@ namespace weft::kernels {
 // What happens to the sum before it is stored.
 enum class Epilogue {
   none,
-  bias,           // + vector[column]
-  gelu_bias,      // gelu(. + vector[column])
-  gelu_bias_aux,  // the same, and aux = . + vector[column]
-  gelu_gradient,  // . * gelu'(aux)
-  bias_gradient,  // none; but vector[row] is written with the sum of A's row over `inner`
+  bias,                // + vector[column]
+  gelu_bias,           // gelu(. + vector[column])
+  gelu_bias_aux,       // the same, and aux = . + vector[column]
+  gelu_gradient,       // . * gelu'(aux)
+  gelu_gradient_sums,  // the same, and vector[column] is written with the sum of D's column
+  bias_gradient,       // none; but vector[row] is written with the sum of A's row over `inner`
 };
 
 // D [rows, columns] = A [rows, inner] B [inner, columns] (+ C).
@@ -37,12 +39,27 @@ struct Product {
 // "23850x1152x4608 NT bf16->bf16 bias": for messages and for the table of measured choices.
 std::string describe(const Product& p);
 
+// Where work goes: a stream, and the blocks of the arena that it uses there. They go back with this
+// object, which must outlive the moment when the compute stream waits for the other one: the arena
+// hands them out again in the order of the compute stream.
+struct Work {
+  Stream stream = Stream::compute;
+  std::vector<Tensor> blocks;
+
+  Tensor scratch(const Shape& shape, DType dtype) {
+    return blocks.emplace_back(Tensor::empty(shape, dtype));
+  }
+};
+
 struct Operands {
   const void *a, *b, *c;  // c: null unless p.add
   void* d;
-  void* vector;                    // null unless the epilogue has one; f32, a bias of vector_type
-  void* aux;                       // [rows, columns] of D's type, or null
+  // Null unless the epilogue has one. A bias is of vector_type, the sums of gelu_gradient_sums of
+  // D's type, those of bias_gradient f32.
+  void* vector = nullptr;
+  void* aux = nullptr;             // [rows, columns] of D's type, or null
   DType vector_type = DType::f32;  // or D's
+  Stream stream = Stream::compute;
   // Of e4m3, on the device: what A and B are multiplied by.
   const float *a_scale = nullptr, *b_scale = nullptr;
 };
@@ -58,12 +75,18 @@ void product_plain(const Product& p, const Operands& x);
 // sums [columns] (+)= column sums of x [rows, columns], f32 or bf16, in an order that depends on
 // the shape alone.
 void column_sums(const Tensor& x, std::int64_t rows, std::int64_t columns, float* sums,
-                 bool accumulate);
+                 bool accumulate, Work& work);
+inline void column_sums(const Tensor& x, std::int64_t rows, std::int64_t columns, float* sums,
+                        bool accumulate) {
+  Work work;
+  column_sums(x, rows, columns, sums, accumulate, work);
+}
 
-// y [n] += x [n].
-void add_vector(const float* x, float* y, std::int64_t n);
+// y [n] (+)= x [n], which is f32 or bf16.
+void add_vector(const void* x, DType dtype, float* y, std::int64_t n, bool accumulate,
+                Stream stream);
 
 // y [n] = x [n] rounded to bf16.
-void round_vector(const float* x, bf16* y, std::int64_t n);
+void round_vector(const float* x, bf16* y, std::int64_t n, Stream stream = Stream::compute);
 
 }  // namespace weft::kernels

@@ -32,22 +32,25 @@ constexpr std::size_t workspace_bytes = 32u << 20;
 constexpr std::int64_t longest_bias = 1 << 16;
 constexpr int proposals = 8;
 
-// One a process: the compute stream runs one product at a time.
-struct Library {
-  cublasLtHandle_t handle = nullptr;
-  void* workspace = nullptr;
-  bf16* bias = nullptr;  // the rounded bias of the product under way
+cublasLtHandle_t library() {
+  static const cublasLtHandle_t handle = [] {
+    cublasLtHandle_t made = nullptr;
+    LT_CHECK(cublasLtCreate(&made));
+    return made;
+  }();
+  return handle;
+}
 
-  Library() {
-    LT_CHECK(cublasLtCreate(&handle));
-    workspace = device_runtime().allocate(workspace_bytes, false);
-    bias = static_cast<bf16*>(device_runtime().allocate(longest_bias * sizeof(bf16), false));
-  }
+// What the products of a stream share, for it runs one at a time. Made when the first one comes.
+struct Scratch {
+  void* workspace = device_runtime().allocate(workspace_bytes, false);
+  // The rounded bias of the product under way.
+  bf16* bias = static_cast<bf16*>(device_runtime().allocate(longest_bias * sizeof(bf16), false));
 };
 
-Library& library() {
-  static Library one;
-  return one;
+Scratch& scratch_of(Stream stream) {
+  static std::map<Stream, Scratch> all;
+  return all[stream];
 }
 
 cudaDataType_t type_of(DType t) { return t == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
@@ -67,6 +70,8 @@ cublasLtEpilogue_t epilogue_of(Epilogue e) {
       return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     case Epilogue::gelu_gradient:
       return CUBLASLT_EPILOGUE_DGELU;
+    case Epilogue::gelu_gradient_sums:
+      return CUBLASLT_EPILOGUE_DGELU_BGRAD;
     // A is the library's second operand.
     case Epilogue::bias_gradient:
       return CUBLASLT_EPILOGUE_BGRADB;
@@ -177,8 +182,8 @@ Plan make_plan(const Key& key, const Operands& x, const void* vector) {
   cublasLtMatmulHeuristicResult_t results[proposals]{};
   int found = 0;
   const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(library().handle, plan.operation, plan.a, plan.b, plan.d,
-                                     plan.d, wanted, proposals, results, &found);
+      cublasLtMatmulAlgoGetHeuristic(library(), plan.operation, plan.a, plan.b, plan.d, plan.d,
+                                     wanted, proposals, results, &found);
   if (status != CUBLAS_STATUS_SUCCESS) {  // "not supported" has several codes
     throw_if_gpu_failed("cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__);
     found = 0;
@@ -193,15 +198,15 @@ Plan make_plan(const Key& key, const Operands& x, const void* vector) {
 cublasStatus_t run(const Plan& plan, int algorithm, const Product& p, const Operands& x) {
   const float one = 1.0f, beta = p.add ? 1.0f : 0.0f;
   const cublasStatus_t status =
-      cublasLtMatmul(library().handle, plan.operation, &one, x.b, plan.a, x.a, plan.b, &beta,
+      cublasLtMatmul(library(), plan.operation, &one, x.b, plan.a, x.a, plan.b, &beta,
                      p.add ? x.c : x.d, plan.d, x.d, plan.d, &plan.algorithms[algorithm],
-                     library().workspace, workspace_bytes, cuda_stream(Stream::compute));
+                     scratch_of(x.stream).workspace, workspace_bytes, cuda_stream(x.stream));
   if (status != CUBLAS_STATUS_SUCCESS) throw_if_gpu_failed("cublasLtMatmul", __FILE__, __LINE__);
   return status;
 }
 
-// The algorithm to take, measured on the real operands where the table asks for it. Measuring
-// changes no operand: C is read in place, and D, aux and a bias gradient go elsewhere.
+// The algorithm to take, measured on the real operands where the table asks for it, on the compute
+// stream. Measuring changes no operand: C is read in place, and D, aux and sums go elsewhere.
 int choose_algorithm(const Plan& plan, const Key& key, const Operands& x) {
   const Product& p = key.product;
   if (plan.options < 2 || !is_measured(p.rows * p.columns * p.inner)) return 0;
@@ -209,15 +214,16 @@ int choose_algorithm(const Plan& plan, const Key& key, const Operands& x) {
   if (!must_measure(name)) return choose(name, plan.options, [](int) { return false; });
   const std::size_t bytes =
       static_cast<std::size_t>(p.rows * std::max(p.columns, p.d_row)) * size_of(p.out);
-  const bool writes_aux = p.epilogue == Epilogue::gelu_bias_aux;
-  const bool writes_vector = p.epilogue == Epilogue::bias_gradient;
-  const std::size_t aux_bytes = writes_aux ? bytes : 0;
-  const std::size_t vector_bytes =
-      writes_vector ? static_cast<std::size_t>(p.rows) * sizeof(float) : 0;
+  const std::size_t aux_bytes = p.epilogue == Epilogue::gelu_bias_aux ? bytes : 0;
+  const std::int64_t sums = p.epilogue == Epilogue::bias_gradient        ? p.rows
+                            : p.epilogue == Epilogue::gelu_gradient_sums ? p.columns
+                                                                         : 0;
+  const std::size_t vector_bytes = static_cast<std::size_t>(sums) * sizeof(float);
   if (!Spoil::fits(bytes + aux_bytes + vector_bytes)) return 0;
   const Spoil d(bytes), aux(aux_bytes), vector(vector_bytes);
   Operands y = x;
   y.d = d.get();
+  y.stream = Stream::compute;
   point(plan, vector.get(), aux.get());
   const int best = choose(name, plan.options, [&](int option) {
     return run(plan, option, p, y) == CUBLAS_STATUS_SUCCESS;
@@ -230,7 +236,7 @@ int choose_algorithm(const Plan& plan, const Key& key, const Operands& x) {
 
 std::string describe(const Product& p) {
   constexpr const char* epilogues[] = {
-      "", " bias", " gelu", " gelu and z", " gelu slope", " bias gradient"};
+      "", " bias", " gelu", " gelu and z", " gelu slope", " gelu slope and sums", " bias gradient"};
   return std::to_string(p.rows) + "x" + std::to_string(p.columns) + "x" + std::to_string(p.inner) +
          (p.a_transposed ? " T" : " N") + (p.b_transposed ? "T " : "N ") +
          std::string(p.e4m3 ? "e4m3" : name_of(p.in)) + "->" + std::string(name_of(p.out)) +
@@ -247,8 +253,8 @@ bool product_lt(const Product& p, const Operands& x) {
   const bool rounds = has_bias && p.out == DType::bf16 && x.vector_type == DType::f32;
   if (rounds && p.columns > longest_bias) return false;
   if (x.aux != nullptr && p.columns % 8 != 0) return false;  // the library's own rule
-  Library& lt = library();
-  const void* vector = rounds ? static_cast<const void*>(lt.bias) : x.vector;
+  bf16* const rounded = scratch_of(x.stream).bias;
+  const void* vector = rounds ? static_cast<const void*>(rounded) : x.vector;
   const Key key{p,
                 p.add && x.c == x.d,
                 alignment_of(x.a),
@@ -264,7 +270,7 @@ bool product_lt(const Product& p, const Operands& x) {
   Plan& plan = it->second;
   if (plan.options == 0) return false;
   if (p.e4m3) point_at_scales(plan, x);
-  if (rounds) round_vector(static_cast<const float*>(x.vector), lt.bias, p.columns);
+  if (rounds) round_vector(static_cast<const float*>(x.vector), rounded, p.columns, x.stream);
   const bool known = plan.chosen >= 0 && plan.generation == table_generation();
   // Pointers from the last call may dangle: the bias may belong to another training of this
   // process.

@@ -143,9 +143,10 @@ __global__ void __launch_bounds__(sum_threads)
   sums[column] = total;
 }
 
-__global__ void add_vector_kernel(const float* x, float* y, std::int64_t n) {
+template <class T>
+__global__ void add_vector_kernel(const T* x, float* y, std::int64_t n, bool accumulate) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < n) y[i] += x[i];
+  if (i < n) y[i] = (accumulate ? y[i] : 0.0f) + to_float(x[i]);
 }
 
 __global__ void round_vector_kernel(const float* x, __nv_bfloat16* y, std::int64_t n) {
@@ -162,12 +163,13 @@ void product_plain_as(const Product& p, const Operands& x) {
       p.b_transposed ? View{1, stored(p.b_row, p.inner)} : View{stored(p.b_row, p.columns), 1};
   const bool has_bias = p.epilogue == Epilogue::bias;
   const bool wide = has_bias && x.vector_type == DType::f32;
-  launch(product_kernel<In, Out>, dim3(blocks_for(p.rows, tile), blocks_for(p.columns, tile)),
-         dim3(256), 2 * slab * tile_stride * sizeof(float), static_cast<const In*>(x.a), a,
-         static_cast<const In*>(x.b), b, static_cast<const float*>(wide ? x.vector : nullptr),
-         static_cast<const Out*>(has_bias && !wide ? x.vector : nullptr),
-         static_cast<const Out*>(p.add ? x.c : nullptr), static_cast<Out*>(x.d),
-         stored(p.d_row, p.columns), p.rows, p.columns, p.inner);
+  launch_on(x.stream, product_kernel<In, Out>,
+            dim3(blocks_for(p.rows, tile), blocks_for(p.columns, tile)), dim3(256),
+            2 * slab * tile_stride * sizeof(float), static_cast<const In*>(x.a), a,
+            static_cast<const In*>(x.b), b, static_cast<const float*>(wide ? x.vector : nullptr),
+            static_cast<const Out*>(has_bias && !wide ? x.vector : nullptr),
+            static_cast<const Out*>(p.add ? x.c : nullptr), static_cast<Out*>(x.d),
+            stored(p.d_row, p.columns), p.rows, p.columns, p.inner);
 }
 
 }  // namespace
@@ -183,18 +185,19 @@ void product_plain(const Product& p, const Operands& x) {
 }
 
 void column_sums(const Tensor& x, std::int64_t rows, std::int64_t columns, float* sums,
-                 bool accumulate) {
+                 bool accumulate, Work& work) {
   by_type(x, [&]<class T>() {
     const auto run = [&]<int width>() {
       const unsigned across = blocks_for(columns, 32 * width);
       const std::int64_t chunk = rows_per_chunk(rows, across), chunks = (rows + chunk - 1) / chunk;
-      const Tensor partial =
-          Tensor::empty({std::max<std::int64_t>(chunks, 1), columns}, DType::f32);
-      launch(chunk_sums_kernel<T, width>, dim3(across, static_cast<unsigned>(chunks)),
-             dim3(sum_threads), sum_threads * width * sizeof(float), data<T>(x), rows, columns,
-             chunk, data<float>(partial));
-      launch(add_column_chunks_kernel, dim3(blocks_for(columns, 32)), dim3(sum_threads),
-             sum_threads * sizeof(float), data<float>(partial), chunks, columns, sums, accumulate);
+      const Tensor partial = work.scratch({std::max<std::int64_t>(chunks, 1), columns}, DType::f32);
+      launch_on(work.stream, chunk_sums_kernel<T, width>,
+                dim3(across, static_cast<unsigned>(chunks)), dim3(sum_threads),
+                sum_threads * width * sizeof(float), data<T>(x), rows, columns, chunk,
+                data<float>(partial));
+      launch_on(work.stream, add_column_chunks_kernel, dim3(blocks_for(columns, 32)),
+                dim3(sum_threads), sum_threads * sizeof(float), data<float>(partial), chunks,
+                columns, sums, accumulate);
     };
     constexpr int width = Pack<T>::size;
     const bool aligned = reinterpret_cast<std::uintptr_t>(x.raw()) % 16 == 0;
@@ -205,13 +208,20 @@ void column_sums(const Tensor& x, std::int64_t rows, std::int64_t columns, float
   });
 }
 
-void add_vector(const float* x, float* y, std::int64_t n) {
-  launch(add_vector_kernel, dim3(blocks_for(n, 256)), dim3(256), 0, x, y, n);
+void add_vector(const void* x, DType dtype, float* y, std::int64_t n, bool accumulate,
+                Stream stream) {
+  const dim3 grid(blocks_for(n, 256)), block(256);
+  if (dtype == DType::bf16)
+    launch_on(stream, add_vector_kernel<__nv_bfloat16>, grid, block, 0,
+              static_cast<const __nv_bfloat16*>(x), y, n, accumulate);
+  else
+    launch_on(stream, add_vector_kernel<float>, grid, block, 0, static_cast<const float*>(x), y, n,
+              accumulate);
 }
 
-void round_vector(const float* x, bf16* y, std::int64_t n) {
-  launch(round_vector_kernel, dim3(blocks_for(n, 256)), dim3(256), 0, x,
-         reinterpret_cast<__nv_bfloat16*>(y), n);
+void round_vector(const float* x, bf16* y, std::int64_t n, Stream stream) {
+  launch_on(stream, round_vector_kernel, dim3(blocks_for(n, 256)), dim3(256), 0, x,
+            reinterpret_cast<__nv_bfloat16*>(y), n);
 }
 
 }  // namespace weft::kernels

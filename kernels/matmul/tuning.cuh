@@ -9,10 +9,11 @@
 namespace weft::kernels {
 
 // Which of `options` to take for the work that `key` names (no tabs). Ways differ in the order of
-// their sums, so a run repeats its bits only if it repeats its choices: without a table
-// (set_matmul_tuning) this is always option 0; with one it is the table's entry, and work that has
-// none yet is measured once, unless a capture is under way, and entered. `run(option)` enqueues the
-// work once, into outputs that are not needed, and returns false where the option cannot run.
+// their sums and in what they round, so a run repeats its bits only if it repeats its choices:
+// without a table (set_matmul_tuning) this is always option 0; with one it is the table's entry,
+// and work that has none yet is measured once, unless a capture is under way, and entered.
+// `run(option)` enqueues the work once, into outputs that are not needed, and returns false where
+// the option cannot run.
 int choose(const std::string& key, int options, const std::function<bool(int)>& run);
 
 // False where a product of so many multiplications takes option 0 unmeasured: without a table, or

@@ -90,7 +90,7 @@ class RepeatedStep {
         task_(inputs.empty() ? make_task(deck_) : make_given_task(deck_, inputs)),
         optimizers_(task_->optimizers()),
         graphs_(on_cuda() && deck_.device.graphs && graphs) {
-    task_->join_ranks(MPI_COMM_SELF);
+    task_->join_ranks(MPI_COMM_SELF, comm_.get());
     task_->open(source_->buckets());
     load_clips();
     params().allocate(bucket_elements(deck_.parallel, 1), task_->bf16(), true);
@@ -211,7 +211,7 @@ int wrong_against_cpu(const Deck& deck) {
   const RepeatedStep::Result got = small_step(deck);
   const CpuScope on_cpu;
   const RepeatedStep::Result wanted = small_step(deck);
-  const double tolerance = deck.model.dtype == "f32" ? 1e-4 : 2e-2;
+  const double tolerance = holds_bf16(deck.model.dtype) ? 2e-2 : 1e-4;
   const auto off = [&](double a, double b) {
     // Negated, so that NaN counts as wrong.
     return !(std::abs(a - b) <= tolerance * std::abs(b));
@@ -302,7 +302,7 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
     // In a scope of its own: this memory is free again before the model's arena is sized.
     const auto arena = Arena::reserve(std::size_t{1} << 30);
     const ArenaScope scope(*arena);
-    ceiling = product_rate(deck.model.dtype == "f32" ? DType::f32 : DType::bf16);
+    ceiling = product_rate(holds_bf16(deck.model.dtype) ? DType::bf16 : DType::f32);
   }
 
   // 2. The steps.

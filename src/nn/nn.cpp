@@ -141,6 +141,26 @@ void lora_input(const Linear& l, const Tensor& du, Tensor& dx) {
   if (l.adapted()) ops::linear_backward_input(du, copy_of_type(*l.lora_a, du.dtype()), dx, true);
 }
 
+// The backward of a layer: the gradients of its parameters, and its part of x's. `u` as
+// linear_product() returned it; `bias` as in add_weight_grad().
+void linear_gradients(const Linear& l, const Var& x, const Tensor& u, const Tensor& dy,
+                      bool bias = true) {
+  const Tensor du = lora_backward(l, dy, u);
+  if (l.adapted()) add_grad(*l.lora_a, du, x->value);
+  if (!x->needs_grad) return add_weight_grad(l, dy, x->value, bias);
+  const auto [dx, accumulate] = grad_target(x);
+  if (l.plain() && l.weight->trainable) {
+    Tensor none;
+    ops::linear_backward(dy, x->value, weight_for(l, dy.dtype()), l.weight->grad,
+                         bias ? l.bias->grad : none, l.weight->grad_written, dx, accumulate);
+    l.weight->grad_written = l.bias->grad_written = true;
+  } else {
+    add_weight_grad(l, dy, x->value, bias);
+    input_gradient(l, dy, dx, accumulate);
+  }
+  lora_input(l, du, dx);
+}
+
 void use_all(Context c, const Linear& l) { use(c, {l.weight, l.bias, l.lora_a, l.lora_b}); }
 void note_all_done(ParameterTable& table, const Linear& l) {
   note_done(table, {l.weight, l.bias, l.lora_a, l.lora_b});
@@ -158,14 +178,7 @@ Var linear(Context c, const Var& x, const Linear& l, const Var& residual) {
   if (!c.tape.recording()) return out;
   c.tape.record([x, l, residual, out, u, &table = c.parameters] {
     const Tensor dy = std::move(out->grad);
-    add_weight_grad(l, dy, x->value);
-    const Tensor du = lora_backward(l, dy, u);
-    if (l.adapted()) add_grad(*l.lora_a, du, x->value);
-    if (x->needs_grad) {
-      const auto [dx, accumulate] = grad_target(x);
-      input_gradient(l, dy, dx, accumulate);
-      lora_input(l, du, dx);
-    }
+    linear_gradients(l, x, u, dy);
     if (residual) give_grad(residual, dy);  // last: it may take over dy's memory
     note_all_done(table, l);
   });
@@ -196,28 +209,35 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
     const Tensor dy = std::move(out->grad);
     Tensor dz = Tensor::empty(z.shape(), z.dtype());
     const Tensor du2 = lora_backward(fc2, dy, u2);
-    Tensor again = h.defined() ? Tensor() : z;  // z becomes gelu(z) where that was not kept
-    if (fc2.plain()) {
-      ops::linear_gelu_backward_input(dy, weight_for(fc2, dy.dtype()), z, dz, again);
-    } else {
+    Tensor none;
+    const bool kept = h.defined();
+    if (!kept) h = z;  // overwritten with gelu(z)
+    bool summed = false;
+    if (!fc2.plain()) {
       input_gradient(fc2, dy, dz, false);
       lora_input(fc2, du2, dz);
-      ops::gelu_backward(z, dz, dz, again);
+      ops::gelu_backward(z, dz, dz, kept ? none : h);
+      if (fc2.adapted()) add_grad(*fc2.lora_a, du2, h);
+      add_weight_grad(fc2, dy, h);
+    } else {
+      const Tensor& w = weight_for(fc2, dy.dtype());
+      // The column sums of dz are fc1's bias gradient.
+      summed = fc1.weight->trainable;
+      Tensor& sums = summed ? fc1.bias->grad : none;
+      if (kept && fc2.weight->trainable) {
+        ops::linear_gelu_backward(dy, h, w, z, fc2.weight->grad, fc2.bias->grad,
+                                  fc2.weight->grad_written, dz, sums, fc1.bias->grad_written);
+        fc2.weight->grad_written = fc2.bias->grad_written = true;
+      } else {
+        ops::linear_gelu_backward_input(dy, w, z, dz, kept ? none : h, sums,
+                                        fc1.bias->grad_written);
+        add_weight_grad(fc2, dy, h);
+      }
+      if (summed) fc1.bias->grad_written = true;
     }
-    if (again.defined()) h = again;
-    if (fc2.adapted()) add_grad(*fc2.lora_a, du2, h);
-    add_weight_grad(fc2, dy, h);
-    again.release();
     h.release();
     z.release();
-    add_weight_grad(fc1, dz, x->value);
-    const Tensor du1 = lora_backward(fc1, dz, u1);
-    if (fc1.adapted()) add_grad(*fc1.lora_a, du1, x->value);
-    if (x->needs_grad) {
-      const auto [dx, accumulate] = grad_target(x);
-      input_gradient(fc1, dz, dx, accumulate);
-      lora_input(fc1, du1, dx);
-    }
+    linear_gradients(fc1, x, u1, dz, !summed);
     note_all_done(table, fc1);
     note_all_done(table, fc2);
   });

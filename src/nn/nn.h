@@ -231,10 +231,12 @@ inline void note_exchange(const char* collective, std::initializer_list<Tensor> 
     ops::detail::op_watch->met(collective, std::span(sent.begin(), sent.size()));
 }
 
-// dw, dbias of one linear layer.
-inline void add_weight_grad(const Linear& l, const Tensor& dy, const Tensor& x) {
+// dw, dbias of one linear layer. `bias`: false where the bias has its gradient already.
+inline void add_weight_grad(const Linear& l, const Tensor& dy, const Tensor& x, bool bias = true) {
   if (!l.weight->trainable) return;
-  ops::linear_backward_weight(dy, x, l.weight->grad, l.bias->grad, l.weight->grad_written);
+  Tensor none;
+  ops::linear_backward_weight(dy, x, l.weight->grad, bias ? l.bias->grad : none,
+                              l.weight->grad_written);
   l.weight->grad_written = l.bias->grad_written = true;
 }
 

@@ -24,9 +24,32 @@ WEFT_OP(linear_backward_weight,
 WEFT_OP(linear_gelu_forward,
         void(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& z, Tensor& h));
 // Its second half's backward: dz = (dy w) * gelu'(z), and h = gelu(z) again for the weight
-// gradient (undefined: not wanted). h may be z.
-WEFT_OP(linear_gelu_backward_input,
-        void(const Tensor& dy, const Tensor& w, const Tensor& z, Tensor& dz, Tensor& h));
+// gradient (undefined: not wanted); h may be z. dbias f32 [K] (+)= column sums of dz, the first
+// half's bias gradient (undefined: not wanted). A GPU's library may sum it up on the way, and then
+// rounds it to dz's type.
+WEFT_OP(linear_gelu_backward_input, void(const Tensor& dy, const Tensor& w, const Tensor& z,
+                                         Tensor& dz, Tensor& h, Tensor& dbias, bool accumulate));
+
+// Two gradients that do not depend on each other: that of a layer's weights, and what goes to its
+// input. The same as the two operations; on GPUs they run beside each other where that was measured
+// to be faster.
+//
+// linear_backward_weight(dy, x, dw, dbias, accumulate) and
+// linear_backward_input(dy, w, dx, accumulate_dx).
+void linear_backward(const Tensor& dy, const Tensor& x, const Tensor& w, Tensor& dw, Tensor& dbias,
+                     bool accumulate, Tensor& dx, bool accumulate_dx);
+// linear_backward_weight(dy, h, dw, dbias, accumulate), where h = gelu(z) was kept, and
+// linear_gelu_backward_input(dy, w, z, dz, undefined, dz_sums, accumulate_sums).
+void linear_gelu_backward(const Tensor& dy, const Tensor& h, const Tensor& w, const Tensor& z,
+                          Tensor& dw, Tensor& dbias, bool accumulate, Tensor& dz, Tensor& dz_sums,
+                          bool accumulate_sums);
+namespace cuda {
+[[gnu::weak]] void linear_backward(const Tensor& dy, const Tensor& x, const Tensor& w, Tensor& dw,
+                                   Tensor& dbias, bool accumulate, Tensor& dx, bool accumulate_dx);
+[[gnu::weak]] void linear_gelu_backward(const Tensor& dy, const Tensor& h, const Tensor& w,
+                                        const Tensor& z, Tensor& dw, Tensor& dbias, bool accumulate,
+                                        Tensor& dz, Tensor& dz_sums, bool accumulate_sums);
+}  // namespace cuda
 
 // dbias f32 [N] (+)= column sums of dy [M,N] alone.
 WEFT_OP(bias_gradient, void(const Tensor& dy, Tensor& dbias, bool accumulate));

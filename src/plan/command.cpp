@@ -62,6 +62,12 @@ void print_buckets(const Plan& p) {
                b.cost.flops / b.cost.seconds() * 1e-12, 100 * b.share,
                b.equal_cost_batch > 0 ? fmt::to_string(b.equal_cost_batch) : "-");
   }
+  std::string kept;
+  for (const BucketPlan& b : p.buckets)
+    if (b.memory.kept > 0)
+      kept += fmt::format("{}{} of {}", kept.empty() ? "" : ", ",
+                          bytes_text(static_cast<double>(b.memory.kept)), b.name);
+  if (!kept.empty()) fmt::print("kept, because it fits, for a faster backward: {}\n", kept);
 }
 
 // The line to paste into a deck: clips with which all micro-batches cost about the same.
@@ -201,6 +207,7 @@ nlohmann::ordered_json to_json(const Plan& p, const Deck& deck, const PlanReques
                             {"tokens", b.tokens},
                             {"memory", b.memory.bytes},
                             {"recompute", b.memory.recompute},
+                            {"kept", b.memory.kept},
                             {"seconds", b.cost.seconds()},
                             {"forward", b.cost.forward},
                             {"backward", b.cost.backward},

@@ -49,7 +49,9 @@ class CpuScope {
 };
 
 // Streams of a GPU: work within one runs in order; only events order work of different streams.
-enum class Stream { compute, communication, copy };
+// `second` is for a part of one operation that runs beside the rest of it (kernels/matmul); the
+// operation joins it to `compute` before it returns.
+enum class Stream { compute, communication, copy, second };
 // A mark in a stream. Copies share it.
 using DeviceEvent = std::shared_ptr<void>;
 // A recorded sequence of device work that can be run again with the same addresses.

@@ -29,7 +29,7 @@ namespace {
 constexpr std::size_t ring_bytes = 64u << 20;
 constexpr std::size_t stage_bytes = 16u << 20;
 
-std::array<cudaStream_t, 3> streams{};
+std::array<cudaStream_t, 4> streams{};
 cudaDeviceProp properties{};
 std::atomic<int> multiprocessor_margin = 0;
 int own_index = -1;  // this rank's GPU
@@ -97,7 +97,7 @@ class CudaRuntime final : public DeviceRuntime {
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     int lowest = 0, highest = 0;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-    for (const Stream s : {Stream::compute, Stream::communication, Stream::copy})
+    for (const Stream s : {Stream::compute, Stream::communication, Stream::copy, Stream::second})
       CUDA_CHECK(cudaStreamCreateWithPriority(&streams[static_cast<std::size_t>(s)],
                                               cudaStreamNonBlocking,
                                               s == Stream::communication ? highest : lowest));

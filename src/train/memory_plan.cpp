@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <sstream>
 
 #include "core/error.h"
 #include "core/host.h"
@@ -58,12 +59,12 @@ std::string keys_that_fit(std::span<const Bucket> buckets, std::span<const std::
       list);
 }
 
-struct DryRun {
+struct PlannedRun {
   MemoryNeed need;
   std::size_t kept = 0;  // optional activations, at most the budget
 };
-DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size, double recompute,
-               DeviceKind device, std::size_t capacity, std::size_t budget) {
+PlannedRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size,
+                   double recompute, DeviceKind device, std::size_t capacity, std::size_t budget) {
   const auto arena = Arena::planning(device, capacity);
   const ArenaScope scope(*arena);
   LoadedBatch clips;
@@ -81,7 +82,8 @@ StepMemory with_kept(TrainingTask& task, const Bucket& bucket, std::int64_t batc
                      DeviceKind device, std::size_t usable, const StepMemory& plain) {
   StepMemory best = plain;
   const auto fits = [&](std::size_t budget) {
-    const DryRun run = dry_run(task, bucket, batch_size, plain.recompute, device, usable, budget);
+    const PlannedRun run =
+        dry_run(task, bucket, batch_size, plain.recompute, device, usable, budget);
     if (!run.need.fits || run.need.bytes > usable) return false;
     best = {plain.recompute, run.need.bytes, run.kept};
     return true;
@@ -163,6 +165,25 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
   if (!refusal.empty())
     throw Error(Exit::usage, refusal, keys_that_fit(buckets, largest), __FILE__, __LINE__);
   return plan;
+}
+
+std::string kept_text(std::span<const StepMemory> plan) {
+  std::string text;
+  for (const StepMemory& m : plan) text += fmt::format("{}{}", text.empty() ? "" : " ", m.kept);
+  return text;
+}
+
+void keep_as_before(std::vector<StepMemory>& plan, const std::string& saved) {
+  std::istringstream in(saved);
+  std::size_t before = 0;
+  for (std::size_t i = 0; i < plan.size() && in >> before; ++i) {
+    if (plan[i].kept < before)
+      log::warn(
+          "bucket {} of the plan keeps {} of optional activations, {} before the restart: less "
+          "memory is free, and results may differ by rounding",
+          i, size_text(static_cast<double>(plan[i].kept)), size_text(static_cast<double>(before)));
+    plan[i].kept = std::min(plan[i].kept, before);
+  }
 }
 
 void recompute_alike(TrainingTask& task, std::span<const Bucket> buckets,

@@ -5,6 +5,7 @@
 #include <mpi.h>
 
 #include <span>
+#include <string>
 #include <vector>
 
 #include "data/clip_source.h"
@@ -40,6 +41,11 @@ struct StepMemory {
 std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> buckets,
                                     std::span<const std::int64_t> batch_sizes, std::size_t capacity,
                                     DeviceKind device = this_device().kind, bool keep = false);
+
+// A run that goes on keeps no more than before its restart, so that it repeats its bits: `saved` is
+// the kept_text() of then. A warning where less fits now.
+std::string kept_text(std::span<const StepMemory> plan);
+void keep_as_before(std::vector<StepMemory>& plan, const std::string& saved);
 
 // Gives every bucket the largest share of all. For ranks that exchange within micro-batches
 // (TrainingTask::lockstep_ranks), whose buckets differ: recomputed blocks exchange again, and all

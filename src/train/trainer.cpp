@@ -228,6 +228,8 @@ void Trainer::load_state() {
   done_ = saves_.newest = checkpoint->info().step;
   const auto costs = checkpoint->info().notes.find("costs");
   if (costs != checkpoint->info().notes.end()) saved_costs_ = costs->second;
+  const auto kept = checkpoint->info().notes.find("kept");
+  if (kept != checkpoint->info().notes.end()) saved_kept_ = kept->second;
   const auto of_task = checkpoint->info().notes.find("task");
   if (of_task != checkpoint->info().notes.end()) task_->set_state(of_task->second);
   const auto validation = checkpoint->info().notes.find("validation");
@@ -264,11 +266,12 @@ void Trainer::plan_step() {
   for (StepMemory& m : memory_) {
     const double mine = m.recompute;
     MPI_Allreduce(&mine, &m.recompute, 1, MPI_DOUBLE, MPI_MAX, world_);
-    // What is recomputed keeps nothing.
-    if (m.recompute > mine) m.kept = 0;
+    const std::uint64_t kept = m.recompute > mine ? 0 : m.kept;
+    MPI_Allreduce(&kept, &m.kept, 1, MPI_UINT64_T, MPI_MIN, world_);
   }
   if (groups_.meeting == Meeting::lockstep)
     recompute_alike(*task_, source_->buckets(), batch_sizes_, memory_);
+  keep_as_before(memory_, saved_kept_);
   // A GPU's memory stays taken until the end, so the arena gets no more than the plan, an eighth
   // for scratch memory of operations, and 64 MiB.
   const std::size_t with_scratch = planned_bytes() + planned_bytes() / 8 + (std::size_t{64} << 20);
@@ -547,6 +550,7 @@ void Trainer::save(bool best) {
   CheckpointInfo info = describe_state(deck_, params(), done_);
   info.notes["run"] = run_id_;
   info.notes["costs"] = work_->costs_text();
+  if (on_cuda()) info.notes["kept"] = kept_text(memory_);
   info.notes["data"] = data_text();
   if (!data_id_.empty()) info.notes["data_id"] = data_id_;
   if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;

@@ -157,7 +157,7 @@ class Trainer {
   std::size_t also_bytes_ = 0;  // of the largest of these
   std::string validation_note_;
   std::string run_id_;  // on rank 0
-  std::string started_from_, saved_costs_;
+  std::string started_from_, saved_costs_, saved_kept_;
 
   // The parts of a step, made by start().
   std::unique_ptr<StepGraphs> graphs_;

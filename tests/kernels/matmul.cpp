@@ -148,28 +148,121 @@ void add_gelu_forward(Cases& cases, const Size& s, DType dtype, bool in_place, D
   cases.push_back(std::move(c));
 }
 
+// gelu'(z) (dy w) in fp64, from dy [M,N], w [N,K] and z [M,K].
+Values gelu_gradient(const Size& s, const Values& dy, const Values& w, const Values& z) {
+  const Values dh = fp64::product(s.m, s.k, s.n, dy, s.n, 1, w, s.k, 1);
+  return fp64::map(z, dh, [](double z_, double d) { return d * fp64::gelu_slope(z_); });
+}
+
+// What linear_gelu_backward_input() gives besides dz.
+struct GeluBackward {
+  bool h = true, in_place = false;        // h again, over z
+  bool sums = false, accumulate = false;  // dz's column sums, added to what there is
+};
+
 // dz [M,K] from dy [M,N], w [N,K] and z [M,K].
-void add_gelu_backward(Cases& cases, const Size& s, DType dtype, bool in_place) {
-  auto c = make("linear_gelu_backward_input", s, in_place ? " in place" : "", dtype, dtype);
+void add_gelu_backward(Cases& cases, const Size& s, DType dtype, GeluBackward what = {}) {
+  auto c = make("linear_gelu_backward_input", s,
+                std::string(what.in_place ? " in place"
+                            : what.h      ? ""
+                                          : " dz alone") +
+                    (what.sums ? " bias" : "") + (what.accumulate ? " accumulate" : ""),
+                dtype, dtype);
   // cuBLASLt's own derivative of GELU is 9.3e-6 off in f32 (H100, 13.1).
   c.tolerance = std::max(tolerance(dtype, s.n), 1.6e-5);
   // dy and w are read, z read, dz and h written.
-  c.bytes = static_cast<double>(s.m * s.n + s.n * s.k + 3 * s.m * s.k) *
+  c.bytes = static_cast<double>(s.m * s.n + s.n * s.k + (what.h ? 3 : 2) * s.m * s.k) *
             static_cast<double>(size_of(dtype));
   const float spread = 1.0f / std::sqrt(static_cast<float>(s.n));
   c.inputs = {random_tensor({s.m, s.n}, dtype, 1), random_tensor({s.n, s.k}, dtype, 2, spread),
               random_tensor({s.m, s.k}, dtype, 3, 2.0f)};
+  if (what.accumulate) c.inputs.push_back(random_tensor({s.k}, DType::f32, 4));
   c.run = [=](std::vector<Tensor>& in) {
-    Tensor dz = Tensor::empty({s.m, s.k}, dtype);
-    Tensor h = in_place ? in[2] : Tensor::empty({s.m, s.k}, dtype);
-    ops::linear_gelu_backward_input(in[0], in[1], in[2], dz, h);
-    return std::vector<Tensor>{dz, h};
+    Tensor dz = Tensor::empty({s.m, s.k}, dtype), h, sums;
+    if (what.h) h = what.in_place ? in[2] : Tensor::empty({s.m, s.k}, dtype);
+    if (what.sums) sums = what.accumulate ? in[3] : Tensor::empty({s.k}, DType::f32);
+    ops::linear_gelu_backward_input(in[0], in[1], in[2], dz, h, sums, what.accumulate);
+    std::vector<Tensor> out{dz};
+    if (what.h) out.push_back(h);
+    if (what.sums) out.push_back(sums);
+    return out;
   };
   c.reference = [=](const std::vector<Values>& in) {
-    const Values dh = fp64::product(s.m, s.k, s.n, in[0], s.n, 1, in[1], s.k, 1);
-    return std::vector<Values>{
-        fp64::map(in[2], dh, [](double z, double d) { return d * fp64::gelu_slope(z); }),
-        fp64::map(in[2], fp64::gelu)};
+    const Values dz = gelu_gradient(s, in[0], in[1], in[2]);
+    std::vector<Values> out{dz};
+    if (what.h) out.push_back(fp64::map(in[2], fp64::gelu));
+    if (what.sums)
+      out.push_back(fp64::added(fp64::column_sums(dz, s.k), what.accumulate ? in[3] : Values()));
+    return out;
+  };
+  cases.push_back(std::move(c));
+}
+
+// The gradients of a layer's weights and of its input together: dw [N,K], db [N] from dy [M,N] and
+// x [M,K]; dx [M,K] from dy and w [N,K].
+void add_both(Cases& cases, const Size& s, DType dtype, bool bias, bool accumulate) {
+  auto c = make("linear_backward", s,
+                std::string(bias ? " bias" : "") + (accumulate ? " accumulate" : ""), dtype, dtype);
+  c.flops *= 2;
+  c.tolerance = std::max(tolerance(dtype, s.n), tolerance(DType::f32, s.m));
+  c.bytes = static_cast<double>(s.m * s.n + (accumulate ? 3 : 2) * s.m * s.k + s.n * s.k) *
+                static_cast<double>(size_of(dtype)) +
+            static_cast<double>(s.n * s.k) * (accumulate ? 8.0 : 4.0);
+  const float spread = 1.0f / std::sqrt(static_cast<float>(s.n));
+  c.inputs = {random_tensor({s.m, s.n}, dtype, 1),         random_tensor({s.m, s.k}, dtype, 2),
+              random_tensor({s.n, s.k}, dtype, 3, spread), random_tensor({s.n, s.k}, DType::f32, 4),
+              random_tensor({s.n}, DType::f32, 5),         random_tensor({s.m, s.k}, dtype, 6)};
+  c.run = [=](std::vector<Tensor>& in) {
+    Tensor dw = in[3], db = bias ? in[4] : Tensor(), dx = in[5];
+    ops::linear_backward(in[0], in[1], in[2], dw, db, accumulate, dx, accumulate);
+    std::vector<Tensor> out{dw, dx};
+    if (bias) out.push_back(db);
+    return out;
+  };
+  c.reference = [=](const std::vector<Values>& in) {
+    const auto before = [&](std::size_t i) { return accumulate ? in[i] : Values(); };
+    std::vector<Values> out{
+        fp64::added(fp64::product(s.n, s.k, s.m, in[0], 1, s.n, in[1], s.k, 1), before(3)),
+        fp64::added(fp64::product(s.m, s.k, s.n, in[0], s.n, 1, in[2], s.k, 1), before(5))};
+    if (bias) out.push_back(fp64::added(fp64::column_sums(in[0], s.n), before(4)));
+    return out;
+  };
+  cases.push_back(std::move(c));
+}
+
+// The same through the activation of an MLP: dw [N,K], db [N] from dy [M,N] and h [M,K]; dz [M,K]
+// and its sums from dy, w [N,K] and z [M,K].
+void add_both_of_mlp(Cases& cases, const Size& s, DType dtype, bool sums, bool accumulate) {
+  auto c = make("linear_gelu_backward", s,
+                std::string(sums ? " sums" : "") + (accumulate ? " accumulate" : ""), dtype, dtype);
+  c.flops *= 2;
+  c.tolerance = std::max({tolerance(dtype, s.n), tolerance(DType::f32, s.m), 1.6e-5});
+  c.bytes = static_cast<double>(s.m * s.n + 3 * s.m * s.k + s.n * s.k) *
+                static_cast<double>(size_of(dtype)) +
+            static_cast<double>(s.n * s.k) * (accumulate ? 8.0 : 4.0);
+  const float spread = 1.0f / std::sqrt(static_cast<float>(s.n));
+  c.inputs = {
+      random_tensor({s.m, s.n}, dtype, 1),         random_tensor({s.m, s.k}, dtype, 2),
+      random_tensor({s.n, s.k}, dtype, 3, spread), random_tensor({s.m, s.k}, dtype, 4, 2.0f),
+      random_tensor({s.n, s.k}, DType::f32, 5),    random_tensor({s.n}, DType::f32, 6),
+      random_tensor({s.k}, DType::f32, 7)};
+  c.run = [=](std::vector<Tensor>& in) {
+    Tensor dw = in[4], db = in[5], dz = Tensor::empty({s.m, s.k}, dtype);
+    Tensor of_dz = sums ? in[6] : Tensor();
+    ops::linear_gelu_backward(in[0], in[1], in[2], in[3], dw, db, accumulate, dz, of_dz,
+                              accumulate);
+    std::vector<Tensor> out{dw, db, dz};
+    if (sums) out.push_back(of_dz);
+    return out;
+  };
+  c.reference = [=](const std::vector<Values>& in) {
+    const auto before = [&](std::size_t i) { return accumulate ? in[i] : Values(); };
+    const Values dz = gelu_gradient(s, in[0], in[2], in[3]);
+    std::vector<Values> out{
+        fp64::added(fp64::product(s.n, s.k, s.m, in[0], 1, s.n, in[1], s.k, 1), before(4)),
+        fp64::added(fp64::column_sums(in[0], s.n), before(5)), dz};
+    if (sums) out.push_back(fp64::added(fp64::column_sums(dz, s.k), before(6)));
+    return out;
   };
   cases.push_back(std::move(c));
 }
@@ -223,10 +316,17 @@ void small_cases(Cases& cases) {
       add_backward_weight(cases, s, dtype, true, true);
       add_gelu_forward(cases, s, dtype, s.m == 7 || s.k == 16, dtype);
       if (dtype == DType::bf16) add_forward(cases, s, dtype, true, s.n % 2 == 1, dtype);
-      add_gelu_backward(cases, s, dtype, s.m == 7);
+      add_gelu_backward(cases, s, dtype, {.in_place = s.m == 7});
+      add_gelu_backward(
+          cases, s, dtype,
+          {.h = s.n % 2 == 1, .sums = s.m != 70, .accumulate = s.m == 33 || s.m == 7});
+      add_both(cases, s, dtype, s.m % 2 == 1, s.k % 2 == 1);
+      add_both_of_mlp(cases, s, dtype, s.m % 2 == 1, s.k % 2 == 1);
     }
     add_gelu_forward(cases, sizes[3], dtype, true, DType::f32);
-    add_gelu_backward(cases, sizes[3], dtype, true);
+    add_gelu_backward(cases, sizes[3], dtype, {.in_place = true});
+    add_both(cases, sizes[3], dtype, true, true);
+    add_both_of_mlp(cases, sizes[3], dtype, true, true);
     add_misaligned(cases, {19, 24, 32}, dtype);
     add_bias_gradient(cases, 1, 1, dtype, false);
     add_bias_gradient(cases, 200, 77, dtype, true);
@@ -243,7 +343,13 @@ void real_cases(Cases& cases) {
     add_backward_input(cases, {m, 3456, 1152}, dtype, false);
     add_backward_weight(cases, {m, 3456, 1152}, dtype, true, true);
     add_gelu_forward(cases, {m, 4608, 1152}, dtype, false, dtype);
-    add_gelu_backward(cases, {m, 1152, 4608}, dtype, false);
+    add_gelu_backward(cases, {m, 1152, 4608}, dtype);
+    add_gelu_backward(cases, {m, 1152, 4608}, dtype,
+                      {.h = false, .sums = true, .accumulate = true});
+    add_both(cases, {m, 3456, 1152}, dtype, true, true);
+    add_both(cases, {m, 1152, 1152}, dtype, true, true);
+    add_both(cases, {m, 4608, 1152}, dtype, false, true);
+    add_both_of_mlp(cases, {m, 1152, 4608}, dtype, true, true);
     add_bias_gradient(cases, m, 1152, dtype, true);
   }
   add_forward(cases, {4 * 256, 1152, 1152}, DType::f32, true, true);

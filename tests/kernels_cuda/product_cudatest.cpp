@@ -12,9 +12,12 @@
 #include <vector>
 
 #include "core/error.h"
+#include "emulation.h"
 #include "matmul/product.cuh"
 #include "matmul/tuning.cuh"
+#include "nn/nn.h"
 #include "ops/matmul.h"
+#include "ops/pointwise.h"
 #include "tensor/device.h"
 #include "tensor/tensor.h"
 
@@ -74,6 +77,25 @@ class Products : public testing::Test {
   void start_again() {
     kernels::set_matmul_tuning("");
     kernels::set_matmul_tuning(table_, 0);
+  }
+
+  // The same with every choice of the table turned to `option`.
+  void start_again_with(int option) {
+    const std::vector<std::string> all = lines();
+    std::ofstream file(table_);
+    for (const std::string& line : all) {
+      const auto a = line.find('\t', line.find('\t') + 1), b = line.find('\t', a + 1);
+      file << line.substr(0, a + 1) << option << line.substr(b) << '\n';
+    }
+    file.close();
+    start_again();
+  }
+  // Lines whose key begins so.
+  std::int64_t choices_of(const std::string& operation) const {
+    const std::vector<std::string> all = lines();
+    return std::count_if(all.begin(), all.end(), [&](const std::string& line) {
+      return line.find("\t" + operation + " ") != std::string::npos;
+    });
   }
 
   static Arena& arena() {
@@ -313,23 +335,15 @@ TEST_F(Products, AnMlpIsTheSameWhicheverWayIsMeasuredFaster) {
   const Tensor w = on_device(numbers(n * k, 2), {n, k}, DType::f32);
   const Tensor bias = on_device(numbers(n, 3), {n}, DType::f32);
   std::vector<std::vector<float>> results;
-  for (const char* option : {"0", "1", "2"}) {
+  for (const int option : {0, 1, 2}) {
     // The third time there is no table at all.
     kernels::set_matmul_tuning(table_, 0);
     Tensor z = Tensor::empty({m, n}, DType::f32), h = Tensor::empty({m, n}, DType::f32);
-    if (option[0] == '2')
+    if (option == 2)
       kernels::set_matmul_tuning("");
     else if (lines().empty())
       ops::linear_gelu_forward(x, w, bias, z, h);
-    // Every entry to this option.
-    auto all = lines();
-    std::ofstream file(table_);
-    for (const std::string& line : all) {
-      const auto a = line.find('\t', line.find('\t') + 1), b = line.find('\t', a + 1);
-      file << line.substr(0, a + 1) << option << line.substr(b) << '\n';
-    }
-    file.close();
-    if (option[0] != '2') start_again();
+    if (option != 2) start_again_with(option);
     ops::linear_gelu_forward(x, w, bias, z, h);
     results.push_back(on_host(h));
     results.push_back(on_host(z));
@@ -337,6 +351,202 @@ TEST_F(Products, AnMlpIsTheSameWhicheverWayIsMeasuredFaster) {
   for (std::size_t r = 2; r < results.size(); ++r)
     for (std::size_t i = 0; i < results[r].size(); ++i)
       EXPECT_NEAR(results[r][i], results[r % 2][i], 1e-5f * (1 + std::abs(results[r % 2][i])));
+}
+
+// The operands of a layer's backward, or of that of the second half of an MLP.
+struct Layer {
+  std::int64_t m = 24, n = 40, k = 16;
+  DType dtype;
+  Tensor dy, x, w, z;
+
+  explicit Layer(DType type)
+      : dtype(type),
+        dy(on_device(numbers(m * n, 1), {m, n}, type)),
+        x(on_device(numbers(m * k, 2), {m, k}, type)),
+        w(on_device(numbers(n * k, 3), {n, k}, type)),
+        z(on_device(numbers(m * k, 4), {m, k}, type)) {}
+};
+
+// What it writes: dw, its bias, dx or dz, dz's sums. All are filled, so that they can be added to.
+struct Gradients {
+  Tensor dw, db, dx, sums;
+
+  explicit Gradients(const Layer& l)
+      : dw(on_device(numbers(l.n * l.k, 5), {l.n, l.k}, DType::f32)),
+        db(on_device(numbers(l.n, 6), {l.n}, DType::f32)),
+        dx(on_device(numbers(l.m * l.k, 7), {l.m, l.k}, l.dtype)),
+        sums(on_device(numbers(l.k, 8), {l.k}, DType::f32)) {}
+  std::vector<std::vector<float>> values() const {
+    return {on_host(dw), on_host(db), on_host(dx), on_host(sums)};
+  }
+};
+
+// `bound`: the difference allowed, as a share of the output's largest value.
+void expect_near(const std::vector<std::vector<float>>& got,
+                 const std::vector<std::vector<float>>& want, float bound) {
+  for (std::size_t t = 0; t < want.size(); ++t) {
+    float largest = 0;
+    for (const float v : want[t]) largest = std::max(largest, std::abs(v));
+    for (std::size_t i = 0; i < want[t].size(); ++i)
+      ASSERT_NEAR(got[t][i], want[t][i], bound * largest) << "output " << t << ", element " << i;
+  }
+}
+
+// On two streams, in any order that these allow, and in a recorded graph: the same as one after the
+// other. Sums of eighths are exact, so bits can be compared.
+TEST_F(Products, GradientsBesideEachOtherAreThoseOfOneAfterTheOther) {
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const bool accumulate : {false, true}) {
+      const Layer l(dtype);
+      const auto run = [&](Gradients& g) {
+        ops::linear_backward(l.dy, l.x, l.w, g.dw, g.db, accumulate, g.dx, accumulate);
+      };
+      const auto in_turn = [&](Gradients& g) {
+        ops::linear_backward_weight(l.dy, l.x, g.dw, g.db, accumulate);
+        ops::linear_backward_input(l.dy, l.w, g.dx, accumulate);
+      };
+      kernels::set_matmul_tuning("");
+      Gradients want(l);
+      in_turn(want);
+      kernels::set_matmul_tuning(table_, 0);
+      Gradients measured(l);
+      run(measured);
+      EXPECT_EQ(measured.values(), want.values());
+      EXPECT_GE(choices_of("linear_backward with bias"), 1);
+      start_again_with(1);
+      for (unsigned long long seed = 1; seed <= 12; ++seed) {
+        device_runtime().synchronize();
+        emulation::set_seed(seed);
+        Gradients beside(l);
+        run(beside);
+        // Memory that comes back at once is the next operation's.
+        Tensor next = Tensor::empty({1 << 12}, DType::f32);
+        ops::fill_zero(next);
+        EXPECT_EQ(beside.values(), want.values()) << "seed " << seed;
+      }
+      Gradients recorded(l), twice(l);
+      in_turn(twice);
+      in_turn(twice);
+      device_runtime().begin_capture();
+      run(recorded);
+      const DeviceGraph graph = device_runtime().end_capture({});
+      device_runtime().launch(graph);
+      device_runtime().launch(graph);
+      EXPECT_EQ(recorded.values(), twice.values());
+    }
+}
+
+TEST_F(Products, GradientsOfAnMlpBesideEachOtherAreThoseOfOneAfterTheOther) {
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const bool with_sums : {false, true}) {
+      const Layer l(dtype);
+      Tensor none;
+      const auto run = [&](Gradients& g) {
+        ops::linear_gelu_backward(l.dy, l.x, l.w, l.z, g.dw, g.db, true, g.dx,
+                                  with_sums ? g.sums : none, true);
+      };
+      kernels::set_matmul_tuning("");
+      Gradients want(l);
+      ops::linear_backward_weight(l.dy, l.x, want.dw, want.db, true);
+      ops::linear_gelu_backward_input(l.dy, l.w, l.z, want.dx, none, with_sums ? want.sums : none,
+                                      true);
+      kernels::set_matmul_tuning(table_, 0);
+      Gradients measured(l);
+      run(measured);
+      const float bound = dtype == DType::bf16 ? 0.02f : 1e-5f;
+      expect_near(measured.values(), want.values(), bound);
+      EXPECT_GE(choices_of(with_sums ? "linear_gelu_backward and sums with bias"
+                                     : "linear_gelu_backward with bias"),
+                1);
+      start_again_with(1);
+      for (unsigned long long seed = 1; seed <= 12; ++seed) {
+        device_runtime().synchronize();
+        emulation::set_seed(seed);
+        Gradients beside(l);
+        run(beside);
+        expect_near(beside.values(), want.values(), bound);
+      }
+      Gradients recorded(l);
+      device_runtime().begin_capture();
+      run(recorded);
+      const DeviceGraph graph = device_runtime().end_capture({});
+      device_runtime().launch(graph);
+      expect_near(recorded.values(), want.values(), bound);
+    }
+}
+
+// dz's sums by a kernel behind the product (0), by the library (1), or with nothing fused (2).
+TEST_F(Products, EveryWayToSumAGeluGradientIsRight) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Layer l(dtype);
+    Tensor none;
+    const auto run = [&](Gradients& g, bool accumulate) {
+      ops::linear_gelu_backward_input(l.dy, l.w, l.z, g.dx, none, g.sums, accumulate);
+    };
+    kernels::set_matmul_tuning(table_, 0);
+    Gradients first(l);
+    run(first, true);
+    EXPECT_GE(choices_of("linear_gelu_backward_input without h with bias"), 1);
+    const auto before = Gradients(l).values()[3];
+    for (const int way : {0, 1, 2})
+      for (const bool accumulate : {false, true}) {
+        start_again_with(way);
+        Gradients g(l);
+        run(g, accumulate);
+        const auto dz = on_host(g.dx), sums = on_host(g.sums);
+        for (std::int64_t q = 0; q < l.k; ++q) {
+          double sum = accumulate ? before[q] : 0, scale = 1;
+          for (std::int64_t i = 0; i < l.m; ++i) {
+            sum += dz[i * l.k + q];
+            scale += std::abs(dz[i * l.k + q]);
+          }
+          EXPECT_NEAR(sums[q], sum, (dtype == DType::bf16 ? 0.01 : 1e-6) * scale)
+              << "way " << way << ", column " << q;
+        }
+      }
+  }
+}
+
+// An MLP's gradients with its activation kept from the forward, and computed again.
+TEST_F(Products, AnMlpHasTheSameGradientsWhetherItKeepsItsActivationOrNot) {
+  const std::int64_t m = 24, C = 16, hidden = 64;
+  for (const bool bf16_model : {false, true}) {
+    ParameterTable table;
+    const auto layer = [&](const std::string& name, std::int64_t out, std::int64_t in) {
+      nn::Linear l;
+      l.weight = &table.add(name + ".weight", {out, in}, Init{});
+      l.bias = &table.add(name + ".bias", {out}, Init{});
+      return l;
+    };
+    const nn::Linear fc1 = layer("fc1", hidden, C), fc2 = layer("fc2", C, hidden);
+    table.allocate(1 << 12, bf16_model, true);
+    int seed = 10;
+    for (Parameter* p : {fc1.weight, fc1.bias, fc2.weight, fc2.bias})
+      p->set(0, numbers(p->shape.numel(), ++seed));
+    const DType dtype = bf16_model ? DType::bf16 : DType::f32;
+    const Tensor x = on_device(numbers(m * C, 1), {m, C}, dtype);
+    const auto gradients = [&](std::size_t allowed) {
+      table.begin_step([](int) {});
+      Tape tape;
+      tape.allow(allowed);
+      const Var in = make_var(x), out = nn::mlp({tape, table}, in, fc1, fc2);
+      EXPECT_EQ(tape.kept(), allowed);
+      out->grad = on_device(numbers(m * C, 2), {m, C}, dtype);
+      tape.backward();
+      table.finish_step();
+      return std::vector<std::vector<float>>{on_host(table.grads()), on_host(in->grad)};
+    };
+    const auto again = gradients(0);
+    const auto kept = gradients(static_cast<std::size_t>(m * hidden) * size_of(dtype));
+    double error = 0, norm = 0;
+    for (std::size_t t = 0; t < again.size(); ++t)
+      for (std::size_t i = 0; i < again[t].size(); ++i) {
+        error += std::pow(kept[t][i] - again[t][i], 2);
+        norm += std::pow(again[t][i], 2);
+      }
+    EXPECT_GT(norm, 0);
+    EXPECT_LT(std::sqrt(error / norm), bf16_model ? 4e-3 : 1e-6);
+  }
 }
 
 }  // namespace

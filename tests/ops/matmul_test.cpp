@@ -123,12 +123,18 @@ TEST_P(Linear, WithGelu) {
       dz[i * c.k + q] = s * (gelu(v + e) - gelu(v - e)) / (2 * e);
     }
   Tensor tz = to_tensor(x, {c.m, c.k}, c.dtype), tdz = poisoned({c.m, c.k}, c.dtype);
-  ops::linear_gelu_backward_input(to_tensor(dy, {c.m, c.n}, c.dtype), tw, tz, tdz, tz);
+  const Vec before = random_values(c.k, 5);
+  Tensor sums = to_tensor(before, {c.k});
+  ops::linear_gelu_backward_input(to_tensor(dy, {c.m, c.n}, c.dtype), tw, tz, tdz, tz, sums, true);
   EXPECT_LT(relative_error(to_values(tdz), dz),
             tolerance(c.dtype, 64.0 * static_cast<double>(c.n)));
-  const Vec again = to_values(tz);
+  const Vec again = to_values(tz), stored = to_values(tdz);
   for (std::size_t i = 0; i < x.size(); ++i)
     ASSERT_NEAR(again[i], gelu(x[i]), c.dtype == DType::bf16 ? 0.02 : 1e-5);
+  Vec expected_sums = before;
+  for (std::size_t i = 0; i < stored.size(); ++i) expected_sums[i % before.size()] += stored[i];
+  EXPECT_LT(relative_error(to_values(sums), expected_sums),
+            tolerance(DType::f32, 4.0 * static_cast<double>(c.m)));
 }
 
 TEST_F(OpTest, LinearOfNoRowsLeavesZeroGradients) {

@@ -102,7 +102,7 @@ TEST_F(OpTimesTest, LinearLayersWithAnActivation) {
   expect_flops(rates_, product, rate, [&] { ops::linear_gelu_forward(x, w, bias, z, z); });
   Tensor next = tensor({5, 3}), dy = tensor({7, 5}), dz = tensor({7, 3});
   expect_flops(rates_, product, rate,
-               [&] { ops::linear_gelu_backward_input(dy, next, dz, dz, dz); });
+               [&] { ops::linear_gelu_backward_input(dy, next, dz, dz, dz, bias, false); });
 }
 
 // Two products forward; five backward, of which one repeats the scores.

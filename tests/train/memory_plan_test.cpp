@@ -137,6 +137,15 @@ TEST(MemoryPlan, KeepsWhatFits) {
     EXPECT_EQ(m.kept, 0u);
 }
 
+TEST(MemoryPlan, ARestartKeepsNoMoreThanBefore) {
+  std::vector<StepMemory> plan{{0, 100, 10}, {0, 100, 20}, {0, 100, 0}, {0, 100, 30}};
+  EXPECT_EQ(kept_text(plan), "10 20 0 30");
+  keep_as_before(plan, "");
+  EXPECT_EQ(kept_text(plan), "10 20 0 30");
+  keep_as_before(plan, "5 40 0 30");
+  EXPECT_EQ(kept_text(plan), "5 20 0 30");
+}
+
 TEST(MemoryPlan, BatchesAreNoLargerThanTheirBucket) {
   Small s;
   EXPECT_EQ(s.plan(plenty, {100, 2})[0].bytes, s.bytes(0, 0, 8));

@@ -233,10 +233,8 @@ ranks wan_sp 1e-5 1 cuda "${tiny_wan[@]}" parallel.sp=2
 ranks sync_bn 1e-2 2 cpu inputs/segmentation_demo.toml train.steps=6 train.lr_encoder=1e-4 train.lr_decoder=1e-4
 ranks sync_text 1e-2 2 cpu inputs/dbnet_demo.toml train.steps=4
 part ranks_stopped 50 bash -c 'stopped_rank "$@"' stopped_rank "${smoke_small[@]}"
-part comm_1 15 "$mpirun" -n 1 env WEFT_COMM=nccl "$weft" bench comm --device cuda --json "$out/comm_1.json"
-part comm_2_nccl 25 "$mpirun" --oversubscribe -n 1 env NCCL_HOSTID=a WEFT_COMM=nccl "$weft" bench comm --device cuda --share --mib 16 \
-  --json "$out/comm_2.json" : -n 1 env NCCL_HOSTID=b WEFT_COMM=nccl "$weft" bench comm --device cuda --share --mib 16
-part comm_2_staged 15 "$mpirun" --oversubscribe -n 2 "$weft" bench comm --device cuda --share --mib 16
+part comm_nccl 25 "$mpirun" --oversubscribe -n 1 env NCCL_HOSTID=a WEFT_COMM=nccl "$weft" bench comm --device cuda --share --mib 16 \
+  --json "$out/comm_nccl.json" : -n 1 env NCCL_HOSTID=b WEFT_COMM=nccl "$weft" bench comm --device cuda --share --mib 16
 
 # ---- Kernels
 
@@ -253,8 +251,6 @@ for kind in conv batch_norm pool bilinear deform text_ volume; do times $kind $k
 # Real sizes are checked against the CPU, which takes it minutes: what the limit cuts off is still in the log.
 group real
 part real_attention 200 "$kernels" --size "$size" --filter attention --device cuda --json "$out/real_attention.json"
-part real_linear 100 "$kernels" --size "$size" --filter linear --device cuda --json "$out/real_linear.json"
-part real_norm 100 "$kernels" --size "$size" --filter norm --device cuda --json "$out/real_norm.json"
 part real_conv 140 "$kernels" --size "$size" --filter conv --device cuda --json "$out/real_conv.json"
 
 for tool in memcheck racecheck initcheck; do

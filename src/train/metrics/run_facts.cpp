@@ -107,6 +107,8 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
     // Above what the deck asks for: for lack of memory.
     return m.recompute > trainer.task().least_recompute();
   });
+  std::size_t kept = 0;
+  for (const StepMemory& m : memory) kept = std::max(kept, m.kept);
   const std::int64_t sp = deck.parallel.sp;
   slowest_.resize(comm.size());
   rows_ = {
@@ -135,8 +137,11 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
                                 trainer.state().sharded() ? ", optimizer state in shards" : "",
                                 deck.parallel.overlap ? "" : ", without overlap")},
       {"memory",
-       fmt::format("{} of state, {} of activations a rank (planned){}", size_text(state),
+       fmt::format("{} of state, {} of activations a rank (planned){}{}", size_text(state),
                    size_text(static_cast<double>(trainer.planned_bytes())),
+                   kept == 0 ? std::string()
+                             : fmt::format(", up to {} of them to save time",
+                                           size_text(static_cast<double>(kept))),
                    recomputed == 0 ? std::string()
                                    : fmt::format("; {} of {} recompute blocks", recomputed,
                                                  counted(std::ssize(memory), "bucket")))},

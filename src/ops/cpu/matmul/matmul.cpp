@@ -258,9 +258,10 @@ void linear_gelu_forward(const Tensor& x, const Tensor& w, const Tensor& bias, T
 }
 
 void linear_gelu_backward_input(const Tensor& dy, const Tensor& w, const Tensor& z, Tensor& dz,
-                                Tensor& h) {
+                                Tensor& h, Tensor& dbias, bool accumulate) {
   linear_backward_input(dy, w, dz, false);
   gelu_backward(z, dz, dz, h);
+  if (dbias.defined()) bias_gradient(dz, dbias, accumulate);
 }
 
 void bias_gradient(const Tensor& dy, Tensor& dbias, bool accumulate) {
