@@ -179,7 +179,9 @@ class Descriptor {
     throw_if_gpu_failed("cudnnBackendFinalize", __FILE__, __LINE__);
     return false;
   }
-  void finalize(const char* what) { check(cudnn().finalize(d_), what, __LINE__); }
+  void finalize(const char* what) {
+    check(cudnn().finalize(d_), std::string("cudnnBackendFinalize of ") + what, __LINE__);
+  }
   // How many there are; up to `count` are written.
   template <class T>
   std::int64_t get(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, T* values,
@@ -507,8 +509,8 @@ bool convolve(const Convolution& c, const ConvolutionOperands& at) {
            addresses.size());
   pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, workspace.raw());
   pack.finalize("operands");
-  check(cudnn().execute(library().handle, plan.execution->raw(), pack.raw()), describe(c),
-        __LINE__);
+  check(cudnn().execute(library().handle, plan.execution->raw(), pack.raw()),
+        "cudnnBackendExecute of " + describe(c), __LINE__);
   return true;
 }
 

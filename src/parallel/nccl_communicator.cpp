@@ -141,6 +141,8 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
     return p;
   }
   void free(void* p) noexcept {
+    // The job ends with an error: what NCCL may still use is left to the end of the process.
+    if (aborted_) return;
     cudaSetDevice(gpu_);
     // Unlike cudaFree, ncclMemFree does not wait for work that still uses the memory.
     cudaDeviceSynchronize();
