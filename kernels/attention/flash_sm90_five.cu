@@ -35,19 +35,18 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int own_rows = backward_rows, groups = 2;
-
 template <int KD_, int ND_>
 struct FiveTile {
-  static constexpr int KD = KD_, ND = ND_, threads = 128 * (groups + 1);
+  static constexpr int KD = KD_, ND = ND_, groups = 2, threads = 128 * (groups + 1);
   static constexpr bool x_in_registers = ND <= 72;  // K and V as A operands
   // Each warpgroup makes half of the columns of every dQ; else all of every second one.
   static constexpr bool shares_columns = ND == 128;
   static constexpr int dq_columns = shares_columns ? ND / 2 : ND;
   // V in registers leaves its place to the next tile's at once, K is needed to the end.
   static constexpr int k_stages = x_in_registers ? 2 : 1, stages = ND == 72 ? 3 : 4;
-  static constexpr int own_bytes = tile_bytes(KD, own_rows), pass_bytes = tile_bytes(KD, pass_rows),
-                       stat_bytes = pass_rows * 8, ds_bytes = own_rows * 128;
+  static constexpr int own_bytes = tile_bytes(KD, backward_rows),
+                       pass_bytes = tile_bytes(KD, pass_rows), stat_bytes = pass_rows * 8,
+                       ds_bytes = backward_rows * 128;
   static constexpr std::size_t shared = (k_stages + 1) * own_bytes +
                                         stages * (2 * pass_bytes + stat_bytes) + 2 * ds_bytes +
                                         2 * sizeof(std::uint64_t) * (k_stages + 1 + stages + 2);
@@ -120,8 +119,8 @@ struct KeysTile {
   int first, head, sequence, start;
 };
 __device__ __forceinline__ KeysTile keys_tile(const FiveWork& work, int index) {
-  const RowTile rows = row_tile(work.tiles, work.shape, own_rows, index);
-  return {rows.first, rows.head, rows.sequence, rows.first / own_rows % 16 % work.blocks};
+  const RowTile rows = row_tile(work.tiles, work.shape, backward_rows, index);
+  return {rows.first, rows.head, rows.sequence, rows.first / backward_rows % 16 % work.blocks};
 }
 
 // The block of queries after number `at`.
@@ -147,7 +146,7 @@ __device__ __forceinline__ void copy_five(const CUtensorMap* k, const CUtensorMa
                               std::uint64_t* empty, int parity) {
       mbarrier_wait(empty, parity ^ 1);
       mbarrier_arrive_expect(full, Tile::own_bytes);
-      copy_tile<Tile::KD, own_rows>(to, map, full, tile.head, tile.first, tile.sequence);
+      copy_tile<Tile::KD, backward_rows>(to, map, full, tile.head, tile.first, tile.sequence);
     };
     const int stage = k_ring.stage();
     copy_own(memory.k(stage), k, memory.k_full(stage), memory.k_empty(stage), k_ring.parity());
@@ -181,7 +180,8 @@ __device__ __forceinline__ void issue_by_columns(float (&x)[pass_rows / 2],
     if constexpr (Tile::x_in_registers)
       Wgmma<pass_rows>::template from_registers<false>(x, a[k], b, k > 0);
     else
-      Wgmma<pass_rows>::from_shared(x, describe_rows(column_step<own_rows>(own, row, k)), b, k > 0);
+      Wgmma<pass_rows>::from_shared(x, describe_rows(column_step<backward_rows>(own, row, k)), b,
+                                    k > 0);
   }
 }
 
@@ -190,10 +190,10 @@ template <int n>
 __device__ __forceinline__ void issue_queries(float (&dq)[n / 2], const unsigned char* ds,
                                               const unsigned char* k) {
 #pragma unroll
-  for (int step = 0; step < own_rows / 16; ++step)
-    Wgmma<n>::template from_shared<true, true>(dq, describe_columns<own_rows>(ds + step * 2048),
-                                               describe_columns<own_rows>(k + step * 2048),
-                                               step > 0);
+  for (int step = 0; step < backward_rows / 16; ++step)
+    Wgmma<n>::template from_shared<true, true>(
+        dq, describe_columns<backward_rows>(ds + step * 2048),
+        describe_columns<backward_rows>(k + step * 2048), step > 0);
 }
 
 // Rows are keys, of which this lane has number 0 and 8 of those from its first on, and `left` are
@@ -311,7 +311,8 @@ __device__ __forceinline__ void multiply_five(const FiveWork& work,
         wgmma_fence();
         issue_queries<Tile::dq_columns>(
             dq, memory.ds(buffer),
-            memory.k(k_ring.stage()) + (Tile::shares_columns ? group * atom_bytes(own_rows) : 0));
+            memory.k(k_ring.stage()) +
+                (Tile::shares_columns ? group * atom_bytes(backward_rows) : 0));
         wgmma_commit();
       };
       const auto issue_next = [&] {
@@ -333,7 +334,7 @@ __device__ __forceinline__ void multiply_five(const FiveWork& work,
         for (int t = 0; t < Tile::dq_columns / 8; ++t)
           add_four(to + t * 512, dq[4 * t], dq[4 * t + 1], dq[4 * t + 2], dq[4 * t + 3]);
       };
-#if VARIANT == 1
+      // Whole in either branch, so that ptxas can follow what is under way.
       if (mine) {
         issue_dq();
         issue_next();
@@ -341,23 +342,18 @@ __device__ __forceinline__ void multiply_five(const FiveWork& work,
       } else {
         issue_next();
       }
-#else
-      if (mine) issue_dq();
-      issue_next();
-      if (mine) add_dq();
-#endif
       ds_ring.advance();
       at = following(work, at);
     };
 
     mbarrier_wait(memory.k_full(k_ring.stage()), k_ring.parity());
     if constexpr (Tile::x_in_registers)
-      load_operand<KD, own_rows>(kx, memory.k(k_ring.stage()), group * 64);
+      load_operand<KD, backward_rows>(kx, memory.k(k_ring.stage()), group * 64);
     issue_scores();
     mbarrier_wait(memory.v_full(), v_parity);
     v_parity ^= 1;
     if constexpr (Tile::x_in_registers) {
-      load_operand<KD, own_rows>(vx, memory.v(), group * 64);
+      load_operand<KD, backward_rows>(vx, memory.v(), group * 64);
       // Reads by this warp's lanes come before what the bulk copies bring next.
       __syncwarp();
       done_with(memory.v_empty());
@@ -394,7 +390,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
 #ifdef WEFT_SM90
   const FiveMemory<Tile> memory{shared_memory<unsigned char>()};
   if (threadIdx.x == 0) {
-    constexpr int warps = 4 * groups;
+    constexpr int warps = 4 * Tile::groups;
     const auto init = [](std::uint64_t* full, int writers, std::uint64_t* empty, int readers,
                          int stages) {
       for (int s = 0; s < stages; ++s) {
@@ -457,14 +453,14 @@ void run_five(const FlashBackward<__nv_bfloat16>& p, const Tensor& stats, const 
                 p.dk,
                 p.dv,
                 data<float>(sums),
-                Tiles::of_rows(shape.nk, own_rows, heads)};
+                Tiles::of_rows(shape.nk, backward_rows, heads)};
   float2* const at = reinterpret_cast<float2*>(data<float>(stats));
   work.stats = at;
   flash_row_stats(p, blocks * pass_rows, at);
   CUDA_CHECK(cudaMemsetAsync(work.dq, 0, sums.bytes(), cuda_stream(Stream::compute)));
   launch(flash_sm90_five_kernel<Tile>, dim3(work.tiles.blocks()), dim3(Tile::threads), Tile::shared,
-         make_tensor_map(p.k, shape, shape.nk, own_rows),
-         make_tensor_map(p.v, shape, shape.nk, own_rows),
+         make_tensor_map(p.k, shape, shape.nk, backward_rows),
+         make_tensor_map(p.v, shape, shape.nk, backward_rows),
          make_tensor_map(p.q, shape, shape.nq, pass_rows),
          make_tensor_map(p.dout, shape, shape.nq, pass_rows), work);
   launch(flash_sm90_five_queries_kernel<ND>, dim3(static_cast<unsigned>(heads * blocks)), dim3(256),
