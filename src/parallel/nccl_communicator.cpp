@@ -141,7 +141,7 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
     return p;
   }
   void free(void* p) noexcept {
-    // NCCL may still be ending what is registered, in a thread of its own, and so will the process.
+    // The job ends with an error: what NCCL may still use is left to the end of the process.
     if (aborted_) return;
     cudaSetDevice(gpu_);
     // Unlike cudaFree, ncclMemFree does not wait for work that still uses the memory.
