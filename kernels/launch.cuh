@@ -147,6 +147,12 @@ __device__ __forceinline__ void store_pack(T* p, const Pack<T>& x) {
 }
 
 constexpr unsigned full_mask = 0xffffffffu;
+// x, of which the compiler knows nothing: what is made of it is made where the call stands, rather
+// than before a loop that needs all registers.
+__device__ __forceinline__ int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(full_mask, x, offset);

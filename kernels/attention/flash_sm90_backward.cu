@@ -66,6 +66,7 @@ struct BackwardWork {
   float* partial;                   // both, of packed keys (FlashBackward)
   int splits;
   Tiles tiles;
+  float to_log2;  // scale / ln 2: read where it is used, it takes no register over the loops
 };
 
 #ifdef WEFT_SM90
@@ -240,22 +241,23 @@ template <class Tile>
 __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
                                                   const BackwardMemory<Tile>& memory) {
   constexpr int KD = Tile::KD, ND = Tile::ND, n = pass_rows / 2;
-  const int group = static_cast<int>(threadIdx.x) / 128 - 1, lane = threadIdx.x % 32;
-  const float to_log2 = work.shape.scale * log2_e;
+  const int lane = threadIdx.x % 32;
+  const auto group_here = [] { return thread_here() / 128 - 1; };
   const auto done_with = [&](std::uint64_t* empty) {
     if (lane == 0) mbarrier_arrive(empty);
   };
   Ring<Tile::stages> ring;
-  int x_parity = 0;
-  for (int index = static_cast<int>(blockIdx.x); index < work.tiles.total;
-       index += static_cast<int>(gridDim.x)) {
+  // Twice the tile's number, and as the lowest bit the parity of x_full: one register.
+  for (int at = 2 * static_cast<int>(blockIdx.x); at < 2 * work.tiles.total;
+       at += 2 * static_cast<int>(gridDim.x)) {
     // Sums for P Y2 (keys kernel only) and dS Y1.
     float sum1[ND / 2], sum2[ND / 2], prob[n], ds[n];
     std::uint32_t x1[KD / 16][4], x2[KD / 16][4], p[pass_rows / 16][4], d[pass_rows / 16][4];
     float2 stat[2];
-    const OwnTile tile = own_tile_of<Tile>(work, index);
+    const OwnTile tile = own_tile_of<Tile>(work, at >> 1);
     if (Tile::packed && tile.sequence < 0) continue;
-    const int blocks = tile.blocks, pass = tile.pass;
+    // What is still to be passed over, from the present block on.
+    int rows = Tile::keys ? tile.blocks * pass_rows : tile.pass;
     float bias = 0.0f;
     if constexpr (Tile::biased && !Tile::keys) bias = work.shape.bias(tile.sequence);
     if constexpr (Tile::biased && Tile::keys) {
@@ -267,10 +269,10 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
       __syncwarp();
     }
     if constexpr (Tile::packed && !Tile::keys) {
-      if (blocks == 0) {
+      if (rows == 0) {
 #pragma unroll
         for (int i = 0; i < ND / 2; ++i) sum2[i] = 0.0f;
-        store_own<Tile>(work, tile, group, sum1, sum2);
+        store_own<Tile>(work, tile, group_here(), sum1, sum2);
         continue;
       }
     }
@@ -278,19 +280,19 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
       const float2* const stats = stats_of(work, tile);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int i = tile.first + group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * r;
+        const int i = tile.first + (thread_here() - 128) / 32 * 16 + lane / 4 + 8 * r;
         stat[r] = i < work.padded_queries ? stats[i] : make_float2(INFINITY, 0.0f);
       }
     }
 
-    mbarrier_wait(memory.x_full(), x_parity);
-    x_parity ^= 1;
-    if (tile.first + (thread_here() / 128 - 1) * 64 >= tile.own) {
+    mbarrier_wait(memory.x_full(), at & 1);
+    at ^= 1;
+    if (tile.first + group_here() * 64 >= tile.own) {
       // Without products nothing else keeps a warp's lanes together, and one that comes late to a
       // barrier would miss its phase.
       __syncwarp();
       done_with(memory.x_empty());
-      for (int block = 0; block < blocks; ++block, ring.advance()) {
+      for (; rows > 0; rows -= pass_rows, ring.advance()) {
         mbarrier_wait(memory.y_full(ring.stage()), ring.parity());
         __syncwarp();
         done_with(memory.y_empty(ring.stage()));
@@ -298,18 +300,18 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
       continue;
     }
     if constexpr (Tile::x_in_registers) {
-      load_operand<KD, Tile::own_rows>(x1, memory.x1(), group * 64);
-      load_operand<KD, Tile::own_rows>(x2, memory.x2(), group * 64);
+      load_operand<KD, Tile::own_rows>(x1, memory.x1(), group_here() * 64);
+      load_operand<KD, Tile::own_rows>(x2, memory.x2(), group_here() * 64);
       // Reads by this warp's lanes come before what the bulk copies bring next.
       __syncwarp();
       done_with(memory.x_empty());
     }
-    const auto issue_first = [&] {
+    const auto issue_first = [&](int own_row) {
       keep_in_place(prob);
       keep_in_place(ds);
       wgmma_fence();
-      issue_products<Tile>(prob, x1, memory.x1(), group * 64, memory.y1(ring.stage()));
-      issue_products<Tile>(ds, x2, memory.x2(), group * 64, memory.y2(ring.stage()));
+      issue_products<Tile>(prob, x1, memory.x1(), own_row, memory.y1(ring.stage()));
+      issue_products<Tile>(ds, x2, memory.x2(), own_row, memory.y2(ring.stage()));
       wgmma_commit();
     };
     const auto issue_second = [&](int stage, bool accumulate) {
@@ -327,7 +329,7 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
       keep_in_place(sum2);
       done_with(memory.y_empty(stage));
     };
-    const auto elementwise = [&](int block) {
+    const auto elementwise = [&] {
       keep_in_place(prob);
       keep_in_place(ds);
       if constexpr (Tile::keys && Tile::biased) {
@@ -340,68 +342,72 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
         }
       }
       if constexpr (Tile::keys)
-        keys_elementwise(prob, ds, memory.stats(ring.stage()), to_log2);
+        keys_elementwise(prob, ds, memory.stats(ring.stage()), work.to_log2);
       else
-        queries_elementwise<Tile::biased>(prob, ds, stat, to_log2, pass - block * pass_rows, bias);
+        queries_elementwise<Tile::biased>(prob, ds, stat, work.to_log2, rows, bias);
       keep_in_place(prob);
       keep_in_place(ds);
     };
     // Waiting for the next rows also keeps ptxas from moving a wait for products ahead of the
     // elementwise part: it schedules within straight-line code only.
-    const auto await_rows = [&](int block) {
-      if (block >= blocks) return;
+    const auto await_rows = [&] {
+      if (rows <= 0) return;
       mbarrier_wait(memory.y_full(ring.stage()), ring.parity());
-      if constexpr (Tile::packed && !Tile::keys) {
-        const int left = pass - block * pass_rows;
-        if (left < pass_rows) {
-          clear_rows<KD, pass_rows>(memory.y1(ring.stage()), left, 1 + group);
-          clear_rows<KD, pass_rows>(memory.y2(ring.stage()), left, 1 + group);
+      if constexpr (Tile::packed && !Tile::keys)
+        if (rows < pass_rows) {
+          clear_rows<KD, pass_rows>(memory.y1(ring.stage()), rows, 1 + group_here());
+          clear_rows<KD, pass_rows>(memory.y2(ring.stage()), rows, 1 + group_here());
         }
-      }
+    };
+    const auto next_rows = [&] {
+      ring.advance();
+      rows -= pass_rows;
+      await_rows();
     };
     const auto pack = [&] {
       if constexpr (Tile::keys) pack_operand<pass_rows>(p, prob);
       pack_operand<pass_rows>(d, ds);
     };
 
-    await_rows(0);
-    issue_first();
+    await_rows();
+    int own_row = group_here() * 64;  // X's that this warpgroup multiplies
+    issue_first(own_row);
     wgmma_wait<0>();
-    elementwise(0);
+    elementwise();
     pack();
+    // Of the rows whose second products are still to come: `ahead` the ring tells it, for want of a
+    // register.
     int stage = ring.stage();
-    ring.advance();
-    await_rows(1);
-    for (int block = 1; block < blocks; ++block) {
-      const int now = ring.stage();
+    next_rows();
+    bool accumulate = false;
+    for (; rows > 0; accumulate = true) {
       if constexpr (Tile::ahead) {
-        issue_first();
-        issue_second(stage, block > 1);
+        issue_first(own_row);
+        issue_second(ring.before(1), accumulate);
         wgmma_wait<1>();
-        elementwise(block);
-        ring.advance();
-        await_rows(block + 1);
-        finish_second(stage);
+        elementwise();
+        next_rows();
+        finish_second(ring.before(2));
       } else {
-        issue_second(stage, block > 1);
+        issue_second(stage, accumulate);
+        own_row = group_here() * 64;  // meanwhile, rather than kept over the elementwise part
         finish_second(stage);
-        issue_first();
+        stage = ring.stage();
+        issue_first(own_row);
         wgmma_wait<0>();
-        elementwise(block);
-        ring.advance();
-        await_rows(block + 1);
+        elementwise();
+        next_rows();
       }
       pack();
-      stage = now;
     }
-    issue_second(stage, blocks > 1);
+    if constexpr (Tile::ahead) stage = ring.before(1);
+    issue_second(stage, accumulate);
     finish_second(stage);
     if constexpr (!Tile::x_in_registers) done_with(memory.x_empty());
 
     // Computed again: kept across the loop, these numbers would take registers that accumulators
     // need.
-    asm volatile("" : "+r"(index));
-    store_own<Tile>(work, own_tile_of<Tile>(work, index), thread_here() / 128 - 1, sum1, sum2);
+    store_own<Tile>(work, own_tile_of<Tile>(work, opaque(at) >> 1), group_here(), sum1, sum2);
   }
 }
 #endif
@@ -482,6 +488,7 @@ void flash_sm90_backward(const FlashBackward<__nv_bfloat16>& p) {
   BackwardWork work{};
   work.shape = p.shape;
   work.partial = p.partial;
+  work.to_log2 = p.shape.scale * log2_e;
   work.padded_queries = blocks_of(p.shape.nq, pass_rows) * pass_rows;
   const Tensor stats =
       Tensor::empty({p.shape.sequences, p.shape.heads, work.padded_queries, 2}, DType::f32);

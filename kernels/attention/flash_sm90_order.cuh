@@ -38,14 +38,16 @@ struct Tiles {
 struct RowTile {
   int first, head, sequence;
 };
-// Tile number `index` of the list.
+// Tile number `index` of the list. Reciprocals of divisors are not to be kept over the loop over
+// tiles: accumulators need the registers.
 __device__ __forceinline__ RowTile row_tile(const Tiles& tiles, const FlashShape& shape, int own,
                                             int index) {
-  const int late = index - tiles.early * tiles.heads;
+  const int early = opaque(tiles.early), heads = opaque(shape.heads),
+            late = index - early * tiles.heads;
   // Of the late ones those of the last heads come first: L2 still has their keys and values.
-  const int head = late < 0 ? index / tiles.early : tiles.heads - 1 - late;
-  const int tile = late < 0 ? index % tiles.early : tiles.each - 1;
-  return {tile * own, head % shape.heads, head / shape.heads};
+  const int head = late < 0 ? index / early : tiles.heads - 1 - late;
+  const int tile = late < 0 ? index % early : early;
+  return {tile * own, head % heads, head / heads};
 }
 
 // Forward: warpgroups that multiply, and keys of a block.
@@ -93,11 +95,11 @@ __device__ __forceinline__ OwnTile own_tile(const Tiles& tiles, const FlashShape
   if constexpr (keys && packed) {
     // The tile is the slowest index: with backward_splits() one tile's parts are about as many as
     // there are blocks, each of which then has a part of every tile, whatever the clips' lengths.
-    const int part = index % tiles.heads;
+    const int parts = opaque(tiles.heads), heads = opaque(shape.heads), part = index % parts;
     KeyTile key;
-    find_packed_tile(shape, backward_rows, index / tiles.heads, key);
-    t.head = part % shape.heads;
-    t.split = part / shape.heads;
+    find_packed_tile(shape, backward_rows, index / parts, key);
+    t.head = part % heads;
+    t.split = part / heads;
     t.first = key.first;
     t.sequence = key.s;
     if (t.sequence < 0) return t;

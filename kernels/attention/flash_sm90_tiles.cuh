@@ -135,6 +135,8 @@ class Ring {
  public:
   __device__ __forceinline__ int stage() const { return use_ < stages ? use_ : use_ - stages; }
   __device__ __forceinline__ int parity() const { return use_ >= stages; }
+  // The stage of `k` <= stages uses ago.
+  __device__ __forceinline__ int before(int k) const { return (use_ + stages - k) % stages; }
   // What was made of it before is made again, rather than kept in registers that loops need.
   __device__ __forceinline__ void forget() { asm volatile("" : "+r"(use_)); }
   __device__ __forceinline__ void advance() { use_ = use_ + 1 < 2 * stages ? use_ + 1 : 0; }

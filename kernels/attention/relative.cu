@@ -129,21 +129,22 @@ __global__ void __launch_bounds__(mma_threads)
   const int tile = static_cast<int>(blockIdx.x) % c.tiles,
             caption = static_cast<int>(blockIdx.x) / c.tiles;
   const int head = static_cast<int>(blockIdx.y), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const std::int64_t first = c.offsets[caption], row = static_cast<std::int64_t>(c.heads) * D;
-  const int L = static_cast<int>(c.offsets[caption + 1] - first), q0 = tile * mma_queries;
+  const int first = c.offsets[caption], L = c.offsets[caption + 1] - first, q0 = tile * mma_queries;
+  // In elements, of which there are less than 2^31.
+  const int row = c.heads * D, own = first * row + head * D;
   if (q0 >= L) return;  // the whole block
   bf16_t* const q = shared_memory<bf16_t>();
   bf16_t* const k = q + mma_queries * pitch;
   bf16_t* const v = k + mma_keys * pitch;
   float* const table = reinterpret_cast<float*>(v + mma_keys * pitch);
-  const auto part = [&](int which) { return qkv + (which * c.rows + first) * row + head * D; };
+  const int part = static_cast<int>(c.rows) * row;  // from q to k, and to v
   load_bias(c, head, log2_e, table);
-  load_rows<mma_queries, D / 8, pitch, mma_threads>(q, part(0), row, q0, L, D);
+  load_rows<mma_queries, D / 8, pitch, mma_threads>(q, qkv + own, row, q0, L, D);
   float result[D / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
   for (int k0 = 0; k0 < L; k0 += mma_keys) {
     __syncthreads();
-    load_rows<mma_keys, D / 8, pitch, mma_threads>(k, part(1), row, k0, L, D);
-    load_rows<mma_keys, D / 8, pitch, mma_threads>(v, part(2), row, k0, L, D);
+    load_rows<mma_keys, D / 8, pitch, mma_threads>(k, qkv + (own + part), row, k0, L, D);
+    load_rows<mma_keys, D / 8, pitch, mma_threads>(v, qkv + (own + 2 * part), row, k0, L, D);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
@@ -186,8 +187,7 @@ __global__ void __launch_bounds__(mma_threads)
     sum[r] += __shfl_xor_sync(full_mask, sum[r], 1);
     sum[r] += __shfl_xor_sync(full_mask, sum[r], 2);
   }
-  store_rows<D>(result, 1.0f / sum[0], 1.0f / sum[1], out + first * row + head * D, row,
-                q0 + warp * 16, L, D);
+  store_rows<D>(result, 1.0f / sum[0], 1.0f / sum[1], out + own, row, q0 + warp * 16, L, D);
 }
 
 template <int D>
@@ -215,7 +215,7 @@ void relative_attention_forward(const Tensor& qkv, const Tensor& bias, const Ten
              0};
   const auto captions = static_cast<unsigned>(offsets.numel() - 1);
   if (c.rows == 0 || longest == 0) return;
-  WEFT_ASSERT(c.D <= most_D);
+  WEFT_ASSERT(c.D <= most_D && qkv.numel() < std::int64_t{1} << 31);
   const auto blocks = [&](int queries) {
     c.tiles = static_cast<int>((longest + queries - 1) / queries);
     return dim3(captions * static_cast<unsigned>(c.tiles), static_cast<unsigned>(c.heads));

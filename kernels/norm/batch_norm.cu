@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(threads)
       if constexpr (with_y) store_vec<V>(dy, at, pack<T, V>(d));
     }
   }
-  store_sums(g, p, sums, partial);
+  store_sums(g, sums, partial);
 }
 
 template <class T, int V>

@@ -64,12 +64,13 @@ __device__ __forceinline__ Place place(const Grid& g) {
 
 // partial [N,chunks,K,C] = sums over the block's lines of the K values.
 template <int K, int V>
-__device__ __forceinline__ void store_sums(const Grid& g, const Place& p,
-                                           const float (&values)[K][V], float* partial) {
+__device__ __forceinline__ void store_sums(const Grid& g, const float (&values)[K][V],
+                                           float* partial) {
   float* const shared = shared_memory<float>();  // [lines][K][width V]
-  const int channels = g.width * V;
-  if (p.line < p.step) {
-    float* const to = shared + K * p.line * channels + static_cast<int>(threadIdx.x) % g.width * V;
+  const int width = opaque(g.width), channels = width * V, lines = threads / width;
+  const int own_line = static_cast<int>(threadIdx.x) / width;
+  if (own_line < lines) {
+    float* const to = shared + K * own_line * channels + static_cast<int>(threadIdx.x) % width * V;
 #pragma unroll
     for (int j = 0; j < K; ++j)
 #pragma unroll
@@ -78,7 +79,7 @@ __device__ __forceinline__ void store_sums(const Grid& g, const Place& p,
   __syncthreads();
   for (int i = threadIdx.x; i < K * channels; i += threads) {
     float sum = 0.0f;
-    for (int line = 0; line < p.step; ++line) sum += shared[K * line * channels + i];
+    for (int line = 0; line < lines; ++line) sum += shared[K * line * channels + i];
     const std::int64_t c = static_cast<std::int64_t>(blockIdx.y) * channels + i % channels;
     if (c < g.C)
       partial[(static_cast<std::int64_t>(blockIdx.x) * K + i / channels) * g.C + c] = sum;
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(threads) moments_kernel(const T* x, Grid g, fl
       }
     }
   }
-  store_sums(g, p, sums, partial);
+  store_sums(g, sums, partial);
 }
 
 // totals [2] = this block's column of the chunks' sums [chunks,2,C], in f64 and in order: 32

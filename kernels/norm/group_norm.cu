@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(threads)
       }
     }
   }
-  store_sums(g, p, sums, partial);
+  store_sums(g, sums, partial);
 }
 
 // means [N,groups,2] over a group of g gamma and of g gamma times the normalised x.
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(threads)
         sums[4][k] += b[k] * h;
       }
     }
-  store_sums(g, p, sums, partial);
+  store_sums(g, sums, partial);
 }
 
 // linear [4,C]: what dx is of h, a, b and 1 (the formula stands at the CPU side).

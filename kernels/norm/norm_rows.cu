@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(row_threads, 2)
                               float* __restrict__ partial) {
   // Of the longest rows registers do not hold what was in dx beside all else: it is read behind the
   // sums.
-  constexpr bool early = accumulate && N < 5;
+  constexpr bool early = accumulate && N < 5, late = accumulate && !early;
   const FrameGrid& g = norm.g;
   const int frame = g.frame(), group = norm.group(frame), last = g.last();
   const bool passes = group < norm.first_row;
@@ -142,31 +142,42 @@ __global__ void __launch_bounds__(row_threads, 2)
     const float2 both = sums(sum, product);
     const float mean_g = both.x / static_cast<float>(g.channels);
     const float mean_gh = both.y / static_cast<float>(g.channels);
-    float to[N][4];
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
+    X* const at = dx + row;
+    const auto slope = [&](int n, float(&to)[4]) {
       float v[4], d[4];
       unpack(in[n], v);
       unpack(gradient[n], d);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float h = (v[e] - st.x) * st.y;
-        to[n][e] =
-            passes ? d[e] : st.y * (d[e] * (norm.one + scale[n].v[e]) - mean_g - h * mean_gh);
+        to[e] = passes ? d[e] : st.y * (d[e] * (norm.one + scale[n].v[e]) - mean_g - h * mean_gh);
       }
-    }
-    if constexpr (accumulate && !early)
-      load_quads(static_cast<const X*>(dx + row), g.channels, old);
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      if (row_quad(n) * 4 >= g.channels) continue;
+    };
+    const auto put = [&](int n, float(&to)[4]) {
       if constexpr (accumulate) {
         float w[4];
         unpack(old[n], w);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) to[n][e] += w[e];
+        for (int e = 0; e < 4; ++e) to[e] += w[e];
       }
-      store_vec<4>(dx + row, row_quad(n), pack<X, 4>(to[n]));
+      store_vec<4>(at, row_quad(n), pack<X, 4>(to));
+    };
+    if constexpr (late) {
+      float to[N][4];
+#pragma unroll
+      for (int n = 0; n < N; ++n) slope(n, to[n]);
+      load_quads(static_cast<const X*>(at), g.channels, old);
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+        if (row_quad(n) * 4 < g.channels) put(n, to[n]);
+    } else {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        if (row_quad(n) * 4 >= g.channels) continue;
+        float to[4];
+        slope(n, to);
+        put(n, to);
+      }
     }
   }
   float* out = partial + static_cast<std::int64_t>(blockIdx.x) * 2 * g.channels;
