@@ -98,6 +98,24 @@ __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Stores four 8x8 matrices of 16-bit elements in shared memory, the inverse of ldmatrix_x4
+// (ptx.cuh): lanes 8i .. 8i+7 give the row addresses of matrix i, lane l has elements (row l/4,
+// columns 2 (l%4) ..) of each.
+__device__ __forceinline__ void stmatrix_x4(void* row, const std::uint32_t (&r)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
+}
+
+// Adds to four floats in device memory, each for itself, in any order with others' additions; `to`
+// is a multiple of 16 bytes. What is there may be read after the kernel.
+__device__ __forceinline__ void add_four(float* to, float a, float b, float c, float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(a), "f"(b),
+               "f"(c), "f"(d)
+               : "memory");
+}
+
 // ---- Warpgroups: 128 threads from a multiple of 128 on.
 // Registers of each thread of this warpgroup from here on; a multiple of 8.
 template <int registers>
@@ -166,20 +184,22 @@ __device__ __forceinline__ void keep_in_place(std::uint32_t (&x)[n]) {
 template <int n>
 struct Wgmma;
 
-// Both operands from shared memory, summed over their columns (describe_rows); or A from registers,
-// spread as mma_16x8x16 wants it, and B summed over its columns (by_rows false) or its rows (true,
-// describe_columns).
+// Both operands from shared memory, or A from registers, spread as mma_16x8x16 wants it. What is in
+// shared memory is summed over its columns (describe_rows), or, where `by_rows`, over its rows
+// (describe_columns).
 #define WEFT_WGMMA(n, accumulators, operands, o0, o1, o2, o3, o4, o5, o6) \
   template <> \
   struct Wgmma<n> { \
+    template <bool a_by_rows = false, bool b_by_rows = false> \
     static __device__ __forceinline__ void from_shared(float (&d)[n / 2], std::uint64_t a, \
                                                        std::uint64_t b, bool accumulate) { \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " o2 \
                    ", 0;\n" \
                    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 " accumulators \
-                   "}, " o0 ", " o1 ", p, 1, 1, 0, 0;\n}\n" \
+                   "}, " o0 ", " o1 ", p, 1, 1, " o3 ", " o4 ";\n}\n" \
                    : operands \
-                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate))); \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(a_by_rows ? 1 : 0), \
+                     "n"(b_by_rows ? 1 : 0)); \
     } \
     template <bool by_rows> \
     static __device__ __forceinline__ void from_registers(float (&d)[n / 2], \

@@ -177,6 +177,10 @@ class Kernel:
         """What every iteration passes."""
         return [i for b in sorted(loop.always) for i in self.blocks[b]]
 
+    def all_code(self, loop):
+        """What iterations pass that take every branch; loops within it, which wait, once."""
+        return [i for b in sorted(loop.blocks) for i in self.blocks[b]]
+
     def pieces(self):
         """Every loop's own instructions, those of loops within it left out, both ways of a branch; last those of no loop."""
         free, result = set(self.blocks), []
@@ -212,7 +216,7 @@ def tensor_and_shared(i, machine):
     if i.op.startswith("HMMA"):
         inner = 8 if i.op.startswith("HMMA.1688") else 16
         return 16 * 8 * inner * 2 / (machine.tensor_operations * machine.mma_sync_share), 0
-    if i.op.startswith("LDSM"):
+    if i.op.startswith(("LDSM", "STSM")):
         m = re.search(r"\.(\d)$", i.op)
         return 0, 128 * int(m[1] if m else 1) / SHARED_BYTES
     if re.match(r"LDS|STS|ATOMS", i.op):

@@ -7,17 +7,29 @@
 //                       flash attention: flash_f32.cu for f32; for bf16 flash_sm90*.cu where the
 //                       device and the shape allow it, else flash_sm80*.cu. WEFT_ATTENTION=sm80 or
 //                       sm90 in the environment overrides the choice.
+//   their backward:     flash_sm90_backward.cu, or flash_sm90_five.cu where it was measured to be
+//                       faster (matmul/tuning.cuh; not with parallel.deterministic) or where
+//                       WEFT_ATTENTION=five asks for it; packed keys always take the former.
 //
 // Scratch taken inside an operation (not seen by the planning arena): self attention with norm or
 // rotary embedding 2/3 of qkv; backward also 4 bytes for each row and head (delta) and 8 D bytes
 // for each of 4 blocks a multiprocessor (weight gradients); the backward of packed keys up to 8
 // copies of k and v in f32. The kernels for sm_90a take 8 bytes for each row and head instead of
-// delta, and of k and v as many copies as the multiprocessors are times the heads.
+// delta, and of k and v as many copies as the multiprocessors are times the heads;
+// flash_sm90_five.cu takes dq in f32 besides, with 128 columns for a D above 72 (111 MB for 15x1590
+// rows of 16 heads of 72, 201 MB for 32,760 of 12 of 128), and where that does not fit,
+// flash_sm90_backward.cu runs.
 #include "ops/attention.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <cstring>
 
 #include "attention/flash_sm90_order.cuh"
 #include "attention/qk_norm.cuh"
 #include "attention/temporal.cuh"
+#include "matmul/tuning.cuh"
 
 namespace weft::ops::cuda {
 namespace {
@@ -77,10 +89,36 @@ void run_forward(const FlashForward<__nv_bfloat16>& p) {
 void run_backward(const FlashBackward<float>& p) { flash_f32_backward(p); }
 void run_backward(const FlashBackward<__nv_bfloat16>& p) { flash_sm80_backward(p); }
 
+// Option 0 is two kernels with sums of fixed order, option 1 one that adds dq in no fixed order.
+void run_sm90_backward(const FlashBackward<__nv_bfloat16>& p) {
+  static const bool forced = [] {
+    const char* choice = std::getenv("WEFT_ATTENTION");
+    return choice != nullptr && std::strcmp(choice, "five") == 0;
+  }();
+  const FlashShape& s = p.shape;
+  const auto run = [&](int option) {
+    if (option == 1) return flash_sm90_five(p);
+    flash_sm90_backward(p);
+    return true;
+  };
+  int option = 0;
+  if (s.key_offsets == nullptr) {
+    const std::int64_t rows = std::int64_t{s.sequences} * s.heads * s.nq;
+    if (forced)
+      option = 1;
+    else if (is_measured(5 * rows * s.nk * s.D))
+      option = choose(fmt::format("attention_backward, {} sequences of {} queries, {} keys, {} "
+                                  "heads of {}",
+                                  s.sequences, s.nq, s.nk, s.heads, s.D),
+                      2, run);
+  }
+  if (!run(option)) run(0);
+}
+
 template <class T>
 void run_backward_with_delta(FlashBackward<T> p) {
   if constexpr (sizeof(T) == 2)
-    if (flash_sm90_takes(p.shape)) return flash_sm90_backward(p);
+    if (flash_sm90_takes(p.shape)) return run_sm90_backward(p);
   const Shape rows{p.shape.sequences, p.shape.heads, p.shape.nq};
   const Tensor delta = Tensor::empty(rows, DType::f32);
   p.delta = data<float>(delta);

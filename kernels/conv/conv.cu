@@ -57,6 +57,43 @@ Convolution convolution(Pass pass, const Tensor& x, const Conv& k, const Tensor&
   return c;
 }
 
+// The library's engines for tensor cores read 16 bytes of channels at a time. Where x or y has
+// fewer, as pixels do, they first copy it with zeros to the workspace, 8 channels for 3. A batch
+// whose copies would not fit there is left to engines that take several times as long, and so it
+// is cut into pieces whose copies fill half of the workspace at most.
+std::int64_t samples_at_a_time(const Convolution& c) {
+  if (c.type != DType::bf16 || c.groups > 1) return c.samples;
+  constexpr std::int64_t unit = 8;
+  const auto copy = [&](std::int64_t channels, const std::array<std::int64_t, 3>& size) {
+    const std::int64_t wide = (channels + unit - 1) / unit * unit;
+    return wide == channels ? 0 : 2 * wide * size[0] * size[1] * size[2];
+  };
+  const std::int64_t bytes = copy(c.in_channels, c.in) + copy(c.out_channels, c.out);
+  if (bytes == 0) return c.samples;
+  const std::int64_t most =
+      std::clamp<std::int64_t>(conv_scratch.workspace / 2 / bytes, 1, c.samples);
+  const std::int64_t pieces = (c.samples + most - 1) / most;
+  return (c.samples + pieces - 1) / pieces;  // of one size, but for the last
+}
+
+// Calls f(a tensor's samples, whether they are the first) for each piece of a batch that has to be
+// cut; false where it has not. The samples are [n,T,H,W,C].
+template <class F>
+bool in_pieces(const Convolution& c, F&& f) {
+  const std::int64_t most = samples_at_a_time(c);
+  if (most == c.samples) return false;
+  for (std::int64_t first = 0; first < c.samples; first += most)
+    f(
+        [&](const Tensor& t) {
+          if (!t.defined()) return t;
+          const std::int64_t depth = t.dim(0) * t.dim(1) / c.samples;
+          return t.view({c.samples, depth, t.dim(2), t.dim(3), t.dim(4)})
+              .slice(first, std::min(first + most, c.samples));
+        },
+        first == 0);
+  return true;
+}
+
 // The phases' convolution of rows [first, first + rows) of `frames` frames [H,W,Cin]; `above` and
 // `below`: whether a row of zeros stands there.
 Convolution phase_convolution(Pass pass, DType type, std::int64_t frames, std::int64_t rows,
@@ -218,6 +255,11 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
   if (is_product(conv)) return product_forward(x, w, bias, residual, y);
   if (conv.upsample) return upsampled_forward(x, w, bias, residual, conv, y);
   Convolution c = convolution(Pass::forward, x, conv, y);
+  if (in_pieces(c, [&](auto&& some, bool) {
+        Tensor of_y = some(y);
+        conv_forward(some(x), w, bias, some(residual), conv, of_y);
+      }))
+    return;
   const WeightShape shape = weight_shape(conv, c.out_channels, c.in_channels / c.groups);
   const Tensor weights = Tensor::empty({shape.numel()}, w.dtype());
   weights_to_library(w, shape, weights);
@@ -258,6 +300,11 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
     return;
   }
   Convolution c = convolution(Pass::backward_input, dx, conv, dy);
+  if (in_pieces(c, [&](auto&& some, bool) {
+        Tensor of_dx = some(dx);
+        conv_backward_input(some(dy), w, conv, of_dx, accumulate);
+      }))
+    return;
   c.accumulate = accumulate;
   const WeightShape shape = weight_shape(conv, c.out_channels, c.in_channels / c.groups);
   const Tensor weights = Tensor::empty({shape.numel()}, w.dtype());
@@ -282,6 +329,11 @@ void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& 
     return;
   }
   const Convolution c = convolution(Pass::backward_weight, x, conv, dy);
+  if (in_pieces(c, [&](auto&& some, bool first) {
+        Tensor no_bias;
+        conv_backward_weight(some(x), some(dy), conv, dw, no_bias, accumulate || !first);
+      }))
+    return;
   const WeightShape shape = weight_shape(conv, out, in / conv.groups);
   const Tensor weights = Tensor::empty({shape.numel()}, x.dtype());
   run(c, {x.raw(), weights.raw(), dy.raw()});

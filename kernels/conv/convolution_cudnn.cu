@@ -17,7 +17,9 @@
 #endif
 
 #include <algorithm>
+#include <deque>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "conv/convolution.cuh"
@@ -57,7 +59,7 @@ bool convolve(const Convolution& c, const ConvolutionOperands&) {
 #else
 namespace {
 
-constexpr int proposals = 32;
+constexpr int most_proposals = 32;
 
 // The library's functions. It is loaded with the first convolution: a job without any needs no
 // cuDNN.
@@ -177,7 +179,9 @@ class Descriptor {
     throw_if_gpu_failed("cudnnBackendFinalize", __FILE__, __LINE__);
     return false;
   }
-  void finalize(const char* what) { check(cudnn().finalize(d_), what, __LINE__); }
+  void finalize(const char* what) {
+    check(cudnn().finalize(d_), std::string("cudnnBackendFinalize of ") + what, __LINE__);
+  }
   // How many there are; up to `count` are written.
   template <class T>
   std::int64_t get(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, T* values,
@@ -192,7 +196,16 @@ class Descriptor {
   cudnnBackendDescriptor_t d_ = nullptr;
 };
 
-enum Id : std::int64_t { id_x = 'x', id_w = 'w', id_y = 'y', id_bias = 'b', id_residual = 'r' };
+// The tensors of a graph, in memory and between its nodes.
+enum Id : std::int64_t {
+  id_x = 'x',
+  id_w = 'w',
+  id_y = 'y',
+  id_bias = 'b',
+  id_residual = 'r',
+  id_products = 's',
+  id_with_residual = 't'
+};
 
 // The largest power of two, up to 16, that divides the address: see alignment_of() in
 // product_lt.cu.
@@ -209,12 +222,6 @@ struct Key {
   auto operator<=>(const Key&) const = default;
 };
 
-// Everything that a convolution's plan refers to lives as long as it does.
-struct Plan {
-  std::vector<Descriptor> parts;
-  std::vector<Descriptor> plan;  // none: the library cannot
-};
-
 std::vector<std::int64_t> spatial_of(const Convolution& c,
                                      const std::array<std::int64_t, 3>& values) {
   return {values.end() - c.spatial, values.end()};
@@ -222,9 +229,8 @@ std::vector<std::int64_t> spatial_of(const Convolution& c,
 
 // Dimensions in the library's order (samples, channels, then those of space), channels last in
 // memory.
-Descriptor tensor(std::int64_t id, cudnnDataType_t type, std::int64_t samples,
-                  std::int64_t channels, const std::vector<std::int64_t>& space,
-                  std::int64_t alignment, bool is_virtual = false) {
+Descriptor describe_tensor(std::int64_t id, cudnnDataType_t type, std::int64_t samples,
+                           std::int64_t channels, const std::vector<std::int64_t>& space) {
   std::vector<std::int64_t> sizes{samples, channels}, strides(2 + space.size());
   sizes.insert(sizes.end(), space.begin(), space.end());
   strides[1] = 1;
@@ -239,9 +245,6 @@ Descriptor tensor(std::int64_t id, cudnnDataType_t type, std::int64_t samples,
   d.set(CUDNN_ATTR_TENSOR_DIMENSIONS, sizes);
   d.set(CUDNN_ATTR_TENSOR_STRIDES, strides);
   d.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, id);
-  d.set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, alignment);
-  if (is_virtual) d.set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, true);
-  d.finalize("tensor");
   return d;
 }
 
@@ -292,71 +295,150 @@ Names names_of(Pass pass) {
   }
 }
 
-// The graph's nodes, in order; what they refer to goes to `parts`.
-std::vector<Descriptor> nodes_of(const Key& key, std::vector<Descriptor>& parts) {
-  const Convolution& c = key.convolution;
-  const cudnnDataType_t type = c.type == DType::bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
-  const auto out = spatial_of(c, c.out);
-  // An intermediate result in f32, which exists in registers alone.
-  const auto passing = [&](std::int64_t id) {
-    return tensor(id, CUDNN_DATA_FLOAT, c.samples, c.out_channels, out, 16, true);
-  };
-  Descriptor x =
-      tensor(id_x, type, c.samples, c.in_channels, spatial_of(c, c.in), key.alignments[0]);
-  // Fewer input channels than x has tell the library that there are groups.
-  Descriptor w = tensor(id_w, type, c.out_channels, c.in_channels / c.groups,
-                        spatial_of(c, c.kernel), key.alignments[1]);
-  Descriptor y = tensor(id_y, type, c.samples, c.out_channels, out, key.alignments[2]);
-  Descriptor sum = c.bias ? passing('s') : std::move(y);
-  Descriptor shape = geometry(c);
+// A convolution's graph: the convolution, and behind it the additions of a residual and of a bias.
+// The library reads all descriptors until the plan is done with, so they live as long as this.
+class Graph {
+ public:
+  explicit Graph(const Key& key);
 
-  std::vector<Descriptor> nodes;
-  const Names name = names_of(c.pass);
-  Descriptor& node = nodes.emplace_back(name.type);
+  // What the library proposes for it, best first. Empty where it knows nothing.
+  std::vector<Descriptor> proposals(cudnnBackendHeurMode_t mode) const;
+
+ private:
+  const Descriptor& keep(Descriptor d) { return kept_.emplace_back(std::move(d)); }
+  const Descriptor& in_memory(std::int64_t id, std::int64_t samples, std::int64_t channels,
+                              const std::vector<std::int64_t>& space, std::int64_t alignment);
+  const Descriptor& passing(std::int64_t id);
+  void convolve(const Descriptor& x, const Descriptor& w, const Descriptor& y);
+  void add(const Descriptor& a, const Descriptor& b, const Descriptor& sum);
+  void finish();
+
+  const Convolution c_;
+  std::deque<Descriptor> kept_;    // tensors and what nodes compute: their addresses stay
+  std::vector<Descriptor> nodes_;  // in order
+  std::optional<Descriptor> graph_;
+};
+
+Graph::Graph(const Key& key) : c_(key.convolution) {
+  const auto out = spatial_of(c_, c_.out);
+  const auto& [of_x, of_w, of_y, of_bias, of_residual] = key.alignments;
+  const Descriptor& x = in_memory(id_x, c_.samples, c_.in_channels, spatial_of(c_, c_.in), of_x);
+  // Fewer input channels than x has tell the library that there are groups.
+  const Descriptor& w =
+      in_memory(id_w, c_.out_channels, c_.in_channels / c_.groups, spatial_of(c_, c_.kernel), of_w);
+  const Descriptor& y = in_memory(id_y, c_.samples, c_.out_channels, out, of_y);
+  if (!c_.bias) {
+    convolve(x, w, y);
+  } else {
+    const Descriptor& products = passing(id_products);
+    convolve(x, w, products);
+    const Descriptor* sum = &products;
+    if (c_.residual) {
+      const Descriptor& residual =
+          in_memory(id_residual, c_.samples, c_.out_channels, out, of_residual);
+      const Descriptor& with_residual = passing(id_with_residual);
+      add(*sum, residual, with_residual);
+      sum = &with_residual;
+    }
+    const std::vector<std::int64_t> everywhere(c_.spatial, 1);
+    add(*sum, in_memory(id_bias, 1, c_.out_channels, everywhere, of_bias), y);
+  }
+  finish();
+}
+
+// An operand, of the convolution's type.
+const Descriptor& Graph::in_memory(std::int64_t id, std::int64_t samples, std::int64_t channels,
+                                   const std::vector<std::int64_t>& space, std::int64_t alignment) {
+  const cudnnDataType_t type = c_.type == DType::bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
+  Descriptor d = describe_tensor(id, type, samples, channels, space);
+  d.set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, alignment);
+  d.finalize("tensor");
+  return keep(std::move(d));
+}
+
+// A result of y's shape between two nodes, in f32, which exists in registers alone.
+const Descriptor& Graph::passing(std::int64_t id) {
+  Descriptor d =
+      describe_tensor(id, CUDNN_DATA_FLOAT, c_.samples, c_.out_channels, spatial_of(c_, c_.out));
+  d.set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, std::int64_t{16});
+  d.set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, true);
+  d.finalize("tensor between nodes");
+  return keep(std::move(d));
+}
+
+void Graph::convolve(const Descriptor& x, const Descriptor& w, const Descriptor& y) {
+  const Names name = names_of(c_.pass);
+  Descriptor& node = nodes_.emplace_back(name.type);
   // In the type of the computation: cuDNN silently accepts doubles too and reads half of one as a
   // float, so that 1.0 becomes 0.
   node.set(name.alpha, CUDNN_TYPE_FLOAT, 1.0f);
-  node.set(name.beta, CUDNN_TYPE_FLOAT, c.accumulate ? 1.0f : 0.0f);
-  node.set(name.convolution, shape);
+  node.set(name.beta, CUDNN_TYPE_FLOAT, c_.accumulate ? 1.0f : 0.0f);
+  node.set(name.convolution, keep(geometry(c_)));
   node.set(name.w, w);
   node.set(name.x, x);
-  node.set(name.y, sum);
+  node.set(name.y, y);
   node.finalize("convolution node");
-
-  const auto add = [&](const Descriptor& a, const Descriptor& b, const Descriptor& to) {
-    Descriptor pointwise(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
-    pointwise.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, CUDNN_POINTWISE_ADD);
-    pointwise.set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
-    pointwise.finalize("pointwise");
-    Descriptor& n = nodes.emplace_back(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-    n.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, pointwise);
-    n.set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, a);
-    n.set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b);
-    n.set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, to);
-    n.finalize("pointwise node");
-    parts.push_back(std::move(pointwise));
-  };
-  if (c.residual) {
-    Descriptor residual =
-        tensor(id_residual, type, c.samples, c.out_channels, out, key.alignments[4]);
-    Descriptor added = passing('t');
-    add(sum, residual, added);
-    parts.push_back(std::move(residual));
-    std::swap(sum, added);
-    parts.push_back(std::move(added));
-  }
-  if (c.bias) {
-    Descriptor bias = tensor(id_bias, type, 1, c.out_channels,
-                             std::vector<std::int64_t>(c.spatial, 1), key.alignments[3]);
-    add(sum, bias, y);
-    parts.push_back(std::move(bias));
-  }
-  for (Descriptor* d : {&x, &w, &y, &sum, &shape}) parts.push_back(std::move(*d));
-  return nodes;
 }
 
-// Whether an engine repeats its bits and computes as exactly as weft promises.
-bool is_welcome(const Descriptor& config, const Key& key) {
+void Graph::add(const Descriptor& a, const Descriptor& b, const Descriptor& sum) {
+  Descriptor addition(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+  addition.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, CUDNN_POINTWISE_ADD);
+  addition.set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
+  addition.finalize("pointwise");
+  Descriptor& node = nodes_.emplace_back(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+  node.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, keep(std::move(addition)));
+  node.set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, a);
+  node.set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b);
+  node.set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, sum);
+  node.finalize("pointwise node");
+}
+
+// The graph of the nodes; none where the library cannot run such nodes together.
+void Graph::finish() {
+  std::vector<cudnnBackendDescriptor_t> nodes;
+  for (const Descriptor& n : nodes_) nodes.push_back(n.raw());
+  Descriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+  graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, library().handle);
+  graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, nodes.data(),
+            nodes.size());
+  if (graph.try_finalize()) graph_ = std::move(graph);
+}
+
+std::vector<Descriptor> Graph::proposals(cudnnBackendHeurMode_t mode) const {
+  if (!graph_) return {};
+  Descriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+  heuristics.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, *graph_);
+  heuristics.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
+  if (!heuristics.try_finalize()) return {};
+  std::vector<Descriptor> configs;
+  std::vector<cudnnBackendDescriptor_t> raw;
+  for (int i = 0; i < most_proposals; ++i)
+    raw.push_back(configs.emplace_back(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR).raw());
+  const std::int64_t found = heuristics.get(
+      CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.data(), most_proposals);
+  while (std::ssize(configs) > found) configs.pop_back();
+  return configs;
+}
+
+// Whether results with that note repeat their bits and are as exact as weft promises.
+bool is_welcome(cudnnBackendNumericalNote_t note, const Key& key) {
+  switch (note) {
+    case CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC:
+    case CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION:
+    case CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6:
+    case CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13:
+      return false;
+    case CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS:
+      return key.convolution.type != DType::f32;
+    case CUDNN_NUMERICAL_NOTE_TENSOR_CORE:
+      return key.convolution.type != DType::f32 || key.tf32;
+    default:
+      return true;
+  }
+}
+
+// Whether all that the library notes of a proposal's engine is.
+bool has_welcome_engine(const Descriptor& config, const Key& key) {
   Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t raw = engine.raw();
   if (config.get(CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, &raw, 1) != 1)
@@ -364,64 +446,38 @@ bool is_welcome(const Descriptor& config, const Key& key) {
   std::array<cudnnBackendNumericalNote_t, CUDNN_NUMERICAL_NOTE_TYPE_COUNT> notes{};
   const std::int64_t count = engine.get(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
                                         notes.data(), notes.size());
-  return std::none_of(notes.begin(), notes.begin() + count, [&](cudnnBackendNumericalNote_t n) {
-    return n == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC ||
-           n == CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION ||
-           n == CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6 ||
-           n == CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13 ||
-           (key.convolution.type == DType::f32 &&
-            (n == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS ||
-             (n == CUDNN_NUMERICAL_NOTE_TENSOR_CORE && !key.tf32)));
-  });
+  return std::all_of(notes.begin(), notes.begin() + count,
+                     [&](cudnnBackendNumericalNote_t note) { return is_welcome(note, key); });
 }
 
-// Takes the first engine of the library's list that is acceptable, small enough and available.
-bool choose(const Descriptor& graph, cudnnBackendHeurMode_t mode, const Key& key, Plan& plan) {
-  Descriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
-  heuristics.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
-  heuristics.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
-  if (!heuristics.try_finalize()) return false;
-  std::vector<Descriptor> configs;
-  std::vector<cudnnBackendDescriptor_t> raw;
-  for (int i = 0; i < proposals; ++i)
-    raw.push_back(configs.emplace_back(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR).raw());
-  const std::int64_t found = heuristics.get(CUDNN_ATTR_ENGINEHEUR_RESULTS,
-                                            CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.data(), proposals);
-  for (std::int64_t i = 0; i < std::min<std::int64_t>(found, proposals); ++i) {
-    Descriptor& config = configs[i];
-    if (!is_welcome(config, key)) continue;
-    Descriptor made(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-    check(cudnn().set_attribute(made.raw(), CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1,
-                                &library().handle),
-          "plan's handle", __LINE__);
-    made.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
-    if (!made.try_finalize()) continue;
-    std::int64_t bytes = 0;
-    made.get(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, &bytes, 1);
-    if (bytes > ops::conv_scratch.workspace) continue;
-    plan.plan.push_back(std::move(made));
-    plan.parts.push_back(std::move(config));
-    return true;
-  }
-  return false;
-}
-
-Plan make_plan(const Key& key) {
-  Plan plan;
-  std::vector<Descriptor> nodes = nodes_of(key, plan.parts);
-  std::vector<cudnnBackendDescriptor_t> raw;
-  for (const Descriptor& n : nodes) raw.push_back(n.raw());
-  Descriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-  check(cudnn().set_attribute(graph.raw(), CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1,
-                              &library().handle),
-        "graph's handle", __LINE__);
-  graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.data(), raw.size());
-  if (graph.try_finalize() && !choose(graph, CUDNN_HEUR_MODE_A, key, plan))
-    choose(graph, CUDNN_HEUR_MODE_FALLBACK, key, plan);
-  std::move(nodes.begin(), nodes.end(), std::back_inserter(plan.parts));
-  plan.parts.push_back(std::move(graph));
+// What runs a proposal; none where it cannot be had, or wants more workspace than there is.
+std::optional<Descriptor> execution_plan(const Descriptor& config) {
+  Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+  plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, library().handle);
+  plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
+  if (!plan.try_finalize()) return std::nullopt;
+  std::int64_t bytes = 0;
+  plan.get(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, &bytes, 1);
+  if (bytes > ops::conv_scratch.workspace) return std::nullopt;
   return plan;
 }
+
+// A convolution's graph and how it is run: by the first proposal that is welcome and can be had.
+struct Plan {
+  explicit Plan(const Key& key) : graph(key) {
+    for (const auto mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK})
+      for (Descriptor& proposal : graph.proposals(mode)) {
+        if (!has_welcome_engine(proposal, key)) continue;
+        execution = execution_plan(proposal);
+        if (!execution) continue;
+        config = std::move(proposal);
+        return;
+      }
+  }
+
+  Graph graph;
+  std::optional<Descriptor> config, execution;  // none: the library cannot
+};
 
 }  // namespace
 
@@ -432,9 +488,9 @@ bool convolve(const Convolution& c, const ConvolutionOperands& at) {
   // Never destroyed: at process exit the library may be unloaded first.
   static auto& plans = *new std::map<Key, Plan>;
   auto it = plans.find(key);
-  if (it == plans.end()) it = plans.emplace(key, make_plan(key)).first;
+  if (it == plans.end()) it = plans.try_emplace(key, key).first;
   const Plan& plan = it->second;
-  if (plan.plan.empty()) return false;
+  if (!plan.execution) return false;
 
   constexpr std::array<std::int64_t, 5> ids{id_x, id_w, id_y, id_bias, id_residual};
   std::vector<std::int64_t> used;
@@ -453,8 +509,8 @@ bool convolve(const Convolution& c, const ConvolutionOperands& at) {
            addresses.size());
   pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, workspace.raw());
   pack.finalize("operands");
-  check(cudnn().execute(library().handle, plan.plan.front().raw(), pack.raw()), describe(c),
-        __LINE__);
+  check(cudnn().execute(library().handle, plan.execution->raw(), pack.raw()),
+        "cudnnBackendExecute of " + describe(c), __LINE__);
   return true;
 }
 

@@ -208,12 +208,13 @@ void NcclCollectives::sum_as_bf16(const Tensor& t) {
 void NcclCollectives::warn_of_unequal_nodes() const {
   std::size_t most = 0;
   for (const std::vector<int>& node : nodes_.ranks) most = std::max(most, node.size());
-  const double n = size_, m = static_cast<double>(most);
+  const double n = size_, m = static_cast<double>(most), bytes = 2 * m * (n - m) / n;
+  if (bytes <= 4) return;
   log::warn(
       "the {} nodes have unequal numbers of ranks, so gradients in bf16 are not summed inside each "
       "node first: every step the network cards of a node with {} take in {:.1f} bytes a gradient, "
       "against 4 with parallel.wire = \"f32\". Set that, or start as many ranks on every node",
-      nodes_.ranks.size(), counted(most, "rank"), 2 * m * (n - m) / n);
+      nodes_.ranks.size(), counted(static_cast<std::int64_t>(most), "rank"), bytes);
 }
 
 // Sums inside this node, in f32: on its rank of each place, the parts of all ranks of that place.

@@ -107,7 +107,7 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
     handles_.clear();
     comm_ = nullptr;
   }
-  // It is aborted, and with it what was registered is gone. From any thread.
+  // It is aborted, with what is registered. From any thread.
   void abort() { aborted_ = true; }
 
  private:
@@ -141,6 +141,8 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
     return p;
   }
   void free(void* p) noexcept {
+    // The job ends with an error: what NCCL may still use is left to the end of the process.
+    if (aborted_) return;
     cudaSetDevice(gpu_);
     // Unlike cudaFree, ncclMemFree does not wait for work that still uses the memory.
     cudaDeviceSynchronize();

@@ -60,6 +60,11 @@ FirstFailure& first_failure() {
   return one;
 }
 
+// CUDA_CHECK for a result that has been looked at.
+void check(cudaError_t error, const char* call, int line) {
+  if (error != cudaSuccess) throw_cuda_error(error, call, __FILE__, line);
+}
+
 // For calls that may not throw. What fails here and nowhere else must not go unsaid.
 void note_failure(cudaError_t error, const char* call, int line) noexcept {
   if (error == cudaSuccess || error == cudaErrorCudartUnloading) return;
@@ -115,7 +120,7 @@ class CudaRuntime final : public DeviceRuntime {
                   "(weft doctor, nvidia-smi)",
                   __FILE__, __LINE__);
     }
-    CUDA_CHECK(error);
+    check(error, "cudaMalloc(&p, bytes)", __LINE__);
     if (zeroed) zero(p, bytes, Stream::compute);
     return p;
   }
@@ -133,7 +138,7 @@ class CudaRuntime final : public DeviceRuntime {
                   "raise the limit of locked memory (ulimit -l) or the job's memory", __FILE__,
                   __LINE__);
     }
-    CUDA_CHECK(error);
+    check(error, "cudaHostAlloc(&p, bytes, cudaHostAllocDefault)", __LINE__);
     return p;
   }
   void free_pinned(void* p) noexcept override {
@@ -215,7 +220,7 @@ class CudaRuntime final : public DeviceRuntime {
       cudaGetLastError();  // else a later check of the last error would find it
       return false;
     }
-    CUDA_CHECK(state);
+    check(state, "cudaEventQuery(event)", __LINE__);
     return true;
   }
   void synchronize(const DeviceEvent& event) override {
@@ -264,7 +269,7 @@ class CudaRuntime final : public DeviceRuntime {
           "set device.graphs = false, or lower memory.arena_gib or train.batch_size", __FILE__,
           __LINE__);
     }
-    CUDA_CHECK(error);
+    check(error, "cudaGraphInstantiate(&exec, graph, 0)", __LINE__);
     return DeviceGraph(exec,
                        [](void* p) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(p)); });
   }

@@ -266,6 +266,7 @@ void run_kernel(const Kernel& kernel) {
                 static_cast<unsigned>(b / gridDim.x / gridDim.y)};
     run_block();
   }
+  end_hopper_kernel();
   block.kernel = nullptr;
 }
 

@@ -1,7 +1,8 @@
 // mbarriers, bulk copies and products of a warpgroup. What CUDA leaves open is drawn: a bulk copy
 // happens at any time between its issue and the moment that somebody could know of it, a group of
 // products when it is committed or as late as the wait for it. Until then its accumulators hold NaN
-// and its operands are not read, so that whoever touches either too early is found out.
+// and its operands are not read, so that whoever touches either too early is found out. Additions
+// to device memory happen in a random order, some of them when the kernel ends.
 #include "hopper.h"
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "emulated_ptx_sm90.h"
 #include "faults.h"
 #include "fibers.h"
+#include "memory.h"
 #include "random.h"
 
 namespace emulation {
@@ -107,6 +109,33 @@ void start(const BulkCopy& c) {
   if (random_below(4) == 0) do_copy(copies.size() - 1);
 }
 
+struct Addition {
+  float* to;
+  float x[4];
+};
+std::vector<Addition> additions;
+constexpr std::size_t most_additions = 4096;
+
+void do_some_addition() {
+  std::swap(additions[random_below(additions.size())], additions.back());
+  const Addition& a = additions.back();
+  for (int i = 0; i < 4; ++i) a.to[i] += a.x[i];
+  additions.pop_back();
+}
+
+struct StorePart {
+  std::uint32_t row;  // its address
+  const std::uint32_t* r;
+};
+void store_matrices(void* const* lanes, unsigned) {
+  for (int matrix = 0; matrix < 4; ++matrix)
+    for (int lane = 0; lane < 32; ++lane) {
+      const std::uint32_t row = static_cast<const StorePart*>(lanes[8 * matrix + lane / 4])->row;
+      std::memcpy(shared_byte(row) + lane % 4 * 4,
+                  &static_cast<const StorePart*>(lanes[lane])->r[matrix], 4);
+    }
+}
+
 struct NamedBarrier {
   int arrived = 0, threads = 0;
   unsigned phase = 0;
@@ -160,7 +189,7 @@ void multiply(void* const* lanes, unsigned) {
     for (unsigned k = 0; k < 16; ++k)
       a[row * 16 + k] =
           p.a == nullptr
-              ? element(p.a_matrix, false, 16 * warp + row, k)
+              ? element(p.a_matrix, p.a_by_rows, 16 * warp + row, k)
               : to_float(lane(row % 8 * 4 + k % 8 / 2).a[row / 8 + k / 8 * 2] >> k % 2 * 16 &
                          0xffff);
   for (unsigned column = 0; column < n; ++column)
@@ -225,6 +254,10 @@ void end_hopper_block() {
   made_progress();
 }
 
+void end_hopper_kernel() {
+  while (!additions.empty()) do_some_addition();
+}
+
 void mbarrier_init(std::uint64_t* barrier, int count) {
   Barrier b{};
   b.pending = static_cast<std::uint16_t>(count);
@@ -283,6 +316,20 @@ void named_barrier(int id, int threads, bool wait) {
     made_progress();
   }
   while (wait && b.phase == phase) yield("a named barrier");
+}
+
+void stmatrix(void* row, const std::uint32_t* r) {
+  StorePart part{shared_offset(static_cast<const std::byte*>(row)), r};
+  if (part.row % 16 != 0 || part.row + 16 > shared_bytes())
+    die("a row of stmatrix goes to byte %u of %zu of shared memory", part.row, shared_bytes());
+  collective(~0u, "stmatrix_x4", store_matrices, &part);
+}
+
+void add_four(float* to, const float (&x)[4]) {
+  if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0 || where_is(to, 16) != Where::device)
+    die("an addition to %p, which is not 16 aligned bytes of device memory", to);
+  additions.push_back({to, {x[0], x[1], x[2], x[3]}});
+  if (additions.size() > most_additions || random_below(4) == 0) do_some_addition();
 }
 
 void wgmma_issue(const Product& product) {

@@ -8,5 +8,7 @@ namespace emulation {
 void advance_bulk_copies();
 // Nothing asynchronous may outlive its block.
 void end_hopper_block();
+// Does what the kernel added to device memory and is not there yet.
+void end_hopper_kernel();
 
 }  // namespace emulation

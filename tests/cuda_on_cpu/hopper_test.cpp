@@ -110,9 +110,74 @@ float worst() {
   return off;
 }
 
+// d += a^T b, of the first 64 columns of a, both operands summed over their rows; a goes through
+// registers, as matrices that are stored again.
+__global__ void product_over_rows(CUtensorMap a, CUtensorMap b, float* d) {
+  unsigned char* const sa = shared_memory<unsigned char>();
+  unsigned char* const sb = sa + tile;
+  unsigned char* const stored = sb + tile;
+  auto* const full = reinterpret_cast<std::uint64_t*>(stored + rows * 128);
+  if (threadIdx.x == 0) {
+    mbarrier_init(full, 1);
+    mbarrier_init_fence();
+    mbarrier_arrive_expect(full, 2 * tile);
+    for (int atom = 0; atom < 2; ++atom) {
+      copy_box(sa + atom * rows * 128, &a, full, atom * 64, 0, 0, 0);
+      copy_box(sb + atom * rows * 128, &b, full, atom * 64, 0, 0, 0);
+    }
+  }
+  __syncthreads();
+  mbarrier_wait(full, 0);
+  const unsigned lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16, row = first + lane % 16;
+  for (unsigned k = 0; k < 4; ++k) {
+    std::uint32_t r[4];
+    for (unsigned i = 0; i < 4; ++i) {
+      const unsigned at = first + lane / 4 + i % 2 * 8, piece = k * 2 + i / 2;
+      std::memcpy(&r[i], sa + at * 128 + (piece ^ at % 8) * 16 + lane % 4 * 4, 4);
+    }
+    stmatrix_x4(stored + row * 128 + ((2 * k + lane / 16) ^ row % 8) * 16, r);
+  }
+  async_proxy_fence();
+  __syncthreads();
+  float sum[columns / 2];
+  wgmma_fence();
+  for (int k = 0; k < 4; ++k)
+    Wgmma<columns>::from_shared<true, true>(sum, describe_columns<rows>(stored + k * 2048),
+                                            describe_columns<rows>(sb + k * 2048), k > 0);
+  wgmma_commit();
+  wgmma_wait<0>();
+  for (unsigned t = 0; t < columns / 8; ++t)
+    add_four(d + (t * 128 + threadIdx.x) * 4, sum[4 * t], sum[4 * t + 1], sum[4 * t + 2],
+             sum[4 * t + 3]);
+}
+
 // Sums of at most 72 products of 7-bit numbers are exact in f32, in any order.
 TEST(Hopper, ProductOfTilesOverColumns) { EXPECT_EQ((worst<false, Fault::none>()), 0.0f); }
 TEST(Hopper, ProductOfRegistersOverRows) { EXPECT_EQ((worst<true, Fault::none>()), 0.0f); }
+
+TEST(Hopper, ProductOfTilesOverRowsAddedByThreeBlocks) {
+  std::vector<__nv_bfloat16> a(rows * columns), b(rows * columns);
+  for (int i = 0; i < rows * columns; ++i) {
+    a[i] = value(i);
+    b[i] = value(i + 1000);
+  }
+  const Stream stream;
+  const Array<__nv_bfloat16> da(a), db(b);
+  const Array<float> d(std::vector<float>(64 * columns, 1.0f));
+  EXPECT_CUDA(start(stream, product_over_rows, 3, 128, 2 * tile + rows * 128 + 16, map_of(da.get()),
+                    map_of(db.get()), d.get()));
+  const std::vector<float> got = d.read();
+  int wrong = 0;
+  for (int i = 0; i < 64; ++i)
+    for (int j = 0; j < columns; ++j) {
+      float sum = 0;
+      for (int k = 0; k < rows; ++k) sum += value(k * columns + i) * value(k * columns + j + 1000);
+      // In the order of a warpgroup's accumulators.
+      const int thread = i / 16 * 32 + i % 8 * 4 + j % 8 / 2, e = i / 8 % 2 * 2 + j % 2;
+      wrong += got[(j / 8 * 128 + thread) * 4 + e] != 1 + 3 * sum;
+    }
+  EXPECT_EQ(wrong, 0);
+}
 
 TEST(Hopper, AccumulatorsReadBeforeTheWait) {
   // By chance a group is done early; not always.

@@ -491,6 +491,14 @@ void add_small_plain(Cases& cases, DType dtype) {
            {139, 1, 72, {139, 139}, {}},
            {270, 3, 128, {270}, {}},
            {35, 1, 24, {35}, {}, 0, false},
+           // Cross attention with equal keys: more blocks of queries than are under way at once,
+           // more
+           // tiles of keys than multiprocessors, a head size between the instances.
+           {450, 1, 128, {200, 200}, {}, 0, false},
+           {200, 5, 72, {300, 300}, {}, 0, false},
+           {330, 3, 96, {140}, {}, 0, false},
+           // Scores far below 0: rows beyond the last key would have probabilities without bound.
+           {70, 4, 64, {2}, {}, 0, false, 12.0f},
            // Captions with one key for all of their padding, one of full length, one empty.
            {70, 2, 128, {5, 1, 66, 40}, {4.0f, 6.2383246f, 0.0f, 3.2188758f}, 3},
            {33, 1, 64, {0, 40, 3}, {0.5f, 1.0f, 2.0f}, 1},

@@ -166,6 +166,7 @@ beside_cpu() {  # name, estimated seconds on the CPU, tolerance of the losses, d
   part "$1_cpu" "$2" "$weft" train "${common[@]}" device.kind=cpu "run.dir=$out/$1_cpu"
   part "$1_cuda" 15 "$weft" train "${common[@]}" device.kind=cuda "run.dir=$out/$1_cuda"
   part "$1" 2 "$python" validation/gpu/same_losses.py "$out/$1_cpu/metrics.jsonl" "$out/$1_cuda/metrics.jsonl" "$3"
+  [ $list = 1 ] || rm -rf "$out/$1_cpu" "$out/$1_cuda"
 }
 beside_cpu train_smoke 15 1e-4 inputs/smoke.toml "${smoke_small[@]}"
 # At 0.02, from random weights, rounding grows from step to step.

@@ -15,15 +15,17 @@ void mbarrier_wait(const std::uint64_t* barrier, int parity);
 void copy_box(void* to, const CUtensorMap& map, std::uint64_t* barrier, const int (&at)[4]);
 void copy_bulk(void* to, const void* from, int bytes, std::uint64_t* barrier);
 void named_barrier(int id, int threads, bool wait);
+void stmatrix(void* row, const std::uint32_t* r);  // four matrices
+void add_four(float* to, const float (&x)[4]);
 
 // One lane's part in a product of a warpgroup: its accumulators, its registers of A or A's
 // descriptor, B's descriptor.
 struct Product {
   int n;
   float* d;
-  const std::uint32_t* a;  // null: from shared memory, summed over columns
+  const std::uint32_t* a;  // null: from shared memory
   std::uint64_t a_matrix, b_matrix;
-  bool b_by_rows, accumulate;
+  bool a_by_rows, b_by_rows, accumulate;
 };
 void wgmma_issue(const Product& product);
 void wgmma_commit();
@@ -59,6 +61,10 @@ inline void copy_bulk(void* to, const void* from, int bytes, std::uint64_t* barr
 }
 
 inline void async_proxy_fence() {}
+inline void stmatrix_x4(void* row, const std::uint32_t (&r)[4]) { emulation::stmatrix(row, r); }
+inline void add_four(float* to, float a, float b, float c, float d) {
+  emulation::add_four(to, {a, b, c, d});
+}
 
 template <int registers>
 void give_registers() {}
@@ -78,13 +84,14 @@ void keep_in_place(T (&)[n]) {}
 
 template <int n>
 struct Wgmma {
+  template <bool a_by_rows = false, bool b_by_rows = false>
   static void from_shared(float (&d)[n / 2], std::uint64_t a, std::uint64_t b, bool accumulate) {
-    emulation::wgmma_issue({n, d, nullptr, a, b, false, accumulate});
+    emulation::wgmma_issue({n, d, nullptr, a, b, a_by_rows, b_by_rows, accumulate});
   }
   template <bool by_rows>
   static void from_registers(float (&d)[n / 2], const std::uint32_t (&a)[4], std::uint64_t b,
                              bool accumulate) {
-    emulation::wgmma_issue({n, d, a, 0, b, by_rows, accumulate});
+    emulation::wgmma_issue({n, d, a, 0, b, false, by_rows, accumulate});
   }
 };
 
