@@ -241,7 +241,8 @@ template <class Tile>
 __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
                                                   const BackwardMemory<Tile>& memory) {
   constexpr int KD = Tile::KD, ND = Tile::ND, n = pass_rows / 2;
-  const int lane = threadIdx.x % 32;
+  // Of the loop's products alone: elsewhere it is made where it is needed.
+  const int group = static_cast<int>(threadIdx.x) / 128 - 1, lane = threadIdx.x % 32;
   const auto group_here = [] { return thread_here() / 128 - 1; };
   const auto done_with = [&](std::uint64_t* empty) {
     if (lane == 0) mbarrier_arrive(empty);
@@ -306,21 +307,22 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
       __syncwarp();
       done_with(memory.x_empty());
     }
-    const auto issue_first = [&](int own_row) {
+#pragma unroll
+    for (int i = 0; i < ND / 2; ++i) sum1[i] = sum2[i] = 0.0f;
+    const auto issue_first = [&] {
       keep_in_place(prob);
       keep_in_place(ds);
       wgmma_fence();
-      issue_products<Tile>(prob, x1, memory.x1(), own_row, memory.y1(ring.stage()));
-      issue_products<Tile>(ds, x2, memory.x2(), own_row, memory.y2(ring.stage()));
+      issue_products<Tile>(prob, x1, memory.x1(), group * 64, memory.y1(ring.stage()));
+      issue_products<Tile>(ds, x2, memory.x2(), group * 64, memory.y2(ring.stage()));
       wgmma_commit();
     };
-    const auto issue_second = [&](int stage, bool accumulate) {
+    const auto issue_second = [&](int stage) {
       if constexpr (Tile::keys) keep_in_place(sum1);
       keep_in_place(sum2);
       wgmma_fence();
-      if constexpr (Tile::keys)
-        issue_weighted_rows<ND, pass_rows>(sum1, p, memory.y2(stage), accumulate);
-      issue_weighted_rows<ND, pass_rows>(sum2, d, memory.y1(stage), accumulate);
+      if constexpr (Tile::keys) issue_weighted_rows<ND, pass_rows>(sum1, p, memory.y2(stage), true);
+      issue_weighted_rows<ND, pass_rows>(sum2, d, memory.y1(stage), true);
       wgmma_commit();
     };
     const auto finish_second = [&](int stage) {
@@ -370,8 +372,7 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
     };
 
     await_rows();
-    int own_row = group_here() * 64;  // X's that this warpgroup multiplies
-    issue_first(own_row);
+    issue_first();
     wgmma_wait<0>();
     elementwise();
     pack();
@@ -379,21 +380,19 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
     // register.
     int stage = ring.stage();
     next_rows();
-    bool accumulate = false;
-    for (; rows > 0; accumulate = true) {
+    while (rows > 0) {
       if constexpr (Tile::ahead) {
-        issue_first(own_row);
-        issue_second(ring.before(1), accumulate);
+        issue_first();
+        issue_second(ring.before(1));
         wgmma_wait<1>();
         elementwise();
         next_rows();
         finish_second(ring.before(2));
       } else {
-        issue_second(stage, accumulate);
-        own_row = group_here() * 64;  // meanwhile, rather than kept over the elementwise part
+        issue_second(stage);
         finish_second(stage);
         stage = ring.stage();
-        issue_first(own_row);
+        issue_first();
         wgmma_wait<0>();
         elementwise();
         next_rows();
@@ -401,7 +400,7 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
       pack();
     }
     if constexpr (Tile::ahead) stage = ring.before(1);
-    issue_second(stage, accumulate);
+    issue_second(stage);
     finish_second(stage);
     if constexpr (!Tile::x_in_registers) done_with(memory.x_empty());
 

@@ -37,6 +37,8 @@ class KeptQueries : public testing::TestWithParam<DType> {};
 
 TEST_P(KeptQueries, GiveTheSameBits) {
   if (!on_cuda()) use_gpu(0);
+  const auto arena = Arena::reserve(std::size_t{64} << 20, DeviceKind::cuda);
+  const ArenaScope scope(*arena);
   const std::int64_t T = 2, S = 150, H = 2, D = 72;
   const DType dtype = GetParam();
   const Shape shape{1, T, S, 3, H, D}, out_shape{1, T, S, H * D};
