@@ -14,7 +14,7 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int f32_threads = 256, own_rows = 64;
+constexpr int f32_threads = 256, f32_rows = 64;
 
 // DP is D rounded up to what is instantiated. An odd number of 16-byte pieces a row spreads eight
 // rows over all banks.
@@ -26,8 +26,8 @@ struct F32Tile {
   static constexpr int columns = pass_rows / 16;  // scores of a thread in a row
   static constexpr bool biased = DP == 128;       // looks at last_bias
   static constexpr int pitch = (DP / 4 | 1) * 4, score_pitch = pass_rows + 4;
-  static constexpr int own_size = own_rows * pitch, pass_size = pass_rows * pitch;
-  static constexpr int score_size = own_rows * score_pitch;
+  static constexpr int own_size = f32_rows * pitch, pass_size = pass_rows * pitch;
+  static constexpr int score_size = f32_rows * score_pitch;
   static constexpr std::size_t forward_shared =
       sizeof(float) * (own_size + 2 * pass_size + score_size);
   static constexpr std::size_t backward_shared =
@@ -111,7 +111,7 @@ __device__ __forceinline__ void load_f32(float* to, const float* from, std::int6
                                          int n, int D, bool own) {
   constexpr int pitch = F32Tile<DP>::pitch;
   if (own)
-    load_rows<own_rows, DP / 4, pitch, f32_threads>(to, from, row, first, n, D);
+    load_rows<f32_rows, DP / 4, pitch, f32_threads>(to, from, row, first, n, D);
   else
     load_rows<F32Tile<DP>::pass_rows, DP / 4, pitch, f32_threads>(to, from, row, first, n, D);
 }
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(f32_threads, 1)
   const int tile = static_cast<int>(blockIdx.x) % tiles;
   const int h = static_cast<int>(blockIdx.x) / tiles % p.shape.heads;
   const int s = static_cast<int>(blockIdx.x) / tiles / p.shape.heads;
-  const int D = p.shape.D, nq = p.shape.nq, nk = p.shape.keys(s), first = tile * own_rows;
+  const int D = p.shape.D, nq = p.shape.nq, nk = p.shape.keys(s), first = tile * f32_rows;
   const float* const k = p.k.at(s, h, p.shape.inner) + p.shape.first_key(s) * p.k.row;
   const float* const v = p.v.at(s, h, p.shape.inner) + p.shape.first_key(s) * p.v.row;
   float* const queries = shared_memory<float>();
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(f32_threads, 1)
   using Tile = F32Tile<DP>;
   constexpr int pass_rows = Tile::pass_rows, columns = Tile::columns;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-  const KeyTile tile = find_key_tile(p.shape, own_rows, tiles, blockIdx.x);
+  const KeyTile tile = find_key_tile(p.shape, f32_rows, tiles, blockIdx.x);
   if (tile.s < 0) return;  // the whole block
   const int D = p.shape.D, s = tile.s, h = tile.h, nk = p.shape.keys(s);
   const int each = blocks_of(blocks_of(p.shape.nq, pass_rows), p.splits) * pass_rows;
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(f32_threads, 1)
   const int tile = static_cast<int>(blockIdx.x) % tiles;
   const int h = static_cast<int>(blockIdx.x) / tiles % p.shape.heads;
   const int s = static_cast<int>(blockIdx.x) / tiles / p.shape.heads;
-  const int D = p.shape.D, nq = p.shape.nq, nk = p.shape.keys(s), first = tile * own_rows;
+  const int D = p.shape.D, nq = p.shape.nq, nk = p.shape.keys(s), first = tile * f32_rows;
   const float* const k = p.k.at(s, h, p.shape.inner) + p.shape.first_key(s) * p.k.row;
   const float* const v = p.v.at(s, h, p.shape.inner) + p.shape.first_key(s) * p.v.row;
   float* const queries = shared_memory<float>();
@@ -360,7 +360,7 @@ void by_padded_size(int D, F&& f) {
 
 void flash_f32_forward(const FlashForward<float>& p) {
   by_padded_size(p.shape.tile_size(), [&]<int DP>() {
-    const unsigned tiles = blocks_for(p.shape.nq, own_rows);
+    const unsigned tiles = blocks_for(p.shape.nq, f32_rows);
     launch(flash_f32_forward_kernel<DP>,
            dim3(tiles * static_cast<unsigned>(p.shape.heads * p.shape.sequences)),
            dim3(f32_threads), F32Tile<DP>::forward_shared, p, static_cast<int>(tiles));
@@ -370,10 +370,10 @@ void flash_f32_forward(const FlashForward<float>& p) {
 void flash_f32_backward(const FlashBackward<float>& p) {
   by_padded_size(p.shape.tile_size(), [&]<int DP>() {
     const auto heads = static_cast<unsigned>(p.shape.heads);
-    const unsigned key_blocks = key_tiles(p.shape, own_rows);
+    const unsigned key_blocks = key_tiles(p.shape, f32_rows);
     launch(flash_f32_keys_kernel<DP>, dim3(key_blocks * heads * static_cast<unsigned>(p.splits)),
            dim3(f32_threads), F32Tile<DP>::backward_shared, p, key_blocks);
-    const unsigned query_blocks = blocks_for(p.shape.nq, own_rows);
+    const unsigned query_blocks = blocks_for(p.shape.nq, f32_rows);
     launch(flash_f32_queries_kernel<DP>,
            dim3(query_blocks * heads * static_cast<unsigned>(p.shape.sequences)), dim3(f32_threads),
            F32Tile<DP>::backward_shared, p, static_cast<int>(query_blocks));

@@ -116,14 +116,15 @@ __global__ void __launch_bounds__(row_threads, 2)
   load_quads(norm.scale + norm.offset(group), g.channels, scale);
   float dshift[N][4] = {}, dscale[N][4] = {};
   for (int token = g.first(); token < last; ++token) {
-    const std::int64_t row = g.row(frame, token);
+    const int here = late ? opaque(frame) : frame;  // else 64-bit products of it are kept
+    const std::int64_t row = g.row(here, token);
     Quad<X> in[N], old[N];
     Quad<Y> gradient[N];
     load_quads(x + row, g.channels, in);
     load_quads(dy + row, g.channels, gradient);
     if constexpr (early) load_quads(static_cast<const X*>(dx + row), g.channels, old);
     const float2 st = passes ? make_float2(0.0f, 0.0f)
-                             : stats[static_cast<std::int64_t>(frame) * g.tokens + token];
+                             : stats[static_cast<std::int64_t>(here) * g.tokens + token];
     float sum = 0.0f, product = 0.0f;
 #pragma unroll
     for (int n = 0; n < N; ++n) {
@@ -142,7 +143,6 @@ __global__ void __launch_bounds__(row_threads, 2)
     const float2 both = sums(sum, product);
     const float mean_g = both.x / static_cast<float>(g.channels);
     const float mean_gh = both.y / static_cast<float>(g.channels);
-    X* const at = dx + row;
     const auto slope = [&](int n, float(&to)[4]) {
       float v[4], d[4];
       unpack(in[n], v);
@@ -160,13 +160,13 @@ __global__ void __launch_bounds__(row_threads, 2)
 #pragma unroll
         for (int e = 0; e < 4; ++e) to[e] += w[e];
       }
-      store_vec<4>(at, row_quad(n), pack<X, 4>(to));
+      store_vec<4>(dx + row, row_quad(n), pack<X, 4>(to));
     };
     if constexpr (late) {
       float to[N][4];
 #pragma unroll
       for (int n = 0; n < N; ++n) slope(n, to[n]);
-      load_quads(static_cast<const X*>(at), g.channels, old);
+      load_quads(static_cast<const X*>(dx + row), g.channels, old);
 #pragma unroll
       for (int n = 0; n < N; ++n)
         if (row_quad(n) * 4 < g.channels) put(n, to[n]);

@@ -172,7 +172,8 @@ __global__ void __launch_bounds__(threads)
     const float r = rsqrtf(sum / static_cast<float>(C) + eps);
     for (int i = 2 * static_cast<int>(threadIdx.x); i < C; i += 2 * threads) {
       const Pair v = load_pair(in, i, C), weight = load_pair(w, i, C);
-      store_pair(y + g.row(frame, token), i, C,
+      // Its place once more: the loop has no register for it.
+      store_pair(y + g.row(frame, opaque(token)), i, C,
                  turn(turns, token, i, 1.0f, {v.a * r * weight.a, v.b * r * weight.b}));
     }
   }
@@ -197,12 +198,13 @@ __global__ void __launch_bounds__(threads)
     }
     const float r = rsqrtf(block_sum(squares, scratch) / static_cast<float>(C) + eps);
     const float along = block_sum(product, scratch) / static_cast<float>(C) * r * r;
+    const std::int64_t again = g.row(frame, opaque(token));
     for (int i = first; i < C; i += 2 * threads) {
-      const Pair v = load_pair(x + row, i, C), weight = load_pair(w, i, C),
+      const Pair v = load_pair(x + again, i, C), weight = load_pair(w, i, C),
                  sum = load_pair(dw, i, C);
-      const Pair d = turn(turns, token, i, -1.0f, load_pair(dy + row, i, C));
+      const Pair d = turn(turns, token, i, -1.0f, load_pair(dy + again, i, C));
       store_pair(dw, i, C, {sum.a + d.a * (v.a * r), sum.b + d.b * (v.b * r)});
-      store_pair(dx + row, i, C,
+      store_pair(dx + again, i, C,
                  {r * (d.a * weight.a - v.a * along), r * (d.b * weight.b - v.b * along)});
     }
   }
