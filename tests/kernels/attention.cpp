@@ -633,9 +633,9 @@ void add_small(Cases& cases, DType dtype) {
   add_cross(cases, 33, 1, 128, {0, 40, 3}, 1, dtype);
   add_cross(cases, 20, 1, 10, {12, 4}, 3, dtype);
   add_cross(cases, 70, 1, 72, {80, 9}, 3, dtype, 8.0f);
-  // Enough queries that the key side shares them out over two blocks.
+  // Enough queries that the key side shares them out over two blocks: over 512, on sm_90a 2048.
   add_cross(cases, 600, 1, 8, {11, 2}, 1, dtype);
-  add_cross(cases, 600, 1, 72, {11, 0, 130}, 1, dtype);
+  add_cross(cases, 2100, 1, 72, {11, 0, 130}, 1, dtype);
   // More tiles than multiprocessors, several blocks of 112 and of 128 keys.
   add_cross(cases, 200, 3, 72, {220, 7, 0, 225}, 3, dtype);
   add_cross(cases, 130, 2, 64, {257, 255}, 0, dtype);
