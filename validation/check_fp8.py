@@ -8,13 +8,14 @@
    equal, and none is further than one unit in the last place of bf16. With the unit matrix as weights the result is the rounded
    operand: equal to the bit.
 2. A forward and backward of a small STDiT3 (weft_probe forward --backward) beside the PyTorch model whose blocks have such
-   layers. Where bf16 activations differ in their last bit, a byte of e4m3 may differ: the sides are held to half of what fp8
-   itself changes.
+   layers. Where bf16 activations differ in their last bit, a byte of e4m3 may differ: the sides are held to three quarters
+   of what fp8 itself changes; of roundings that have nothing to do with each other it would be 1.4.
 3. Losses of a training in fp8 follow those in f32 as well as losses from other initial weights do (check_bf16.py has the
    criterion and the deck). --steps 0 leaves this out.
 
 Exit status 0 if all hold.
 """
+import functools
 import pathlib
 import sys
 import tempfile
@@ -52,13 +53,13 @@ def to_e4m3(x):
 def layer(weft, folder, m, n, k, size):
     draw = np.random.default_rng(m)
     x, w, bias, dy = (draw.standard_normal(s).astype(np.float32) for s in ((m, k), (n, k), (n,), (m, n)))
-    x, w, dy = (to_bf16(torch.from_numpy(a)).numpy().astype(np.float32) for a in (size * x, w / np.sqrt(k), 1e-4 * dy))
+    x, w, dy = (to_bf16(torch.tensor(a)).numpy().astype(np.float32) for a in (size * x, w / np.sqrt(k), 1e-4 * dy))
     made = common.probe(weft, folder, "fp8_linear", {"x": x, "w": w, "bias": bias, "dy": dy})
-    x8, w8, dy8 = (to_e4m3(torch.from_numpy(a).double()) for a in (x, w, dy))
-    wanted = {"y": x8 @ w8.T + torch.from_numpy(bias).double(), "dx": dy8 @ w8}
+    x8, w8, dy8 = (to_e4m3(torch.tensor(a).double()) for a in (x, w, dy))
+    wanted = {"y": x8 @ w8.T + torch.tensor(bias).double(), "dx": dy8 @ w8}
     result = {"shape": [m, n, k]}
     for name, exact in wanted.items():
-        got, nearest = torch.from_numpy(made[name]).double(), to_bf16(exact)
+        got, nearest = torch.tensor(made[name]).double(), to_bf16(exact)
         # Sums in f32 may fall on the other side of a tie; near zero, where terms cancel, they are off by parts of the terms.
         unit = 2.0 ** (torch.floor(torch.log2(exact.abs().clamp_min(1e-30))) - 7) + 1e-6 * exact.abs().max()
         result[name] = {"equal": float((got == nearest).double().mean()),
@@ -70,10 +71,10 @@ def rounding_differs(weft, folder):
     """Operands of many sizes through a product with the unit matrix: how many differ in a bit."""
     k, draw = 32, np.random.default_rng(5)
     x = (draw.standard_normal((64, k)) * 2.0 ** draw.integers(-24, 3, (64, k))).astype(np.float32)
-    x = to_bf16(torch.from_numpy(x)).numpy().astype(np.float32)
+    x = to_bf16(torch.tensor(x)).numpy().astype(np.float32)
     one, zero = np.eye(k, dtype=np.float32), np.zeros(k, np.float32)
     made = common.probe(weft, folder, "fp8_linear", {"x": x, "w": one, "bias": zero, "dy": x})
-    wanted = to_e4m3(torch.from_numpy(x).double()).numpy()
+    wanted = to_e4m3(torch.tensor(x).double()).numpy()
     return sum(int((made[name] != wanted).sum()) for name in ("y", "dx"))
 
 
@@ -93,11 +94,12 @@ class Rounded(torch.autograd.Function):
 
 class LayerFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, w, bias, fp8):
+    def forward(ctx, x, w, bias, fp8, rounds_result):
         x, w = to_bf16(x), to_bf16(w)
         ctx.save_for_backward(x, w)
         ctx.rounds = to_e4m3 if fp8 else lambda v: v
-        return to_bf16(ctx.rounds(x) @ ctx.rounds(w).T + to_bf16(bias))
+        y = ctx.rounds(x) @ ctx.rounds(w).T + to_bf16(bias)
+        return to_bf16(y) if rounds_result else y
 
     @staticmethod
     def backward(ctx, dy):
@@ -105,7 +107,7 @@ class LayerFunction(torch.autograd.Function):
         dy = to_bf16(dy)
         rows = dy.flatten(0, -2)
         dx = to_bf16(ctx.rounds(dy) @ ctx.rounds(w))
-        return dx, rows.T @ x.flatten(0, -2), rows.sum(0), None
+        return dx, rows.T @ x.flatten(0, -2), rows.sum(0), None, None
 
 
 class Layer(torch.nn.Module):
@@ -113,22 +115,43 @@ class Layer(torch.nn.Module):
 
     def __init__(self, linear, fp8):
         super().__init__()
-        self.weight, self.bias, self.fp8 = linear.weight, linear.bias, fp8
+        self.weight, self.bias, self.fp8, self.rounds_result = linear.weight, linear.bias, fp8, True
 
     def forward(self, x):
-        return LayerFunction.apply(x, self.weight, self.bias, self.fp8)
+        return LayerFunction.apply(x, self.weight, self.bias, self.fp8, self.rounds_result)
+
+
+def block_forward(block, x, y, lengths, t, t0, x_mask, rotation=None):
+    """As Block.forward, with what lies between its layers in bf16."""
+    low = Rounded.apply
+    shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = stdit3.modulation(block.scale_shift_table, t, t0, x_mask)
+    a = block.attn(low(stdit3.modulated_norm(x, shift_a, scale_a)), rotation)
+    x = low(block.residual(x, gate_a, a))
+    cross = block.cross_attn
+    # The residual is added before the layer's result is rounded.
+    exact, cross.proj.rounds_result = cross.proj.rounds_result, False
+    x = low(x + cross(x, y, lengths))
+    cross.proj.rounds_result = exact
+    return low(block.residual(x, gate_m, block.mlp(low(stdit3.modulated_norm(x, shift_m, scale_m)))))
 
 
 def in_low_precision(model, fp8):
-    """Blocks in bf16, with or without fp8 products, the rest as it is but for the tokens' layers in bf16."""
+    """Tokens, captions and their layers in bf16, with or without fp8 products in the blocks; times and modulation as they are."""
     for name, module in list(model.named_modules()):
         for child, linear in list(module.named_children()):
             if isinstance(linear, torch.nn.Linear) and ("blocks" in name or "y_embedder" in name or "final_layer" in name):
                 setattr(module, child, Layer(linear, fp8 and "blocks" in name))
     for block in [*model.spatial_blocks, *model.temporal_blocks]:
-        block.register_forward_hook(lambda _, __, out: Rounded.apply(out))
-        for part in (block.attn, block.cross_attn, block.mlp):
-            part.register_forward_hook(lambda _, __, out: Rounded.apply(out))
+        block.forward = functools.partial(block_forward, block)
+    patchify, weight = model.patchify, model.x_embedder.proj.weight
+
+    def patchify_low(x):
+        tokens, grid = patchify(to_bf16(x))
+        return Rounded.apply(tokens), grid
+
+    model.patchify = patchify_low
+    with torch.no_grad():
+        weight.copy_(to_bf16(weight))
     return model
 
 
@@ -213,8 +236,8 @@ def main():
             print(f"      {name}: output {e['out']:.1e} apart, gradients {e['gradients']:.1e}, cosine {e['cosine']:.5f}")
         ours, format_ = errors["weft fp8, torch fp8"], errors["torch fp8, torch bf16"]
         for name in ("out", "gradients"):
-            judge(ours[name] < 0.5 * format_[name], f"STDiT3's {name}: {ours[name] / format_[name]:.2f} of what fp8 changes "
-                  "(limit 0.5)")
+            judge(ours[name] < 0.75 * format_[name], f"STDiT3's {name}: {ours[name] / format_[name]:.2f} of what fp8 changes "
+                  "(limit 0.75)")
         if a.steps > 0:
             result["training"] = t = training(a.weft, where, a)
             for name, d in t["means"].items():
