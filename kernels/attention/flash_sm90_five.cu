@@ -27,7 +27,8 @@
 //
 // Within a warpgroup products end in the order of their issue,
 //   S(0) | dP(0) | dV(0) | dK(0) | dQ(0) | S(1) | dP(1) ..
-// and P is made while dP is under way, dS during dV, dQ is added during the next S.
+// P is made while dP is under way, dS during dV; for D <= 72 dQ is added during the next S, for
+// which D = 128 has too few registers.
 #include <type_traits>
 
 #include "attention/flash_sm90_tiles.cuh"
