@@ -40,7 +40,7 @@ class Part:
     kernel: str
     passes: float
     tiles: int = 0
-    half: bool = False  # every second pass goes through the loop's other branches too
+    half: bool = False  # passes of the inner loop take its two branches by turns
 
 
 @dataclasses.dataclass
@@ -239,7 +239,7 @@ def tensor_budget(entry, kernels, machine=sass.H100):
     cycles, serial, bound = {}, 0.0, 0.0
     for part in entry.parts:
         kernel = kernels[part.kernel]
-        loop = kernel.main_loop("HGMMA|HMMA")
+        loop = kernel.inner_loop("HGMMA") if part.half else kernel.main_loop("HGMMA|HMMA")
         counts = sass.count(kernel.code(loop), machine)
         if part.half:
             whole = sass.count(kernel.all_code(loop), machine)

@@ -173,6 +173,10 @@ class Kernel:
         best = max(self.loops, key=lambda l: (named(l), -len(l.blocks)), default=None)
         return best if best and named(best) else None
 
+    def inner_loop(self, pattern):
+        """The smallest loop that has an instruction that `pattern` names."""
+        return min((l for l in self.loops if any(re.match(pattern, i.op) for i in self.all_code(l))), key=lambda l: len(l.blocks))
+
     def code(self, loop):
         """What every iteration passes."""
         return [i for b in sorted(loop.always) for i in self.blocks[b]]

@@ -21,10 +21,9 @@
 // flash_sm90_backward.cu runs.
 #include "ops/attention.h"
 
-#include <fmt/format.h>
-
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "attention/flash_sm90_order.cuh"
 #include "attention/qk_norm.cuh"
@@ -107,9 +106,9 @@ void run_sm90_backward(const FlashBackward<__nv_bfloat16>& p) {
     if (forced)
       option = 1;
     else if (is_measured(5 * rows * s.nk * s.D))
-      option = choose(fmt::format("attention_backward, {} sequences of {} queries, {} keys, {} "
-                                  "heads of {}",
-                                  s.sequences, s.nq, s.nk, s.heads, s.D),
+      option = choose("attention_backward " + std::to_string(s.sequences) + " x " +
+                          std::to_string(s.nq) + " queries, " + std::to_string(s.nk) + " keys, " +
+                          std::to_string(s.heads) + " heads of " + std::to_string(s.D),
                       2, run);
   }
   if (!run(option)) run(0);

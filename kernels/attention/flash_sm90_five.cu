@@ -27,7 +27,8 @@
 //
 // Within a warpgroup products end in the order of their issue,
 //   S(0) | dP(0) | dV(0) | dK(0) | dQ(0) | S(1) | dP(1) ..
-// and P is made while dP is under way, dS during dV, dQ is added during the next S.
+// P is made while dP is under way, dS during dV; for D <= 72 dQ is added during the next S, for
+// which D = 128 has too few registers.
 #include <type_traits>
 
 #include "attention/flash_sm90_tiles.cuh"
@@ -42,6 +43,8 @@ struct FiveTile {
   // Each warpgroup makes half of the columns of every dQ; else all of every second one.
   static constexpr bool shares_columns = ND == 128;
   static constexpr int dq_columns = shares_columns ? ND / 2 : ND;
+  // The next scores are issued before dQ is added where registers allow accumulators for both.
+  static constexpr bool ahead = ND <= 72;
   // V in registers leaves its place to the next tile's at once, K is needed to the end.
   static constexpr int k_stages = x_in_registers ? 2 : 1, stages = ND == 72 ? 3 : 4;
   static constexpr int own_bytes = tile_bytes(KD, backward_rows),
@@ -55,8 +58,8 @@ struct FiveTile {
   static_assert(shared <= 227 * 1024);
   // Accumulators of dV and dK, of S and dP or of dQ and the next S, one operand, K and V; the rest
   // is for addresses.
-  static_assert(ND + std::max(pass_rows, (pass_rows + dq_columns) / 2) + pass_rows / 4 +
-                    (x_in_registers ? KD / 2 : 0) <=
+  static_assert(ND + std::max(pass_rows, dq_columns / 2 + (ahead ? pass_rows / 2 : 0)) +
+                    pass_rows / 4 + (x_in_registers ? KD / 2 : 0) <=
                 work_registers - 20);
 };
 
@@ -239,10 +242,10 @@ template <class Tile>
 __device__ __forceinline__ void multiply_five(const FiveWork& work,
                                               const FiveMemory<Tile>& memory) {
   constexpr int KD = Tile::KD, ND = Tile::ND, n = pass_rows / 2;
-  const int group = static_cast<int>(threadIdx.x) / 128 - 1, lane = threadIdx.x % 32;
+  const int group = thread_here() / 128 - 1;
   const float to_log2 = work.shape.scale * log2_e;
   const auto done_with = [&](std::uint64_t* barrier) {
-    if (lane == 0) mbarrier_arrive(barrier);
+    if (thread_here() % 32 == 0) mbarrier_arrive(barrier);
   };
   Ring<Tile::stages> ring;
   Ring<Tile::k_stages> k_ring;
@@ -253,13 +256,10 @@ __device__ __forceinline__ void multiply_five(const FiveWork& work,
     float dv[ND / 2], dk[ND / 2], prob[n], ds[n], dq[Tile::dq_columns / 2];
     std::uint32_t kx[KD / 16][4], vx[KD / 16][4], p[pass_rows / 16][4], d[pass_rows / 16][4];
     const KeysTile tile = keys_tile(work, index);
-    const int left = work.shape.nk - tile.first - group * 64 -
-                     static_cast<int>(threadIdx.x) % 128 / 32 * 16 - lane / 4;
+    const int left =
+        work.shape.nk - tile.first - (thread_here() - 128) / 32 * 16 - thread_here() % 32 / 4;
     int at = tile.start;
-    // Of this thread, in the block of queries number 0.
-    float* const dq_rows = work.dq + head_number(work, tile) * work.blocks * (pass_rows * ND) +
-                           (Tile::shares_columns ? group * (pass_rows * ND / 2) : 0) +
-                           threadIdx.x % 128 * 4;
+    const int first_block = static_cast<int>(head_number(work, tile)) * work.blocks;
 
     const auto issue_scores = [&] {
       const int s = ring.stage();
@@ -317,7 +317,7 @@ __device__ __forceinline__ void multiply_five(const FiveWork& work,
       };
       const auto issue_next = [&] {
         ring.advance();
-        if constexpr (more) {
+        if constexpr (more && Tile::ahead) {
           issue_scores();
           wgmma_wait<1>();
         } else {
@@ -329,7 +329,10 @@ __device__ __forceinline__ void multiply_five(const FiveWork& work,
       const auto add_dq = [&] {
         keep_in_place(dq);
         done_with(memory.ds_empty(buffer));
-        float* const to = dq_rows + static_cast<std::int64_t>(at) * (pass_rows * ND);
+        const int thread = thread_here();
+        float* const to = work.dq + static_cast<std::int64_t>(first_block + at) * (pass_rows * ND) +
+                          (Tile::shares_columns ? (thread / 128 - 1) * (pass_rows * ND / 2) : 0) +
+                          thread % 128 * 4;
 #pragma unroll
         for (int t = 0; t < Tile::dq_columns / 8; ++t)
           add_four(to + t * 512, dq[4 * t], dq[4 * t + 1], dq[4 * t + 2], dq[4 * t + 3]);
@@ -342,6 +345,7 @@ __device__ __forceinline__ void multiply_five(const FiveWork& work,
       } else {
         issue_next();
       }
+      if constexpr (more && !Tile::ahead) issue_scores();
       ds_ring.advance();
       at = following(work, at);
     };
