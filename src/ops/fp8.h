@@ -9,7 +9,7 @@
 //   then
 //     multiplies in bf16: the same operands to the bit, and the same sums in f32 but for their
 //     order;
-//   - another scale, as from another micro-batch, changes only values below 2^-14 of the largest:
+//   - another scale, as from another micro-batch, changes only values below 2^-13 of the largest:
 //     all others are rounded to the same three bits.
 // Infinities and NaN count in no scale, and become NaN. Of a tensor of zeros the scale is the
 // largest one.

@@ -138,8 +138,8 @@ cublasStatus_t proposals_for(const Fp8Call& c) {
                                static_cast<std::uint64_t>(columns_), r);
     return l;
   };
-  const auto la = c.a == CUBLAS_OP_T ? layout(CUDA_R_8F_E4M3, c.k, rows)
-                                     : layout(CUDA_R_8F_E4M3, rows, c.k);
+  const auto la =
+      c.a == CUBLAS_OP_T ? layout(CUDA_R_8F_E4M3, c.k, rows) : layout(CUDA_R_8F_E4M3, rows, c.k);
   const auto lb = c.b == CUBLAS_OP_N ? layout(CUDA_R_8F_E4M3, c.k, columns)
                                      : layout(CUDA_R_8F_E4M3, columns, c.k);
   const auto ld = layout(c.d, rows, columns);
@@ -147,8 +147,8 @@ cublasStatus_t proposals_for(const Fp8Call& c) {
   cublasLtMatmulPreferenceCreate(&wishes);
   cublasLtMatmulHeuristicResult_t found[8];
   int count = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, operation, la, lb, ld, ld,
-                                                               wishes, 8, found, &count);
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(handle, operation, la, lb, ld, ld, wishes, 8, found, &count);
   cublasLtMatmulPreferenceDestroy(wishes);
   for (const auto l : {la, lb, ld}) cublasLtMatrixLayoutDestroy(l);
   cublasLtMatmulDescDestroy(operation);
@@ -159,17 +159,16 @@ cublasStatus_t proposals_for(const Fp8Call& c) {
 TEST(CublasLt, RefusesE4m3AsTheLibraryDoes) {
   // The default device is of 8.0, which has none.
   const char* capability = std::getenv("WEFT_EMULATION_CAPABILITY");
-  const bool has_e4m3 = capability != nullptr && std::string(capability) != "8.0" &&
-                        std::string(capability) != "8.6";
+  const bool has_e4m3 =
+      capability != nullptr && std::string(capability) != "8.0" && std::string(capability) != "8.6";
   EXPECT_EQ(proposals_for({}), has_e4m3 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED);
   Fp8Call bias{};
   bias.epilogue = CUBLASLT_EPILOGUE_BIAS;
   EXPECT_EQ(proposals_for(bias), has_e4m3 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED);
-  for (const Fp8Call& c : {Fp8Call{CUBLAS_OP_N}, Fp8Call{CUBLAS_OP_T, CUBLAS_OP_T},
-                           Fp8Call{CUBLAS_OP_T, CUBLAS_OP_N, 24},
-                           Fp8Call{CUBLAS_OP_T, CUBLAS_OP_N, 16, CUDA_R_32F},
-                           Fp8Call{CUBLAS_OP_T, CUBLAS_OP_N, 16, CUDA_R_16BF,
-                                   CUBLASLT_EPILOGUE_GELU_AUX_BIAS}})
+  for (const Fp8Call& c :
+       {Fp8Call{CUBLAS_OP_N}, Fp8Call{CUBLAS_OP_T, CUBLAS_OP_T},
+        Fp8Call{CUBLAS_OP_T, CUBLAS_OP_N, 24}, Fp8Call{CUBLAS_OP_T, CUBLAS_OP_N, 16, CUDA_R_32F},
+        Fp8Call{CUBLAS_OP_T, CUBLAS_OP_N, 16, CUDA_R_16BF, CUBLASLT_EPILOGUE_GELU_AUX_BIAS}})
     EXPECT_EQ(proposals_for(c), CUBLAS_STATUS_NOT_SUPPORTED);
 }
 
