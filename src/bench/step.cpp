@@ -122,7 +122,7 @@ class RepeatedStep {
     const DeviceEvent begin = on_cuda() ? device_runtime().record(Stream::compute) : DeviceEvent();
     report_->clear();
     data_parallel_->begin_step(report_->slot(StepReport::squares));
-    runner_->run(*clips_, true, true, 1.0f / static_cast<float>(clips()),
+    runner_->run(*clips_, true, 1.0f / static_cast<float>(clips()),
                  [this](const TrainingLoss& loss) {
                    Tensor total = report_->slot(StepReport::loss);
                    ops::add_sum(loss.clips, total);

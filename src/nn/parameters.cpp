@@ -480,9 +480,15 @@ void ParameterTable::announce() {
     on_ready_(next_bucket_++);
 }
 
+std::vector<bool> ParameterTable::written() const {
+  std::vector<bool> written;
+  for (const auto& p : parameters_) written.push_back(p->grad_written);
+  return written;
+}
+
 ParameterTable::StepState ParameterTable::step_state() const {
   StepState s;
-  for (const auto& p : parameters_) s.grad_written.push_back(p->grad_written);
+  s.grad_written = written();
   s.buckets = buckets_;
   s.next_bucket = next_bucket_;
   s.next_sharded = next_sharded_;

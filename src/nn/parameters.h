@@ -209,6 +209,8 @@ class ParameterTable {
     int next_bucket = 0, next_sharded = 0;
   };
   StepState step_state() const;
+  // [parameter] Whether its gradient was written in this step, and is added to from now on.
+  std::vector<bool> written() const;
   void set_step_state(const StepState& s);
 
  private:

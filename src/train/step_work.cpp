@@ -101,7 +101,7 @@ void StepGraphs::run(const std::string& key, ParameterTable& table,
                      const std::function<void()>& work) {
   ++runs_;
   if (!enabled_) return work();
-  Entry& entry = entries_[key];
+  Entry& entry = entries_[{key, table.written()}];
   // The replayed host work: what was set aside runs behind the graph it followed.
   if (entry.recorded) {
     for (const Part& part : entry.parts) {
@@ -216,15 +216,15 @@ TrainingWork MicroBatchRunner::prepare(const LoadedBatch& clips, float weight) {
   return work;
 }
 
-void MicroBatchRunner::run(const LoadedBatch& clips, bool first, bool last, float weight,
+void MicroBatchRunner::run(const LoadedBatch& clips, bool last, float weight,
                            const OnLoss& on_loss) {
   const TrainingWork work = prepare(clips, weight);
   ParameterTable& params = task_.params();
   const auto run_now = [&] { run_parts(work, params, last, on_loss); };
   const trace::Scope traced("micro-batch", trace::Lane::compute, clips.index, "micro-batch");
   if (work.key.empty()) return run_now();
-  graphs_.run(fmt::format("bucket {} clips {} first {} last {} arriving {} {}", clips.what.bucket,
-                          clips.what.clips.size(), first, last, params.any_on_its_way(), work.key),
+  graphs_.run(fmt::format("bucket {} clips {} last {} arriving {} {}", clips.what.bucket,
+                          clips.what.clips.size(), last, params.any_on_its_way(), work.key),
               params, run_now);
 }
 

@@ -100,11 +100,12 @@ class StepGraphs {
  public:
   explicit StepGraphs(bool enabled) : enabled_(enabled) {}
 
-  // Runs `work`, or replays what was recorded under the same key. The key names everything that the
-  // work depends on besides the contents of its tensors: their addresses and shapes, numbers passed
-  // by value, and which gradients are overwritten or added to. The first run of a key is not
-  // recorded (matrix products choose their algorithms), the second is. Of the host's side of `work`
-  // a replay repeats only `table`: which gradients are written, which buckets announced.
+  // Runs `work`, or replays what was recorded under the same key and with the same gradients of
+  // `table` written, for those are added to and the others overwritten. The key names everything
+  // else that the work depends on besides the contents of its tensors: their addresses and shapes,
+  // and numbers passed by value. The first run of a key is not recorded (matrix products choose
+  // their algorithms), the second is. Of the host's side of `work` a replay repeats only `table`:
+  // which gradients are written, which buckets announced.
   void run(const std::string& key, ParameterTable& table, const std::function<void()>& work);
   // Runs host work in the middle of `work`, now and in every replay at the same place: behind all
   // device work before it. `act` is kept as long as the graphs, so it must not refer to anything
@@ -136,7 +137,7 @@ class StepGraphs {
   bool enabled_;
   Entry* recording_ = nullptr;
   bool capturing_ = false;
-  std::map<std::string, Entry> entries_;
+  std::map<std::pair<std::string, std::vector<bool>>, Entry> entries_;
   std::int64_t runs_ = 0, replays_ = 0;
   std::size_t recorded_ = 0;
 };
@@ -171,7 +172,7 @@ class MicroBatchRunner {
   using OnLoss = std::function<void(const TrainingLoss&)>;
   // Gradients are overwritten by the first micro-batch of a step and added to by the others; uses
   // of parameters are counted in the last. Each clip's loss counts `weight` times.
-  void run(const LoadedBatch& clips, bool first, bool last, float weight, const OnLoss& on_loss);
+  void run(const LoadedBatch& clips, bool last, float weight, const OnLoss& on_loss);
   // The same alone, to see what it gives: reads the clips, overwrites the gradients, records and
   // sends nothing. `on_ready` is called for each bucket of parameters when its gradient is there.
   void run_again(int index, const MicroBatch& what, std::int64_t step, float weight,

@@ -414,7 +414,7 @@ void Trainer::compute(const WorkPlan::Work& work, std::size_t most, IssuedStep& 
     const DeviceEvent begin = mark();
     store_losses_->begin(clips.what);
     data_parallel_->begin_micro_batch();
-    runner_->run(clips, i == 0, i + 1 == all, weight,
+    runner_->run(clips, i + 1 == all, weight,
                  [this](const TrainingLoss& loss) { count_loss(loss); });
     const DeviceEvent end = mark();
     const double blocked = take_blocked();
