@@ -7,15 +7,14 @@
 //                       flash attention: flash_f32.cu for f32; for bf16 flash_sm90*.cu where the
 //                       device and the shape allow it, else flash_sm80*.cu. WEFT_ATTENTION=sm80 or
 //                       sm90 in the environment overrides the choice.
-//   their backward:     flash_sm90_backward.cu, or flash_sm90_five.cu where it was measured to be
-//                       faster (matmul/tuning.cuh; not with parallel.deterministic) or where
-//                       WEFT_ATTENTION=five asks for it; packed keys always take the former.
+//   backward on sm_90a: flash_sm90_backward.cu; WEFT_ATTENTION=five takes flash_sm90_five.cu where
+//                       keys are not packed.
 //
 // Scratch taken inside an operation (not seen by the planning arena): self attention with norm or
 // rotary embedding 2/3 of qkv; backward also 4 bytes for each row and head (delta) and 8 D bytes
 // for each of 4 blocks a multiprocessor (weight gradients); the backward of packed keys up to 8
 // copies of k and v in f32. The kernels for sm_90a take 8 bytes for each row and head instead of
-// delta, and of k and v as many copies as the multiprocessors are times the heads;
+// delta, and multiprocessors / heads copies of k and v (backward_splits());
 // flash_sm90_five.cu takes dq in f32 besides, with 128 columns for a D above 72 (111 MB for 15x1590
 // rows of 16 heads of 72, 201 MB for 32,760 of 12 of 128), and where that does not fit,
 // flash_sm90_backward.cu runs.
@@ -23,12 +22,10 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <string>
 
 #include "attention/flash_sm90_order.cuh"
 #include "attention/qk_norm.cuh"
 #include "attention/temporal.cuh"
-#include "matmul/tuning.cuh"
 
 namespace weft::ops::cuda {
 namespace {
@@ -88,30 +85,16 @@ void run_forward(const FlashForward<__nv_bfloat16>& p) {
 void run_backward(const FlashBackward<float>& p) { flash_f32_backward(p); }
 void run_backward(const FlashBackward<__nv_bfloat16>& p) { flash_sm80_backward(p); }
 
-// Option 0 is two kernels with sums of fixed order, option 1 one that adds dq in no fixed order.
+// The kernel with five products is taken on demand only: no GPU has run it yet. Once one has shown
+// that it is right, it should be option 1 of a measured choice (matmul/tuning.cuh). Its order of
+// sums is not fixed.
 void run_sm90_backward(const FlashBackward<__nv_bfloat16>& p) {
-  static const bool forced = [] {
+  static const bool five = [] {
     const char* choice = std::getenv("WEFT_ATTENTION");
     return choice != nullptr && std::strcmp(choice, "five") == 0;
   }();
-  const FlashShape& s = p.shape;
-  const auto run = [&](int option) {
-    if (option == 1) return flash_sm90_five(p);
-    flash_sm90_backward(p);
-    return true;
-  };
-  int option = 0;
-  if (s.key_offsets == nullptr) {
-    const std::int64_t rows = std::int64_t{s.sequences} * s.heads * s.nq;
-    if (forced)
-      option = 1;
-    else if (is_measured(5 * rows * s.nk * s.D))
-      option = choose("attention_backward " + std::to_string(s.sequences) + " x " +
-                          std::to_string(s.nq) + " queries, " + std::to_string(s.nk) + " keys, " +
-                          std::to_string(s.heads) + " heads of " + std::to_string(s.D),
-                      2, run);
-  }
-  if (!run(option)) run(0);
+  if (five && p.shape.key_offsets == nullptr && flash_sm90_five(p)) return;
+  flash_sm90_backward(p);
 }
 
 template <class T>

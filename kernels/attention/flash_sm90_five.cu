@@ -1,9 +1,9 @@
 // Flash attention backward in bf16 for Hopper in one kernel, with five products of tiles where
 // flash_sm90_backward.cu has seven: the least work, 10 nq nk D operations a head. dQ is a sum over
-// blocks, added in memory in the order in which they come: no two runs have the same bits. So this
-// is what a run may choose by measuring (attention.cu), never what it does unasked. CPU twin:
-// src/ops/cpu/attention/attention.cpp. Cases: tests/kernels/attention.cpp with WEFT_ATTENTION=five.
-// tests/cuda_on_cpu runs it where WEFT_EMULATION_CAPABILITY=9.0. Untested on a GPU.
+// blocks, added in memory in the order in which they come: no two runs have the same bits. It is
+// untested on a GPU and runs where WEFT_ATTENTION=five asks for it. CPU twin:
+// src/ops/cpu/attention/attention.cpp. Cases: tests/kernels/attention.cpp with that setting.
+// tests/cuda_on_cpu runs it where WEFT_EMULATION_CAPABILITY=9.0.
 //
 // A block owns 128 keys, 64 a warpgroup, and passes over 64 queries at a time:
 //   S^T = K Q^T   dP^T = V dO^T   dV += P^T dO   dK += dS^T Q   dQ += dS K
