@@ -177,8 +177,8 @@ void both_gradients(const char* name, const Tensor& dy, const Tensor& x, bool ac
       work.stream = Stream::second;
       gpu.wait(Stream::second, gpu.record(Stream::compute));
     }
-    // First, because it has fewer tiles than a GPU has multiprocessors, and each takes long: the
-    // many short ones of the other product fill the rest.
+    // First, because its tiles often do not fill the multiprocessors evenly, and each takes long:
+    // the many short ones of the other product fill the rest. Untested on GPU.
     weight_gradient(dy, x, to[0], to[1], accumulate, work);
     input(to);
     if (beside) gpu.wait(Stream::compute, gpu.record(Stream::second));

@@ -367,7 +367,7 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
 
 Command bench_step_command() {
   const auto r = std::make_shared<BenchStepRequest>();
-  Command c{"step", "a training step on one micro-batch, without reading data",
+  Command c{"step", "a training step on one micro-batch, loaded once",
             [r](const Deck& deck, MPI_Comm) { return bench_step(deck, *r); }};
   c.first_rank_only = true;
   c.takes_deck();

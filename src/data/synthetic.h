@@ -42,8 +42,8 @@ std::string read_keys(std::string_view spec, std::string_view kind, const std::s
 //   latent=1                               f32 [C,T,H,W] in about [-1,1] instead of u8 [T,H,W,3]
 //   fps=24                                 told to the model (images, frames=1: 120)
 //   seed=42                                another seed, other clips
-//   tokens=0 text_channels=0               captions' features of that many tokens and channels:
-//   noise name=256-51-0.57                       the bucket's name; else one made from the shape
+//   tokens=0 text_channels=0               noise as captions' features: tokens, channels
+//   name=256-51-0.57                       the bucket's name; else one made from the shape
 // Everything about a clip follows from (seed, sample id, shape). Throws Exit::usage on an unknown
 // key (naming the nearest) or a value out of range.
 inline constexpr std::string_view synthetic_prefix = "synthetic:";

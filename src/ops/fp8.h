@@ -5,8 +5,7 @@
 // ties to even) and divided by the scale again. The scale is the greatest power of two that keeps
 // the tensor's largest magnitude within e4m3's 448. So
 //   - it follows from the tensor alone: nothing is kept from step to step, and a restart is exact;
-//   - a rounded operand is an exact bf16 number, and the CPU, or a GPU without e4m3, rounds and
-//   then
+//   - a rounded operand is an exact bf16 number, and the CPU, or a GPU without e4m3, rounds, then
 //     multiplies in bf16: the same operands to the bit, and the same sums in f32 but for their
 //     order;
 //   - another scale, as from another micro-batch, changes only values below 2^-13 of the largest:

@@ -121,7 +121,7 @@ std::vector<StepTimes> play(const Network& network, int ranks, const Overlapped&
 
 // What a collective takes alone: seconds for `bytes` of payload. all_reduce = reduce_scatter +
 // all_gather; bf16_sum is the reduce_scatter of parallel.wire = "bf16": weft's own, in two levels
-// (parallel/nccl_communicator.cpp).
+// (parallel/nccl_collectives.cpp).
 enum class Collective { reduce_scatter, all_gather, all_reduce, bf16_sum };
 double play_collective(const Network& network, int ranks, Collective kind, double bytes);
 

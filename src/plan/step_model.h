@@ -66,7 +66,7 @@ struct CommModel {
   double all_reduce(double bytes) const { return reduce_scatter(bytes) + all_gather(bytes); }
   // The sum of so many gradients, to parts or (`for_all`) to all of them on every rank. With
   // parallel.wire = "bf16" weft sums inside each node in f32, then between nodes in bf16
-  // (parallel/nccl_communicator.cpp), one after the other.
+  // (parallel/nccl_collectives.cpp), one after the other.
   double sum_gradients(double elements, bool bf16_wire, bool for_all) const;
   // Of few bytes, where latency counts: up and down a tree, as NCCL sends them.
   double small_all_reduce(double bytes) const;

@@ -26,7 +26,8 @@ namespace weft {
 // MiB of gradients in a bucket (parallel.bucket_mib), on so many ranks where the deck leaves it to
 // weft. A collective over n ranks moves an nth of a bucket at a time, and each of those messages
 // has a latency: below some 3/4 MiB a message the latency shows. So a bucket grows with the ranks,
-// up to 200 MiB: the last one's sum is under no backward, and takes longer with its size.
+// up to 200 MiB: no backward pass hides the sum of the last bucket, which takes longer with its
+// size.
 double bucket_mib(const ParallelDeck& deck, int ranks);
 // The same in f32 elements, as ParameterTable::allocate() takes it.
 std::int64_t bucket_elements(const ParallelDeck& deck, int ranks);

@@ -492,8 +492,7 @@ void add_small_plain(Cases& cases, DType dtype) {
            {270, 3, 128, {270}, {}},
            {35, 1, 24, {35}, {}, 0, false},
            // Cross attention with equal keys: more blocks of queries than are under way at once,
-           // more
-           // tiles of keys than multiprocessors, a head size between the instances.
+           // more tiles of keys than multiprocessors, a head size between the instances.
            {450, 1, 128, {200, 200}, {}, 0, false},
            {200, 5, 72, {300, 300}, {}, 0, false},
            {330, 3, 96, {140}, {}, 0, false},
