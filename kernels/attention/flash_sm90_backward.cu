@@ -376,8 +376,8 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
     wgmma_wait<0>();
     elementwise();
     pack();
-    // Of the rows whose second products are still to come: `ahead` the ring tells it, for want of a
-    // register.
+    // Stage of the rows whose second products are pending. With `ahead` it follows from the ring,
+    // which saves a register.
     int stage = ring.stage();
     next_rows();
     while (rows > 0) {

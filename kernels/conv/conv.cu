@@ -69,9 +69,9 @@ std::int64_t samples_at_a_time(const Convolution& c) {
     return wide == channels ? 0 : 2 * wide * size[0] * size[1] * size[2];
   };
   const std::int64_t bytes = copy(c.in_channels, c.in) + copy(c.out_channels, c.out);
-  if (bytes == 0) return c.samples;
-  const std::int64_t most =
-      std::clamp<std::int64_t>(conv_scratch.workspace / 2 / bytes, 1, c.samples);
+  // One sample too large for that gains nothing from being alone.
+  if (bytes == 0 || bytes > conv_scratch.workspace / 2) return c.samples;
+  const std::int64_t most = std::min<std::int64_t>(conv_scratch.workspace / 2 / bytes, c.samples);
   const std::int64_t pieces = (c.samples + most - 1) / most;
   return (c.samples + pieces - 1) / pieces;  // of one size, but for the last
 }

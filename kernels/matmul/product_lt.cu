@@ -41,7 +41,7 @@ cublasLtHandle_t library() {
   return handle;
 }
 
-// What the products of a stream share, for it runs one at a time. Made when the first one comes.
+// What the products of a stream share, for it runs one at a time.
 struct Scratch {
   void* workspace = device_runtime().allocate(workspace_bytes, false);
   // The rounded bias of the product under way.
@@ -49,8 +49,9 @@ struct Scratch {
 };
 
 Scratch& scratch_of(Stream stream) {
-  static std::map<Stream, Scratch> all;
-  return all[stream];
+  // Both at the first product: a later one may be recorded, when nothing can be allocated.
+  static Scratch compute, second;
+  return stream == Stream::second ? second : compute;
 }
 
 cudaDataType_t type_of(DType t) { return t == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }

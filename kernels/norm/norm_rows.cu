@@ -105,8 +105,7 @@ __global__ void __launch_bounds__(row_threads, 2)
     norm_rows_backward_kernel(const X* __restrict__ x, RowNorm norm,
                               const float2* __restrict__ stats, const Y* __restrict__ dy, X* dx,
                               float* __restrict__ partial) {
-  // Of the longest rows registers do not hold what was in dx beside all else: it is read behind the
-  // sums.
+  // What was in dx is read before the sums where registers can hold it, else after them.
   constexpr bool early = accumulate && N < 5, late = accumulate && !early;
   const FrameGrid& g = norm.g;
   const int frame = g.frame(), group = norm.group(frame), last = g.last();

@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(threads)
     const float r = rsqrtf(sum / static_cast<float>(C) + eps);
     for (int i = 2 * static_cast<int>(threadIdx.x); i < C; i += 2 * threads) {
       const Pair v = load_pair(in, i, C), weight = load_pair(w, i, C);
-      // Its place once more: the loop has no register for it.
+      // The address is computed again, which saves a register in the loop.
       store_pair(y + g.row(frame, opaque(token)), i, C,
                  turn(turns, token, i, 1.0f, {v.a * r * weight.a, v.b * r * weight.b}));
     }

@@ -331,6 +331,8 @@ int run_program(int argc, char** argv, const Program& program) {
       unblock_stop_signals();
     // Step 3: the job.
     code = invocation.run(MPI_COMM_WORLD);
+    // A GPU's failure that only the end of the job met, in destructors, which do not throw.
+    if (on_cuda()) device_runtime().synchronize();
   } catch (Error& e) {
     code = end_with(e, size);
   } catch (const std::bad_alloc&) {

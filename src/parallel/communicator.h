@@ -89,8 +89,8 @@ class Communicator {
 
   // Collective. A further communicator over the ranks of `part`, some or all of this one's; every
   // rank of this one takes part, with a part of its own, and waits for nothing else meanwhile.
-  // NCCL's shares buffers, connections and threads with this one, and ends before it; whatever ends
-  // operations of one (a hang) ends those of both. MPI: make_communicator(part).
+  // With NCCL it shares buffers, connections and threads with this one and must be destroyed before
+  // it; an abort of one (after a hang) aborts both. MPI: make_communicator(part).
   virtual std::unique_ptr<Communicator> split(MPI_Comm part,
                                               double timeout_seconds = default_comm_timeout);
   // A zeroed tensor outside all arenas (Tensor::persistent), in memory from which this communicator

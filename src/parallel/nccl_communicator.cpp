@@ -35,6 +35,10 @@
 #include "parallel/watchdog.h"
 #include "tensor/device_cuda.h"
 
+#if NCCL_VERSION_CODE < 21801
+#error "weft needs NCCL 2.18.1 or newer (ncclCommSplit); configure without NCCL to do without"
+#endif
+
 namespace weft {
 namespace {
 
@@ -191,7 +195,10 @@ class NcclCommunicator final : public Communicator {
         memory_ = std::make_shared<RegisteredMemory>(made);
       }
       collectives_.emplace(rank_, size_, Nodes(world), made, [this, made](int color, int key) {
-        return split_off(made, color, key);
+        ncclComm_t const part = split_off(made, color, key);
+        const std::lock_guard lock(mutex_);
+        parts_.push_back(part);
+        return part;
       });
     } catch (...) {
       watchdog_.reset();  // its thread must not look at members being destroyed
@@ -441,10 +448,14 @@ class NcclCommunicator final : public Communicator {
   // Called by the watchdog's thread: the operation in progress.
   std::optional<Watchdog::Operation> look() {
     const std::lock_guard lock(mutex_);
-    if (comm_ != nullptr) {
+    const auto ask = [](ncclComm_t comm) {
       ncclResult_t state = ncclSuccess;
-      NCCL_CHECK(ncclCommGetAsyncError(comm_, &state));
-      if (state != ncclInProgress) check_nccl(state, comm_, "an operation under way", __LINE__);
+      NCCL_CHECK(ncclCommGetAsyncError(comm, &state));
+      if (state != ncclInProgress) check_nccl(state, comm, "an operation under way", __LINE__);
+    };
+    if (comm_ != nullptr) {
+      ask(comm_);
+      for (ncclComm_t const part : parts_) ask(part);
     }
     DeviceRuntime& device = device_runtime();
     for (Operation& o : operations_) {
@@ -521,6 +532,7 @@ class NcclCommunicator final : public Communicator {
   mutable std::mutex mutex_;
   std::timed_mutex call_mutex_;  // held inside NCCL
   ncclComm_t comm_ = nullptr;
+  std::vector<ncclComm_t> parts_;  // split off it by the collectives, which end them
   std::shared_ptr<RegisteredMemory> memory_;
   std::weak_ptr<Start> start_;
   std::deque<Operation> operations_;

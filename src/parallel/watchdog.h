@@ -51,7 +51,12 @@ class FlightRecord {
   // Numbers count from 1; 0 restarts the count.
   void issued(std::uint64_t number, const Collective& what);
   void begun(std::uint64_t number) { begun_.store(number); }
-  void completed(std::uint64_t number) { completed_.store(number); }
+  // By two threads: the one that issues ends some operations itself (Communicator::split).
+  void completed(std::uint64_t number) {
+    std::uint64_t last = completed_.load();
+    while (last < number && !completed_.compare_exchange_weak(last, number)) {
+    }
+  }
 
   std::uint64_t last_issued() const { return issued_.load(); }
   std::uint64_t last_begun() const { return begun_.load(); }

@@ -67,7 +67,7 @@ void print_buckets(const Plan& p) {
     if (b.memory.kept > 0)
       kept += fmt::format("{}{} of {}", kept.empty() ? "" : ", ",
                           bytes_text(static_cast<double>(b.memory.kept)), b.name);
-  if (!kept.empty()) fmt::print("kept, because it fits, for a faster backward: {}\n", kept);
+  if (!kept.empty()) fmt::print("optional activations kept: {}\n", kept);
 }
 
 // The line to paste into a deck: clips with which all micro-batches cost about the same.

@@ -34,16 +34,18 @@ cudaDeviceProp properties{};
 std::atomic<int> multiprocessor_margin = 0;
 int own_index = -1;  // this rank's GPU
 
-// The first failed call of this process, or nothing. One failure is all there is to tell: after it
-// the job ends, and where a kernel was at fault every later call fails likewise.
+// The first failed call of this process, or nothing. Where a kernel was at fault every later call
+// returns the same code: only the first one is worth reporting.
 struct FirstFailure {
   std::mutex mutex;
   std::optional<Error> error;
+  cudaError_t code = cudaSuccess;
 
-  // Enters the failure where it is the first. The first one, and whether this is it.
+  // The first failure with this code, and whether this is it.
   std::pair<Error, bool> enter(cudaError_t e, const char* call, const char* file, int line) {
     const std::lock_guard lock(mutex);
-    const bool first = !error;
+    const bool first = e != code;
+    code = e;
     if (first)
       error.emplace(Exit::hardware,
                     fmt::format("CUDA: {} ({}) at {}:{}, {}", cudaGetErrorString(e),

@@ -17,7 +17,8 @@ double bucket_mib(const ParallelDeck& deck, int ranks) {
 }
 
 std::int64_t bucket_elements(const ParallelDeck& deck, int ranks) {
-  return static_cast<std::int64_t>(bucket_mib(deck, ranks) * (1 << 20) / 4);
+  return std::max<std::int64_t>(1,
+                                static_cast<std::int64_t>(bucket_mib(deck, ranks) * (1 << 20) / 4));
 }
 
 TrainDeck optimizer_of(const TrainDeck& deck, const std::string& optimizer, double lr_power,

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
 #include <sstream>
 
 #include "core/error.h"
@@ -167,22 +168,29 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
   return plan;
 }
 
-std::string kept_text(std::span<const StepMemory> plan) {
+std::string kept_text(std::span<const StepMemory> plan, std::span<const Bucket> buckets) {
   std::string text;
-  for (const StepMemory& m : plan) text += fmt::format("{}{}", text.empty() ? "" : " ", m.kept);
+  for (std::size_t i = 0; i < plan.size(); ++i)
+    text += fmt::format("{} {}\n", plan[i].kept, buckets[i].name);
   return text;
 }
 
-void keep_as_before(std::vector<StepMemory>& plan, const std::string& saved) {
+void keep_as_before(std::vector<StepMemory>& plan, std::span<const Bucket> buckets,
+                    const std::string& saved) {
+  std::map<std::string, std::size_t> before;
   std::istringstream in(saved);
-  std::size_t before = 0;
-  for (std::size_t i = 0; i < plan.size() && in >> before; ++i) {
-    if (plan[i].kept < before)
+  std::size_t kept = 0;
+  for (std::string name; in >> kept && in.ignore() && std::getline(in, name);) before[name] = kept;
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    const auto then = before.find(buckets[i].name);
+    if (then == before.end()) continue;
+    if (plan[i].kept < then->second)
       log::warn(
-          "bucket {} of the plan keeps {} of optional activations, {} before the restart: less "
-          "memory is free, and results may differ by rounding",
-          i, size_text(static_cast<double>(plan[i].kept)), size_text(static_cast<double>(before)));
-    plan[i].kept = std::min(plan[i].kept, before);
+          "bucket {} keeps {} of optional activations, {} before the restart: less memory is free, "
+          "and results may differ by rounding",
+          buckets[i].name, size_text(static_cast<double>(plan[i].kept)),
+          size_text(static_cast<double>(then->second)));
+    plan[i].kept = std::min(plan[i].kept, then->second);
   }
 }
 

@@ -44,8 +44,9 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
 
 // A run that goes on keeps no more than before its restart, so that it repeats its bits: `saved` is
 // the kept_text() of then. A warning where less fits now.
-std::string kept_text(std::span<const StepMemory> plan);
-void keep_as_before(std::vector<StepMemory>& plan, const std::string& saved);
+std::string kept_text(std::span<const StepMemory> plan, std::span<const Bucket> buckets);
+void keep_as_before(std::vector<StepMemory>& plan, std::span<const Bucket> buckets,
+                    const std::string& saved);
 
 // Gives every bucket the largest share of all. For ranks that exchange within micro-batches
 // (TrainingTask::lockstep_ranks), whose buckets differ: recomputed blocks exchange again, and all

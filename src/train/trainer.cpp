@@ -271,7 +271,8 @@ void Trainer::plan_step() {
   }
   if (groups_.meeting == Meeting::lockstep)
     recompute_alike(*task_, source_->buckets(), batch_sizes_, memory_);
-  keep_as_before(memory_, saved_kept_);
+  if (on_cuda() && !deck_.parallel.deterministic)
+    keep_as_before(memory_, source_->buckets(), saved_kept_);
   // A GPU's memory stays taken until the end, so the arena gets no more than the plan, an eighth
   // for scratch memory of operations, and 64 MiB.
   const std::size_t with_scratch = planned_bytes() + planned_bytes() / 8 + (std::size_t{64} << 20);
@@ -550,7 +551,7 @@ void Trainer::save(bool best) {
   CheckpointInfo info = describe_state(deck_, params(), done_);
   info.notes["run"] = run_id_;
   info.notes["costs"] = work_->costs_text();
-  if (on_cuda()) info.notes["kept"] = kept_text(memory_);
+  if (on_cuda()) info.notes["kept"] = kept_text(memory_, source_->buckets());
   info.notes["data"] = data_text();
   if (!data_id_.empty()) info.notes["data_id"] = data_id_;
   if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;

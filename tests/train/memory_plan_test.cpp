@@ -139,11 +139,15 @@ TEST(MemoryPlan, KeepsWhatFits) {
 
 TEST(MemoryPlan, ARestartKeepsNoMoreThanBefore) {
   std::vector<StepMemory> plan{{0, 100, 10}, {0, 100, 20}, {0, 100, 0}, {0, 100, 30}};
-  EXPECT_EQ(kept_text(plan), "10 20 0 30");
-  keep_as_before(plan, "");
-  EXPECT_EQ(kept_text(plan), "10 20 0 30");
-  keep_as_before(plan, "5 40 0 30");
-  EXPECT_EQ(kept_text(plan), "5 20 0 30");
+  std::vector<Bucket> buckets(4);
+  for (std::size_t i = 0; i < 4; ++i) buckets[i].name = fmt::format("bucket {}", i);
+  const std::string text = "10 bucket 0\n20 bucket 1\n0 bucket 2\n30 bucket 3\n";
+  EXPECT_EQ(kept_text(plan, buckets), text);
+  keep_as_before(plan, buckets, "");
+  EXPECT_EQ(kept_text(plan, buckets), text);
+  // Of other data a bucket may be at another place, or new.
+  keep_as_before(plan, buckets, "40 bucket 1\n5 bucket 0\n7 gone\n");
+  EXPECT_EQ(kept_text(plan, buckets), "5 bucket 0\n20 bucket 1\n0 bucket 2\n30 bucket 3\n");
 }
 
 TEST(MemoryPlan, BatchesAreNoLargerThanTheirBucket) {

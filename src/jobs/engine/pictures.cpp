@@ -86,6 +86,7 @@ double PictureJob::finish(PrefetchUnit& unit) {
       work_.finish(picture, *results_);
     } catch (const Error& e) {
       picture.dropped = true;
+      if (e.code() == Exit::hardware) throw;
       work_.failed(picture, e, *results_);
     }
   work_.done(picture, *results_);

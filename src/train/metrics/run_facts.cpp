@@ -140,7 +140,7 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
        fmt::format("{} of state, {} of activations a rank (planned){}{}", size_text(state),
                    size_text(static_cast<double>(trainer.planned_bytes())),
                    kept == 0 ? std::string()
-                             : fmt::format(", up to {} of them to save time",
+                             : fmt::format(", up to {} of them optional",
                                            size_text(static_cast<double>(kept))),
                    recomputed == 0 ? std::string()
                                    : fmt::format("; {} of {} recompute blocks", recomputed,
