@@ -93,18 +93,18 @@ class BenchStep(WeftTest):
                 self.assertLess(found["loss"][-1], found["loss"][0])
 
     def test_captions_cost_what_they_do(self):
-        flops = {}
+        peak = {}
         for tokens in ("1", "6"):
             self.bench(STDIT3, "--shape", "1x3x6x4", "--captions", tokens)
-            flops[tokens] = self.report()["arena_peak_bytes"]
-        self.assertGreater(flops["6"], flops["1"])
+            peak[tokens] = self.report()["arena_peak_bytes"]
+        self.assertGreater(peak["6"], peak["1"])
 
     def test_profile_and_weights(self):
-        job = self.bench(STDIT3, "--shape", "1x3x6x4", "--profile", "--outputs", "after.safetensors", "train.lr=0")
+        job = self.bench(STDIT3, "--shape", "1x3x6x4", "--profile", "--outputs", "after.safetensors")
         self.assertIn("linear_forward", job.out)
-        first = self.report()["loss"]
-        self.bench(STDIT3, "--shape", "1x3x6x4", "--weights", "after.safetensors", "train.lr=0", "run.seed=42")
-        self.assertEqual(self.report()["loss"], first)
+        losses = self.report()["loss"]
+        self.bench(STDIT3, "--shape", "1x3x6x4", "--weights", "after.safetensors")
+        self.assertLess(self.report()["loss"][0], losses[-1])  # what all of its steps have learnt
 
     def test_a_given_batch(self):
         shapes = {"x": (2, 4, 3, 6, 4), "noise": (2, 4, 3, 6, 4), "y": (2, 1, 6, 16), "timestep": (2,), "fps": (2,), "height": (2,),

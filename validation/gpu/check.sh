@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can show. The results are one page, OUT/summary.md, with a verdict a line.
+# Everything that only a GPU can show. The results are one page, OUT/summary.md, with a verdict a line, written anew after each
+# part. A line has the number of its call; the page begins with the calls: commit, GPU, date.
 #
 #   validation/gpu/check.sh OUT [WEFT]        OUT: folder for the results; WEFT: the binary or the bundle's wrapper (build/weft)
 #   validation/gpu/check.sh --list            the parts: group, name, estimated seconds on an H100, and each group's sum
@@ -20,7 +21,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 list=0
 [ "${1:-}" != --list ] || list=1
-[ $# -ge 1 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2; }
 weft=${2:-build/weft} python=${PYTHON:-python3}
 # The tests' programs beside it, weft_kernels and weft_probe, also in the bundle; of weft_cuda_on_cpu weft_kernels_cuda_on_cpu.
 name=$(basename "$weft")
@@ -48,7 +49,7 @@ fi
 
 # ---- Groups, parts and the page
 
-group=none group_began=0 group_sum=0 failed=0 rows=() missing=()
+group=none group_began=0 group_sum=0 failed=0
 selected() { [[ $1 =~ ^(${PARTS:-.*})$ || $group =~ ^(${PARTS:-.*})$ ]]; }
 end_group() { [ $list = 0 ] || [ "$group" = none ] || printf '%-14s %-32s %5d s\n' "$group" "= all" "$group_sum"; }
 group() { end_group; group=$1 group_began=$SECONDS group_sum=0; }
@@ -67,49 +68,58 @@ part() {  # name, estimated seconds, command ...
     return
   fi
   if selected "$name"; then
-    local limit=$((2 * estimate + 20)) left=$((group_began + 570 - SECONDS))
+    local limit=$((2 * estimate + 20)) left=$((group_began + 560 - SECONDS))  # and 10 to be killed
     [ "$limit" -le "$left" ] || limit=$left
     [ -z "$rehearse" ] || limit=3600
+    rm -f "$row"
     if [ "$limit" -lt $((estimate / 2)) ]; then
       echo "no time was left of the group's" >"$out/$name.log"
       outcome="NOT RUN" failed=1
     else
-      timeout "$limit" "$@" >"$out/$name.log" 2>&1
+      timeout -k 10 "$limit" "$@" >"$out/$name.log" 2>&1  # weft takes the first signal for "save and stop"
       status=$?
       outcome=ok
       [ $status = 0 ] || { outcome="FAILED, status $status" failed=1; }
-      [ $status != 124 ] || outcome="FAILED, limit of $limit s"
+      [[ $status =~ ^(124|137)$ && $((SECONDS - began)) -ge $limit ]] && outcome="FAILED, limit of $limit s"
     fi
-    echo "| $name | $outcome | $((SECONDS - began)) | $(figure "$out/$name.log") | $(sed -n "s/^$name: //p" validation/gpu/before.txt) |" >"$row"
+    echo "| $name | $call | $outcome | $((SECONDS - began)) | $(figure "$out/$name.log") |" \
+      "$(sed -n "s/^$name: //p" validation/gpu/before.txt) |" >"$row"
     echo "$name: $outcome"
+    page
   fi
-  if [ -f "$row" ]; then rows+=("$(cat "$row")"); else missing+=("$name"); fi
 }
 
-# shellcheck disable=SC2317  # called at the end
 page() {
-  kill "$watch" 2>/dev/null
+  local name file missing=()
   {
-    cat "$out/machine.txt"
-    printf '\n| part | outcome | s | figure | before (results/h100.md) |\n|---|---|---:|---|---|\n'
-    printf '%s\n' "${rows[@]}"
+    cat "$out/calls.txt"
+    printf '\n| part | call | outcome | s | figure | before (results/h100.md) |\n|---|---:|---|---:|---|---|\n'
+    for name in $names; do cat "$out/$name.row" 2>/dev/null || missing+=("$name"); done
     printf '\nNot run: %s.\n' "${missing[*]:-nothing}"
-    cat "$out"/clocks_*.csv 2>/dev/null | awk -F', ' '$3 > 300 { n++; clock += $2; power += $3 }
-      END { if (n) printf "\nIn the %d seconds at over 300 W: %.0f MHz and %.0f W on average.\n", n, clock / n, power / n }'
-    cat "$out"/choices_*.md 2>/dev/null
+    for file in "$out"/clocks_*.csv; do
+      awk -F', ' -v call="$(basename "$file" .csv | cut -d_ -f2)" '$3 > 300 { n++; clock += $2; power += $3 } END { if (n)
+        printf "\nIn the %d seconds of call %d at over 300 W: %.0f MHz and %.0f W on average.\n", n, call, clock / n, power / n }' "$file"
+    done 2>/dev/null
+    cat "$out"/step_*_choices.md 2>/dev/null
   } >"$out/summary.md"
 }
 
 out=
 if [ $list = 0 ]; then
   out=$(mkdir -p "$1" && cd "$1" && pwd)
-  { "$weft" --version; nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader; date -u; } >"$out/machine.txt" 2>&1
-  watch=
-  if command -v nvidia-smi >/dev/null; then  # to tell a slow kernel from a slow GPU
-    nvidia-smi --query-gpu=timestamp,clocks.sm,power.draw,temperature.gpu --format=csv,noheader,nounits -l 1 >"$out/clocks_$$.csv" 2>/dev/null &
-    watch=$!
+  names=$(validation/gpu/check.sh --list | awk '$2 != "=" { print $2 }')
+  touch "$out/calls.txt"
+  call=$(($(wc -l <"$out/calls.txt") + 1))
+  gpus="no nvidia-smi;"
+  if command -v nvidia-smi >/dev/null; then
+    gpus=$(nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader 2>&1 | tr '\n' ';')
+    # To tell a slow kernel from a slow GPU.
+    nvidia-smi --query-gpu=timestamp,clocks.sm,power.draw,temperature.gpu --format=csv,noheader,nounits -l 1 >"$out/clocks_$call.csv" 2>/dev/null &
+    # shellcheck disable=SC2064  # the watcher's number of now
+    trap "kill $! 2>/dev/null" EXIT
   fi
-  trap page EXIT
+  echo "$call. $("$weft" --version 2>&1 | head -n 1); $gpus $(date -u)" >>"$out/calls.txt"
+  page
 fi
 export out mpirun weft python
 
@@ -120,10 +130,10 @@ step() {  # name, estimated seconds, deck and options of bench step ...
 }
 # The same, and what the run measured and chose: algorithms of products, ways of computing the same thing.
 tuned_step() {
-  local choices="$out/choices_$1"
-  [ $list = 1 ] || ! selected "$1" || rm -f "$choices.txt"
+  local choices="$out/${1}_choices"
+  [ $list = 1 ] || ! selected "$1" || rm -f "$choices.txt" "$choices.md"
   WEFT_MATMUL_CACHE=$choices.txt step "$@"
-  part "choices_$1" 2 "$python" validation/gpu/choices.py "$choices.txt" "$choices.md"
+  part "${1}_choices" 2 "$python" validation/gpu/choices.py "$choices.txt" "$choices.md"
 }
 xl2() { echo "$model --captions $captions --shape"; }
 
@@ -196,7 +206,7 @@ two_ranks() {  # name, losses' tolerance, reference's ranks and device, deck, ov
 # shellcheck disable=SC2317
 # One of two ranks is stopped: the job ends with exit code 7 and says which.
 stopped_rank() {
-  local run=$out/ranks_stopped_run pid code
+  local run=$out/ranks_stopped_run pid rank code named=no
   local words=(train inputs/smoke.toml "$@" train.steps=100000 train.checkpoint_every=0 parallel.hang_timeout=10 run.resume=false
     device.kind=cuda device.share=true "run.dir=$run")
   rm -rf "$run"
@@ -205,13 +215,17 @@ stopped_rank() {
   local job=$!
   while kill -0 "$job" 2>/dev/null && [ ! -s "$run/metrics.jsonl" ]; do sleep 1; done
   pid=$(pgrep -f "^[^ ]*weft[^ ]* train .*run.dir=$run" | tail -n 1)
+  [ -n "$pid" ] || { kill "$job"; wait "$job"; echo "no rank was found to stop"; return 1; }
+  rank=$(tr '\0' '\n' <"/proc/$pid/environ" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')
   kill -STOP "$pid"
   wait "$job"
   code=$?
   kill -KILL "$pid" 2>/dev/null
   rm -rf "$run"
-  echo "exit code $code (7 is right)"
-  [ "$code" = 7 ]
+  # part() sends what the job says to this file.
+  grep -q "late: rank $rank on .*does not answer" "$out/ranks_stopped.log" && named=yes
+  echo "exit code $code (7 is right); rank $rank named as late: $named"
+  [ "$code $named" = "7 yes" ]
 }
 export -f two_ranks stopped_rank
 ranks() {  # as two_ranks
