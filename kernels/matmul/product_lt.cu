@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
 #include <string>
 
@@ -49,9 +50,11 @@ struct Scratch {
 };
 
 Scratch& scratch_of(Stream stream) {
-  // Both at the first product: a later one may be recorded, when nothing can be allocated.
-  static Scratch compute, second;
-  return stream == Stream::second ? second : compute;
+  static std::map<Stream, Scratch> all;
+  // With a table of measured choices the second stream may first be taken by a product that is
+  // recorded, when nothing can be allocated: its scratch is made with the first product's.
+  if (all.empty() && is_measured(std::numeric_limits<std::int64_t>::max())) all[Stream::second];
+  return all[stream];
 }
 
 cudaDataType_t type_of(DType t) { return t == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
