@@ -11,7 +11,7 @@
 //                                is wanted, is one more pass, 2 M K; so is dz's bias gradient,
 //                                M K, unless the epilogue sums it
 // Operations 2 M N K each. linear_backward and linear_gelu_backward are two of them, which may run
-// beside each other. What the library does not fuse is done by kernels of our own behind the
+// concurrently. What the library does not fuse is done by kernels of our own behind the
 // product, which the environment's WEFT_MATMUL_FUSED=0 asks for everywhere. Where an operation can
 // be done in several ways, the first is the one that GPUs have been seen to do right; with a table
 // (set_matmul_tuning) the fastest is taken. Scratch: partial sums of the bias gradient, at most
@@ -163,7 +163,7 @@ void weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& dw, const 
 }
 
 // The gradient of a layer's weights, and what `input(outputs)` does to its input, whose product is
-// `p`: they do not depend on each other, and run one after the other or beside each other on two
+// `p`: they do not depend on each other, and run one after the other or concurrently on two
 // streams, whichever was measured to be faster. `outputs`: dw, dbias, and those of `input`.
 template <class Input>
 void both_gradients(const char* name, const Tensor& dy, const Tensor& x, bool accumulate,

@@ -31,8 +31,8 @@ WEFT_SCRATCH_OP(fp8_linear_forward, void(const Tensor& x, const Tensor& w, const
 WEFT_SCRATCH_OP(fp8_linear_backward_input,
                 void(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate));
 
-// Floats that the CUDA side takes beside two rounded operands: the largest magnitudes of the pieces
-// of each, and the two inverse scales.
+// Floats that the CUDA side takes in addition to two rounded operands: the largest magnitudes of
+// the pieces of each, and the two inverse scales.
 constexpr std::int64_t e4m3_pieces = 1024;
 constexpr std::int64_t e4m3_facts = 2 * e4m3_pieces + 2;
 

@@ -31,7 +31,7 @@ WEFT_OP(linear_gelu_backward_input, void(const Tensor& dy, const Tensor& w, cons
                                          Tensor& dz, Tensor& h, Tensor& dbias, bool accumulate));
 
 // Two gradients that do not depend on each other: that of a layer's weights, and what goes to its
-// input. The same as the two operations; on GPUs they run beside each other where that was measured
+// input. The same as the two operations; on GPUs they run concurrently where that was measured
 // to be faster.
 //
 // linear_backward_weight(dy, x, dw, dbias, accumulate) and

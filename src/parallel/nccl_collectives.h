@@ -43,7 +43,7 @@ struct Nodes {
 // sums them in f32 in the order of ranks. Over several nodes that would send n - m times a bf16
 // number through the cards of a node of m ranks of n, where NCCL's own f32 sums, which add inside a
 // node first, send one f32 number. So there NCCL sums inside each node in f32, and between nodes
-// the ranks of equal place exchange the nodes' sums in bf16: half of what f32 sends.
+// ranks with the same local index exchange the nodes' sums in bf16: half of what f32 sends.
 //
 // All calls come from the thread that issues; they return as soon as the work is queued. Parts,
 // types and counts: communicator.h. Device memory for bf16 is allocated at first use and kept, as

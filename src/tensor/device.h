@@ -49,8 +49,8 @@ class CpuScope {
 };
 
 // Streams of a GPU: work within one runs in order; only events order work of different streams.
-// `second` is for a part of one operation that runs beside the rest of it (kernels/matmul); the
-// operation joins it to `compute` before it returns.
+// `second` is for a part of one operation that runs concurrently with its rest (kernels/matmul);
+// the operation joins it to `compute` before it returns.
 enum class Stream { compute, communication, copy, second };
 // A mark in a stream. Copies share it.
 using DeviceEvent = std::shared_ptr<void>;
