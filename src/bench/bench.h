@@ -24,6 +24,11 @@ double seconds_of(const std::function<void()>& f);
 double product_rate(DType dtype);
 double copy_rate();
 
+// A table of where the time went: of each operation calls, time, share of `seconds`, rate, and its
+// share of the limit, the least time that this device's product and copy rates allow, measured now.
+// Calls and times are divided by `steps`; `seconds` are those of a step. Outside of a profile.
+std::string profile_table(const ops::Profile& profile, int steps, double seconds);
+
 // `weft bench comm`: all-reduce over all ranks, checked and timed for each size.
 struct BenchCommRequest {
   std::string device = "auto";

@@ -219,23 +219,6 @@ int wrong_against_cpu(const Deck& deck) {
   return off(got.loss, wanted.loss) + off(got.grad_norm, wanted.grad_norm);
 }
 
-void print_profile(const ops::Profile& profile, int steps, double step_seconds) {
-  std::vector<std::pair<std::string, ops::OpTime>> rows(profile.begin(), profile.end());
-  std::sort(rows.begin(), rows.end(),
-            [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
-  fmt::print("{:<30} {:>7} {:>10} {:>7} {:>9}\n", "operation", "calls", "ms a step", "share",
-             "GFLOP/s");
-  double sum = 0;
-  for (const auto& [name, t] : rows) {
-    sum += t.seconds / steps;
-    fmt::print("{:<30} {:>7} {:>10.3f} {:>6.1f}% {:>9}\n", name, t.calls / steps,
-               1e3 * t.seconds / steps, 100 * t.seconds / steps / step_seconds,
-               t.flops > 0 ? fmt::format("{:.0f}", t.flops / t.seconds * 1e-9) : "");
-  }
-  fmt::print("{:<30} {:>7} {:>10.3f} {:>6.1f}%\n", "outside operations", "",
-             1e3 * (step_seconds - sum), 100 * (1 - sum / step_seconds));
-}
-
 // The table of measured matrix products that steps on a GPU are timed with. Training keeps its own
 // in the run directory (Trainer::start); a benchmark has none, so it measures into a file that goes
 // with this object, or takes the one that WEFT_MATMUL_CACHE names.
@@ -361,7 +344,7 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
     fmt::print("matrix products: {}\n", products.measured()
                                             ? "the fastest of the library's algorithms, measured"
                                             : "the library's first proposals, not measured");
-  if (request.profile) print_profile(profile, request.steps, median);
+  if (request.profile) fmt::print("{}", profile_table(profile, request.steps, median));
   return 0;
 }
 

@@ -13,7 +13,9 @@
 #include <ranges>
 #include <system_error>
 
+#include "bench/bench.h"
 #include "config/deck.h"
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/faults.h"
 #include "core/file.h"
@@ -21,6 +23,7 @@
 #include "core/log.h"
 #include "core/progress.h"
 #include "doctor/doctor.h"
+#include "ops/dispatch.h"
 #include "tensor/device.h"
 
 namespace weft {
@@ -59,6 +62,20 @@ void add_argument(CLI::App& app, const Argument& a, GivenDeck& deck) {
   if (!a.choices.empty()) option.check(CLI::IsMember(a.choices));
 }
 
+// run.profile: a table of this command's operations at its end.
+int run_profiled(const Command& c, Deck deck, MPI_Comm world) {
+  deck.device.graphs = false;  // a replayed graph calls no operation that could be timed
+  ops::Profile profile;
+  const double start = now_seconds();
+  ops::set_profile(&profile, deck.run.profile == "shapes");
+  const int code = c.run(deck, world);
+  ops::set_profile(nullptr);
+  const double seconds = now_seconds() - start;
+  MPI_Barrier(world);  // measured with nothing beside it
+  if (log::rank() == 0) fmt::print("{}", profile_table(profile, 1, seconds));
+  return code;
+}
+
 int run_command(const Command& c, GivenDeck given, MPI_Comm world) {
   int rank = 0;
   MPI_Comm_rank(world, &rank);
@@ -82,7 +99,7 @@ int run_command(const Command& c, GivenDeck given, MPI_Comm world) {
                         : load_deck(given.file, given.overrides);
   allow_tf32(deck.device.tf32);
   try {
-    return c.run(deck, world);
+    return deck.run.profile.empty() ? c.run(deck, world) : run_profiled(c, deck, world);
   } catch (Error& e) {
     const std::string message = std::string(e.what()) + " " + e.hint();
     if (const std::string key = key_of_value(deck, e.what());

@@ -23,6 +23,10 @@ void run_rows(Rows& r, RunDeck& d) {
       "threads", d.threads, 0, 4096,
       "Processor threads a rank uses; 0: OMP_NUM_THREADS, or else its share of the host's cores.");
   r.flag("trace", d.trace, "Write RUN/trace.json for Perfetto: what every rank did when.");
+  r.text("profile", d.profile,
+         "Time every operation and print a table at the end, of rank 0: by operation, or by "
+         "operation and shapes; \"\" does not. On GPUs it runs without graphs.",
+         {"", "operations", "shapes"});
   r.number("stop_margin", d.stop_margin, 0, 1e6,
            "Seconds before the end of a Slurm job (SLURM_JOB_END_TIME) at which a run saves and "
            "stops by itself.");

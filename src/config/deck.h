@@ -23,6 +23,7 @@ struct RunDeck {
   bool resume = true;
   std::int64_t threads = 0;
   bool trace = false;
+  std::string profile;
   double stop_margin = 120;
 };
 struct DeviceDeck {

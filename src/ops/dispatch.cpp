@@ -11,7 +11,8 @@
 namespace weft::ops {
 namespace {
 
-OpTime* current_entry = nullptr;
+thread_local OpTime* current_entry = nullptr;
+bool profile_shapes = false;
 
 // Operations on a GPU end later than their calls: their marks are read when the profile ends.
 struct OnDevice {
@@ -26,15 +27,30 @@ DeviceEvent mark() { return on_cuda() ? device_runtime().record(Stream::compute)
 
 namespace detail {
 
-Profile* active_profile = nullptr;
+thread_local Profile* active_profile = nullptr;
 OpWatch* op_watch = nullptr;
 
-Timer::Timer(const char* name)
-    : entry_(&(*active_profile)[name]), start_(now_seconds()), begin_(mark()) {
-  current_entry = entry_;
+Timer::Timer(const char* name, std::span<const Tensor> tensors) : entry_(nullptr), start_(0) {
+  if (current_entry != nullptr) return;
+  std::string row = name;
+  double bytes = 0;
+  bool bf16 = false;
+  for (const Tensor& t : tensors) {
+    if (!t.defined()) continue;
+    bytes += static_cast<double>(t.bytes());
+    bf16 |= t.dtype() == DType::bf16;
+    if (profile_shapes) row += " " + t.shape().str();
+  }
+  if (bf16) row += " bf16";
+  entry_ = current_entry = &(*active_profile)[row];
+  entry_->bytes += bytes;
+  entry_->bf16 = bf16;
+  begin_ = mark();
+  start_ = now_seconds();
 }
 
 Timer::~Timer() {
+  if (entry_ == nullptr) return;
   try {
     if (begin_)
       on_device.push_back({entry_, begin_, mark()});
@@ -57,7 +73,7 @@ void no_cuda_side(const char* name) {
 
 }  // namespace detail
 
-void set_profile(Profile* profile) {
+void set_profile(Profile* profile, bool shapes) {
   // The only wait: until here the events have cost the operations nothing but their recording.
   for (const OnDevice& op : on_device) {
     device_runtime().synchronize(op.end);
@@ -65,6 +81,7 @@ void set_profile(Profile* profile) {
   }
   on_device.clear();
   detail::active_profile = profile;
+  profile_shapes = shapes;
 }
 
 void set_op_watch(OpWatch* watch) { detail::op_watch = watch; }

@@ -18,14 +18,18 @@
 
 namespace weft::ops {
 
-// Where the time of a step goes: while a profile is active, every operation adds to it under its
-// name.
+// Where the time of this thread goes: while a profile is active, every operation adds to it under
+// its name. One that another calls counts as part of that.
 struct OpTime {
   std::int64_t calls = 0;
-  double seconds = 0, flops = 0;
+  double seconds = 0;
+  double flops = 0;   // of products and convolutions, counted as the plain sum has them
+  double bytes = 0;   // of its tensors, each once
+  bool bf16 = false;  // of any of its tensors
 };
 using Profile = std::map<std::string, OpTime>;
-void set_profile(Profile* profile);  // null: off
+// Null: off. `shapes`: a row for each operation and shapes of its tensors.
+void set_profile(Profile* profile, bool shapes = false);
 
 // Notified of every operation that a planning arena skips: its name and its tensors, which have
 // shapes and types but no values.
@@ -37,16 +41,16 @@ class OpWatch {
 void set_op_watch(OpWatch* watch);  // null: none
 
 namespace detail {
-extern Profile* active_profile;
+extern thread_local Profile* active_profile;
 extern OpWatch* op_watch;
 // Adds the time until its end to the active profile.
 class Timer {
  public:
-  explicit Timer(const char* name);
+  Timer(const char* name, std::span<const Tensor> tensors);
   ~Timer();
 
  private:
-  OpTime* entry_;
+  OpTime* entry_;  // null inside another operation
   double start_;
   DeviceEvent begin_;
 };
@@ -100,7 +104,7 @@ class Op<R(A...)> {
       return R();
     }
     std::optional<detail::Timer> timer;
-    if (detail::active_profile != nullptr) timer.emplace(name_);
+    if (detail::active_profile != nullptr) timer.emplace(name_, detail::tensors_of(args...));
     if (detail::device_of(args...) == DeviceKind::cuda) {
       if (cuda_ == nullptr) detail::no_cuda_side(name_);
       return cuda_(args...);
