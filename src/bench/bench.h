@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "config/command.h"
+#include "ops/dispatch.h"
 #include "tensor/dtype.h"
 
 namespace weft {
@@ -19,14 +20,15 @@ namespace weft {
 // CPU).
 double seconds_of(const std::function<void()>& f);
 
-// Operations a second of a large matrix product, and bytes a second of a plain copy far larger than
-// any cache. Both take memory from the current arena, up to 0.8 GB and 0.6 GB.
+// Operations a second of a large matrix product, and bytes a second of a plain copy far larger
+// than any cache. Both take memory from the current arena, up to 0.8 GB and 0.6 GB.
 double product_rate(DType dtype);
 double copy_rate();
 
-// A table of where the time went: of each operation calls, time, share of `seconds`, rate, and its
-// share of the limit, the least time that this device's product and copy rates allow, measured now.
-// Calls and times are divided by `steps`; `seconds` are those of a step. Outside of a profile.
+// A table of where the time went: of each operation calls, time, share of `seconds`, rate, and
+// its share of the limit, the least time that this device's product and copy rates allow,
+// measured now. Calls and times are divided by `steps`; `seconds` are those of a step. Outside of
+// a profile.
 std::string profile_table(const ops::Profile& profile, int steps, double seconds);
 
 // `weft bench comm`: all-reduce over all ranks, checked and timed for each size.
@@ -37,20 +39,22 @@ struct BenchCommRequest {
   std::string json;
 };
 
-// Collective. Prints time, algorithm and bus bandwidth (2 (n-1)/n of it, as nccl-tests counts) and
-// wrong elements of sums whose results are known exactly, and processor time of this rank a byte;
-// with bf16 on the wire, and by MPI_Allreduce on the host, interleaved. Exit::hardware if any is
-// wrong.
+// Collective. Prints time, algorithm and bus bandwidth (2 (n-1)/n of it, as nccl-tests counts)
+// and wrong elements of sums whose results are known exactly, and processor time of this rank a
+// byte; with bf16 on the wire, and by MPI_Allreduce on the host, interleaved. Exit::hardware if
+// any is wrong.
 int bench_comm(const BenchCommRequest& request, MPI_Comm world);
 Command bench_comm_command();
 
-// `weft bench read STORE`: how fast prefetch delivers clips, against plain reads of the same bytes.
+// `weft bench read STORE`: how fast prefetch delivers clips, against plain reads of the same
+// bytes.
 //
-// Delivers every clip of `store` through the prefetcher (hashes verified) and reads the same bytes
-// with plain pread in as many threads; interleaved, medians. Prints a table (or JSON) to stdout:
-// GB/s of both, their ratio, and `wrong`, the clips whose bytes differ between the two. The first
-// pass of each side warms the page cache and is not counted. `readers` = 0: one for each core, up
-// to 4. Returns 0, or 70 when bytes differ. Throws Exit::data when the store is unusable.
+// Delivers every clip of `store` through the prefetcher (hashes verified) and reads the same
+// bytes with plain pread in as many threads; interleaved, medians. Prints a table (or JSON) to
+// stdout: GB/s of both, their ratio, and `wrong`, the clips whose bytes differ between the two.
+// The first pass of each side warms the page cache and is not counted. `readers` = 0: one for
+// each core, up to 4. Returns 0, or 70 when bytes differ. Throws Exit::data when the store is
+// unusable.
 int bench_read(const std::string& store, int readers, bool json);
 Command bench_read_command();
 
@@ -67,19 +71,19 @@ struct BenchScalingRequest {
   std::string json, plot;  // files, "" = not wanted
 };
 
-// Collective. Checks first that all rank counts compute the same (losses and weights of a few steps
-// on the same samples agree within what reordered sums explain; Exit::hardware if not), then times
-// them in turn, round by round. Of a round every rank count trains on the same samples (weak: fewer
-// ranks take more steps). Ranks that a count leaves out sleep. On CPUs it also runs as many
-// independent trainings side by side: the ceiling that the machine itself sets.
+// Collective. Checks first that all rank counts compute the same (losses and weights of a few
+// steps on the same samples agree within what reordered sums explain; Exit::hardware if not),
+// then times them in turn, round by round. Of a round every rank count trains on the same samples
+// (weak: fewer ranks take more steps). Ranks that a count leaves out sleep. On CPUs it also runs
+// as many independent trainings side by side: the ceiling that the machine itself sets.
 int bench_scaling(const Deck& deck, const BenchScalingRequest& request, MPI_Comm world);
 Command bench_scaling_command();
 
 // `weft bench step`: the time of a training step (forward, backward, update) of any model, on one
 // micro-batch. Weights are those that a training begins with.
 struct BenchStepRequest {
-  // The micro-batch: of synthetic latents (clips x latent frames x height x width) with captions of
-  // so many tokens (0: as many as the model takes); or of STDiT3, from a file
+  // The micro-batch: of synthetic latents (clips x latent frames x height x width) with captions
+  // of so many tokens (0: as many as the model takes); or of STDiT3, from a file
   // (bench/step_inputs.h); or the costliest of the deck's data.
   std::string shape;
   std::int64_t captions = 0;
@@ -92,10 +96,10 @@ struct BenchStepRequest {
   bool untuned = false;  // matrix products by the library's first proposals
 };
 
-// Prints the median step, and operations a second (of a dry run: recomputation is not counted), and
-// their share of a plain matrix product's in the same run. On a GPU a small step of a denoiser is
-// first checked against the CPU side; matrix products then run by algorithms that the first step
-// measures, as in training, which parallel.deterministic and `untuned` turn off.
+// Prints the median step, and operations a second (of a dry run: recomputation is not counted),
+// and their share of a plain matrix product's in the same run. On a GPU a small step of a
+// denoiser is first checked against the CPU side; matrix products then run by algorithms that the
+// first step measures, as in training, which parallel.deterministic and `untuned` turn off.
 int bench_step(const Deck& deck, const BenchStepRequest& request);
 Command bench_step_command();
 

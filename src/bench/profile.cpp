@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "bench/bench.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 
@@ -14,6 +15,8 @@ std::string profile_table(const ops::Profile& profile, int steps, double seconds
     return std::ranges::any_of(
         rows, [&](const auto& row) { return row.second.bf16 == bf16 && row.second.flops > 0; });
   };
+  const auto arena = Arena::reserve(std::size_t{1} << 30);
+  const ArenaScope scope(*arena);
   const double copy = copy_rate();
   const double f32 = uses(false) ? product_rate(DType::f32) : 0;
   const double bf16 = uses(true) ? product_rate(DType::bf16) : 0;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/philox.h"
 #include "data/images/image_source.h"
 #include "data/step_plan.h"

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/host.h"
+#include "core/log.h"
 #include "data/step_plan.h"
 
 namespace weft {

@@ -25,6 +25,7 @@
 #include "core/file.h"
 #include "core/log.h"
 #include "models/t5/options.h"
+#include "models/t5/placement.h"
 #include "models/t5/t5.h"
 #include "parallel/mpi.h"
 #include "tensor/tensor.h"
