@@ -171,7 +171,6 @@ def main():
     epoch = sum(n for _, n in SHAPES["mixed"]) // (2 * MICRO_BATCHES["mixed"])
     args.steps = {"uniform": 6, "mixed": args.epochs * epoch}
     results = [measure(mix, args) for mix in args.mix]
-    common.headline(facts)
     for result in results:
         show(result)
     common.write(args, facts, {"cases": results})

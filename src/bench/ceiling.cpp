@@ -67,4 +67,10 @@ double copy_rate() {
   return 2.0 * static_cast<double>(a.bytes()) / seconds_of([&] { ops::convert(a, b); });
 }
 
+DeviceRates device_rates() {
+  const auto arena = Arena::reserve(std::size_t{1} << 30);
+  const ArenaScope scope(*arena);
+  return {product_rate(DType::f32), product_rate(DType::bf16), copy_rate()};
+}
+
 }  // namespace weft

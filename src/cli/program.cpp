@@ -62,17 +62,20 @@ void add_argument(CLI::App& app, const Argument& a, GivenDeck& deck) {
   if (!a.choices.empty()) option.check(CLI::IsMember(a.choices));
 }
 
-// run.profile: a table of this command's operations at its end.
+// run.profile: a table of this command's operations at its end, unless an error ends it.
 int run_profiled(const Command& c, Deck deck, MPI_Comm world) {
-  deck.device.graphs = false;  // a replayed graph calls no operation that could be timed
-  ops::Profile profile;
+  deck.device.graphs = false;   // a replayed graph calls no operation that could be timed
+  static ops::Profile profile;  // after an error it is still the active one
   const double start = now_seconds();
-  ops::set_profile(&profile, deck.run.profile == "shapes");
+  ops::set_profile(&profile);
   const int code = c.run(deck, world);
   ops::set_profile(nullptr);
   const double seconds = now_seconds() - start;
-  MPI_Barrier(world);  // measured with nothing beside it
-  if (log::rank() == 0) fmt::print("{}", profile_table(profile, 1, seconds));
+  // All ranks measure at once: a rank's share of the machine is its limit.
+  if (!c.first_rank_only) MPI_Barrier(world);
+  const DeviceRates rates = device_rates();
+  if (log::rank() == 0)
+    fmt::print("{}", profile_table(profile, rates, 1, seconds, deck.run.profile == "shapes"));
   return code;
 }
 

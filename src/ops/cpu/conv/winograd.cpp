@@ -155,7 +155,6 @@ bool winograd_fits(const Geometry& g) {
 void winograd_forward(const Geometry& g, const float* x, const float* w, const float* bias,
                       bool add, float* y) {
   if (volume_fits(g)) return volume_forward(g, x, w, bias, add, y);
-  detail::add_flops(g.flops());
   const Plan p = plan(g);
   const Tensor transformed = floats(tile_points * p.outs * p.depth);
   // Inputs and products of a block, for each thread.
@@ -181,7 +180,6 @@ void winograd_forward(const Geometry& g, const float* x, const float* w, const f
 
 void winograd_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                               bool accumulate) {
-  detail::add_flops(g.flops());
   const Plan p = plan(g);
   const std::int64_t chunk = std::min(p.tiles, chunk_of(p));
   const std::int64_t in_apart = chunk * p.in_stride, out_apart = chunk * p.out_stride;

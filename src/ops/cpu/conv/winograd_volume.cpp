@@ -285,7 +285,6 @@ bool volume_fits(const Geometry& g) {
 
 void volume_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                     float* y) {
-  detail::add_flops(g.flops());
   if (has_few_weights(g))
     by_pairs(g, x, w, bias, add, y);
   else
