@@ -145,7 +145,7 @@ void OpTimes::met(const std::string& name, std::span<const Tensor> tensors) {
     rate = rates_.wide_heads_forward;
   if (name == "attention_backward" && rates_.wide_heads_backward > 0)
     rate = rates_.wide_heads_backward;
-  if (name.starts_with("linear") || name.starts_with("absorb")) rate = rates_.products;
+  if (name.find("linear") != name.npos || name.starts_with("absorb")) rate = rates_.products;
   if (name.starts_with("fp8_linear")) {
     rate = rates_.fp8_products > 0 ? rates_.fp8_products : rates_.products;
     // Rounding comes before the product: both operands are read twice, and a byte is written for

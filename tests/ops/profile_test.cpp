@@ -49,6 +49,17 @@ TEST_F(ProfileTest, AttentionCountsItsProducts) {
   EXPECT_EQ(profile.begin()->second.flops, 4.0 * 6 * 2 * 5 * 5 * 16);
 }
 
+// Their lengths are not in the shapes: counted are captions of the mean length.
+TEST_F(ProfileTest, PackedCaptionsCountTheirMeanLength) {
+  const Tensor qkv = to_tensor(random_values(3 * 7 * 2 * 16, 1), {3, 7, 2, 16});
+  const Tensor bias = poisoned({32, 2}), offsets = to_tensor({0, 3, 7}, {3}, DType::i32);
+  Tensor out = poisoned({7, 32});
+  const ops::Profile profile =
+      profile_of([&] { ops::relative_attention_forward(qkv, bias, offsets, 4, out); });
+  ASSERT_EQ(profile.size(), 1u);
+  EXPECT_EQ(profile.begin()->second.flops, 4.0 * 32 * 7 * 3.5);
+}
+
 TEST_F(ProfileTest, RowsDifferByShapesAndNamesByType) {
   const Tensor wide = poisoned({7}), narrow = poisoned({3}, DType::bf16);
   Tensor y = poisoned({7}), z = poisoned({3}, DType::bf16), u = poisoned({3});
