@@ -21,7 +21,8 @@ namespace weft {
 double seconds_of(const std::function<void()>& f);
 
 // Operations a second of a large matrix product, and bytes a second of a plain copy far larger
-// than any cache. Both take memory from the current arena, up to 0.8 GB and 0.6 GB.
+// than any cache, in the fastest of five rounds. Both take memory from the current arena, up to
+// 0.8 GB and 0.6 GB.
 double product_rate(DType dtype);
 double copy_rate();
 
