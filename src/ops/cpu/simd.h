@@ -131,24 +131,6 @@ static inline vf vexp(vf x) {
 #endif
 }
 
-#ifdef __AVX512F__
-// 2^r for |r| <= 1/2: minimax of degree 4, to 2^-18.
-static inline vf exp2_reduced(vf r) {
-  vf p = splat(9.570101276e-3f);
-  p = p * r + 5.591785908e-2f;
-  p = p * r + 2.402474433e-1f;
-  p = p * r + 6.931217909e-1f;
-  return p * r + 9.999992847e-1f;
-}
-
-// e^x to 18 bits, at half the work: for what is rounded to bf16 next, which has 9.
-static inline vf vexp_18_bits(vf x) {
-  const vf power = (vf)_mm512_max_ps((__m512)splat(-150.0f), (__m512)(x * 1.44269504088896341f));
-  const vf n = (vf)_mm512_roundscale_ps((__m512)power, 0x08);
-  return (vf)_mm512_scalef_ps((__m512)exp2_reduced(power - n), (__m512)n);
-}
-#endif
-
 // 1 / (1 + e^-x).
 static inline vf vsigmoid(vf x) {
 #ifdef __AVX512F__
@@ -169,8 +151,13 @@ static inline vf vsigmoid_for(vf x) {
   if constexpr (sizeof(T) == 2) {
     const vf power = (vf)_mm512_min_ps((__m512)splat(126.0f), (__m512)(x * -1.44269504088896341f));
     const vf n = (vf)_mm512_roundscale_ps((__m512)power, 0x08), r = power - n;
-    return (vf)_mm512_rcp14_ps(
-        (__m512)(1.0f + (vf)_mm512_scalef_ps((__m512)exp2_reduced(r), (__m512)n)));
+    // 2^r for |r| <= 1/2, minimax of degree 4.
+    vf p = splat(9.570101276e-3f);
+    p = p * r + 5.591785908e-2f;
+    p = p * r + 2.402474433e-1f;
+    p = p * r + 6.931217909e-1f;
+    p = p * r + 9.999992847e-1f;
+    return (vf)_mm512_rcp14_ps((__m512)(1.0f + (vf)_mm512_scalef_ps((__m512)p, (__m512)n)));
   }
 #endif
   return vsigmoid(x);
