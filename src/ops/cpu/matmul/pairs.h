@@ -27,11 +27,13 @@ bool suits_pairs(const Product& p) {
 
 // W pairs of one row and the next (null: zeros), of which n count.
 inline vu pairs_of(const bf16* one, const bf16* two, int n) {
-  const __mmask16 lanes = first_lanes(n);
-  const __m256i low = _mm256_maskz_loadu_epi16(lanes, one);
-  const __m256i high = two ? _mm256_maskz_loadu_epi16(lanes, two) : _mm256_setzero_si256();
-  return (vu)_mm512_or_si512(_mm512_cvtepu16_epi32(low),
-                             _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+  const auto bits = [n](const bf16* x) {
+    if (x == nullptr) return _mm256_setzero_si256();
+    if (n == W) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+    return _mm256_maskz_loadu_epi16(first_lanes(n), x);
+  };
+  return (vu)_mm512_or_si512(_mm512_cvtepu16_epi32(bits(one)),
+                             _mm512_slli_epi32(_mm512_cvtepu16_epi32(bits(two)), 16));
 }
 
 // Columns [first, first + width) of x [k, ld] at depth [k0, k0 + depth) in pairs: pieces of `step`
@@ -66,7 +68,10 @@ void finish_pairs(const Product& p, std::int64_t rows, std::int64_t width, const
       if constexpr (sizeof(O) == 2) {
         vh h;  // assembly for the same reason as in gemm_tile.h
         asm("vcvtneps2bf16 %1, %0" : "=v"(h) : "v"(v));
-        _mm256_mask_storeu_epi16(to, first_lanes(lanes), (__m256i)h);
+        if (lanes == W)
+          __builtin_memcpy(static_cast<void*>(to), &h, sizeof h);
+        else
+          _mm256_mask_storeu_epi16(to, first_lanes(lanes), (__m256i)h);
       } else {
         store_n(to, v, lanes);
       }
