@@ -43,6 +43,19 @@ static inline vf add_product(const Pair*, vf sum, vf a, vf b) {
 }
 #endif
 
+#ifdef __AVX512F__
+// W pairs of one row and the next (null: zeros), of which n count.
+static inline vu pairs_of(const bf16* one, const bf16* two, int n) {
+  const auto bits = [n](const bf16* x) {
+    if (x == nullptr) return _mm256_setzero_si256();
+    if (n == W) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+    return _mm256_maskz_loadu_epi16(first_lanes(n), x);
+  };
+  return (vu)_mm512_or_si512(_mm512_cvtepu16_epi32(bits(one)),
+                             _mm512_slli_epi32(_mm512_cvtepu16_epi32(bits(two)), 16));
+}
+#endif
+
 // A function of its own: inlined beside others, the compiler keeps accumulators in memory.
 template <int MR, int NV, class E>
 [[gnu::noinline]] static void tile(std::int64_t depth, const E* a, std::int64_t row_stride,

@@ -372,18 +372,16 @@ inline void pairs_of_rows(const float* from, std::int64_t n, std::int64_t dp, Pa
     }
 }
 
-// The same from rows of bf16 as they lie, whole vectors of them.
+// The same from rows of bf16 as they lie, zeros behind their d values.
 inline void pairs_of_rows(Rows<const bf16> x, std::int64_t first, std::int64_t n, std::int64_t d,
                           Pair* to) {
+  const std::int64_t dp = padded(d);
   for (std::int64_t r = 0; r < n; r += 2) {
     const bf16 *one = x[first + r], *two = r + 1 < n ? x[first + r + 1] : nullptr;
-    for (std::int64_t i = 0; i < d; i += W) {
-      vh a, b{};
-      __builtin_memcpy(&a, one + i, sizeof a);
-      if (two) __builtin_memcpy(&b, two + i, sizeof b);
-      const vu pairs = __builtin_convertvector(a, vu) | __builtin_convertvector(b, vu) << 16;
-      __builtin_memcpy(to + r / 2 * d + i, &pairs, sizeof pairs);
-    }
+    for_vectors(d, [&](std::int64_t i, int m) {
+      const vu pairs = pairs_of(one + i, two ? two + i : nullptr, m);
+      __builtin_memcpy(to + r / 2 * dp + i, &pairs, sizeof pairs);
+    });
   }
 }
 
@@ -398,7 +396,7 @@ struct PairRows {
 inline PairRows operand(Rows<const bf16> x, std::int64_t first, std::int64_t n, std::int64_t d,
                         const Prepare& p, float* block, Pair* along, Pair* across) {
   const std::int64_t dp = padded(d);
-  if (p.nothing() && d == dp && x.stride % 2 == 0) {
+  if (p.nothing() && d % 2 == 0 && x.stride % 2 == 0) {
     if (across) pairs_of_rows(x, first, n, d, across);
     return {reinterpret_cast<const Pair*>(x[first]), x.stride / 2};
   }

@@ -25,17 +25,6 @@ bool suits_pairs(const Product& p) {
   return p.k >= 1024 && p.k % 2 == 0;
 }
 
-// W pairs of one row and the next (null: zeros), of which n count.
-inline vu pairs_of(const bf16* one, const bf16* two, int n) {
-  const auto bits = [n](const bf16* x) {
-    if (x == nullptr) return _mm256_setzero_si256();
-    if (n == W) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
-    return _mm256_maskz_loadu_epi16(first_lanes(n), x);
-  };
-  return (vu)_mm512_or_si512(_mm512_cvtepu16_epi32(bits(one)),
-                             _mm512_slli_epi32(_mm512_cvtepu16_epi32(bits(two)), 16));
-}
-
 // Columns [first, first + width) of x [k, ld] at depth [k0, k0 + depth) in pairs: pieces of `step`
 // columns, each [depth, step], `piece` pairs from one to the next.
 inline void pack_columns(const bf16* x, std::int64_t k, std::int64_t ld, std::int64_t first,
