@@ -16,6 +16,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/host.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "models/registry.h"
 #include "ops/matmul.h"
@@ -320,7 +321,7 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
         {"measured_products", products.measured()},
         {"graph_replays", step.graph_replays()}};
     std::ofstream out(request.json);
-    out << j.dump(2) << '\n';
+    out << dump_json(j, 2) << '\n';
     WEFT_CHECK(bool(out), Exit::usage, "name a file that can be written", "cannot write {}",
                request.json);
   }
