@@ -1,4 +1,4 @@
-// CPU side of ops/matmul.h, by oneDNN, but for products of bf16 that are faster by pairs.h. Three
+// CPU side of ops/matmul.h, by oneDNN, but for gradients in bf16 that are faster by pairs.h. Three
 // paths of the library, at 0.99 of its best on a Xeon (validation/results/cpu.md): the forward
 // fuses bias and residual into the matmul primitive, with weights packed into the layout it prefers
 // where many rows share the packing; gradients in f32 go through sgemm, which has none of the
@@ -140,8 +140,8 @@ void run(const Product& p, const void* a, const void* b, const float* bias, cons
 #ifdef __AVX512F__
   if (p.in == DType::bf16 && multiplies_pairs() && suits_pairs(p)) {
     with_type(p.out, [&]<class O>(O) {
-      multiply_pairs(p, static_cast<const bf16*>(a), static_cast<const bf16*>(b), bias,
-                     static_cast<const O*>(p.residual ? residual : nullptr), static_cast<O*>(c));
+      multiply_pairs(p, static_cast<const bf16*>(a), static_cast<const bf16*>(b),
+                     static_cast<O*>(c));
     });
     return;
   }
