@@ -43,6 +43,11 @@ void winograd_forward(const Geometry& g, const float* x, const float* w, const f
 bool volume_fits(const Geometry& g);
 void volume_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                     float* y);
+// Planes of so many channels that their transformed weights would not stay in a cache
+// (winograd_volume.cpp): likewise.
+bool wide_fits(const Geometry& g);
+void wide_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
+                  float* y);
 void winograd_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                               bool accumulate);
 
@@ -50,6 +55,11 @@ void winograd_backward_weight(const Geometry& g, const float* x, const float* dy
 bool fourier_fits(const Geometry& g);
 void fourier_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                      float* y);
+
+// To four channels or fewer, stride 1 (narrow.cpp).
+bool narrow_fits(const Geometry& g);
+void narrow_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
+                    float* y);
 
 // The same by the fastest way that fits. A backward of stride 1 is a forward with turned weights.
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
