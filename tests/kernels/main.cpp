@@ -9,6 +9,7 @@
 #include "cli/cli.h"
 #include "core/error.h"
 #include "core/host.h"
+#include "core/json.h"
 #include "parallel/rank_device.h"
 #include "tensor/tensor.h"
 #include "tests/kernels/cases.h"
@@ -129,7 +130,7 @@ int run_kernels(const KernelsRequest& request) {
         {"product_bf16_flops", ceilings.bf16},
         {"cases", table}};
     std::ofstream out(request.json);
-    out << j.dump(2) << '\n';
+    out << dump_json(j, 2) << '\n';
     WEFT_CHECK(bool(out), Exit::usage, "name a file that can be written", "cannot write {}",
                request.json);
   }

@@ -344,12 +344,11 @@ void make_piece(const fs::path& path, std::span<const ImagePair> pairs, const La
     }
     data.close();
   }
-  const std::string header = nlohmann::json{
-      {"identity", id},
-      {"images", std::move(images)},
-      {"broken", std::move(broken)},
-      {"hash",
-       to_hex(hasher.value())}}.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const std::string header = dump_json(nlohmann::json{{"identity", id},
+                                                      {"images", std::move(images)},
+                                                      {"broken", std::move(broken)},
+                                                      {"hash", to_hex(hasher.value())}},
+                                       -1, ' ', false, nlohmann::json::error_handler_t::replace);
   const std::uint64_t length = header.size();
   {
     const File data = File::open(data_path, Exit::data);

@@ -257,7 +257,6 @@ bool fourier_fits(const Geometry& g) {
 
 void fourier_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                      float* y) {
-  detail::add_flops(g.flops());
   const Plan p = plan(g);
   const Tensor weights = floats(ft_points * p.of_weights), inputs = floats(ft_points * p.of_inputs),
                products = floats(ft_points * p.of_products);

@@ -56,7 +56,6 @@ bool narrow_fits(const Geometry& g) {
 
 void narrow_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                     float* y) {
-  detail::add_flops(g.flops());
   const Columns c(g);
   const std::int64_t threads = omp_get_max_threads(), frames = g.n * g.to;
   const std::int64_t rows =

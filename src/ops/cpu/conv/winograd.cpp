@@ -156,7 +156,6 @@ void winograd_forward(const Geometry& g, const float* x, const float* w, const f
                       bool add, float* y) {
   if (volume_fits(g)) return volume_forward(g, x, w, bias, add, y);
   if (wide_fits(g)) return wide_forward(g, x, w, bias, add, y);
-  detail::add_flops(g.flops());
   const Plan p = plan(g);
   const Tensor transformed = floats(tile_points * p.outs * p.depth);
   // Inputs and products of a block, for each thread.
@@ -182,7 +181,6 @@ void winograd_forward(const Geometry& g, const float* x, const float* w, const f
 
 void winograd_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                               bool accumulate) {
-  detail::add_flops(g.flops());
   const Plan p = plan(g);
   const std::int64_t chunk = std::min(p.tiles, chunk_of(p));
   const std::int64_t in_apart = chunk * p.in_stride, out_apart = chunk * p.out_stride;

@@ -346,7 +346,6 @@ bool volume_fits(const Geometry& g) {
 
 void volume_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                     float* y) {
-  detail::add_flops(g.flops());
   if (has_few_weights(g))
     by_pairs(g, x, w, bias, add, y);
   else
@@ -362,7 +361,6 @@ bool wide_fits(const Geometry& g) {
 
 void wide_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                   float* y) {
-  detail::add_flops(g.flops());
   by_groups(g, x, w, bias, add, y);
 }
 

@@ -1,14 +1,15 @@
-// CPU side of ops/matmul.h, by oneDNN. Three paths, at 0.99 of oneDNN's best on a Xeon
-// (validation/results/cpu.md): the forward fuses bias and residual into the matmul primitive, with
-// weights packed into the layout it prefers where many rows share the packing; gradients in f32 go
-// through sgemm, which has none of the shapes on which the primitive drops to half; all else is the
-// plain primitive. Primitives are made once per shape and kept (onednn.h); their scratchpad is
-// ours, so that the steady state allocates nothing large. sgemm must not be interrupted by a signal
-// handler (train/stop.cpp).
+// CPU side of ops/matmul.h, by oneDNN, but for products of bf16 that are faster by pairs.h. Three
+// paths of the library, at 0.99 of its best on a Xeon (validation/results/cpu.md): the forward
+// fuses bias and residual into the matmul primitive, with weights packed into the layout it prefers
+// where many rows share the packing; gradients in f32 go through sgemm, which has none of the
+// shapes on which the primitive drops to half; all else is the plain primitive. Primitives are made
+// once per shape and kept (onednn.h); their scratchpad is ours, so that the steady state allocates
+// nothing large. sgemm must not be interrupted by a signal handler (train/stop.cpp).
 #include "ops/matmul.h"
 
 #include <immintrin.h>
 
+#include <omp.h>
 #include <dnnl.hpp>
 
 #include <algorithm>
@@ -40,6 +41,8 @@ struct Product {
   bool a_transposed, b_transposed, bias, residual, accumulate, packed;
   auto operator<=>(const Product&) const = default;
 };
+
+#include "ops/cpu/matmul/pairs.h"
 
 struct Primitive {
   dnnl::matmul run;
@@ -76,14 +79,24 @@ Primitive make(const Product& p) {
   return r;
 }
 
+bool library_uses(dnnl::cpu_isa isa) {
+  const auto needed = static_cast<unsigned>(isa);
+  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & needed) == needed;
+}
+
 // oneDNN multiplies bf16 from AVX-512 on.
 bool multiplies_bf16() {
-  static const bool yes = [] {
-    constexpr auto needed = static_cast<unsigned>(dnnl::cpu_isa::avx512_core);
-    return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & needed) == needed;
-  }();
+  static const bool yes = library_uses(dnnl::cpu_isa::avx512_core);
   return yes;
 }
+
+#ifdef __AVX512F__
+// Where the library has tiles of AMX, nothing else comes near.
+bool multiplies_pairs() {
+  static const bool yes = cpu_multiplies_bf16() && !library_uses(dnnl::cpu_isa::avx512_core_amx);
+  return yes;
+}
+#endif
 
 std::vector<float> widened(const void* x, std::int64_t count, DType type) {
   std::vector<float> wide(count);
@@ -124,8 +137,15 @@ void run(const Product& p, const void* a, const void* b, const float* bias, cons
     run_widened(p, a, b, bias, residual, c);
     return;
   }
-  detail::add_flops(2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) *
-                    static_cast<double>(p.k));
+#ifdef __AVX512F__
+  if (p.in == DType::bf16 && multiplies_pairs() && suits_pairs(p)) {
+    with_type(p.out, [&]<class O>(O) {
+      multiply_pairs(p, static_cast<const bf16*>(a), static_cast<const bf16*>(b), bias,
+                     static_cast<const O*>(p.residual ? residual : nullptr), static_cast<O*>(c));
+    });
+    return;
+  }
+#endif
   // The forward's products without bias (T5) are better off with the primitive: a third faster at
   // 100 rows.
   const bool forward = !p.a_transposed && p.b_transposed;
