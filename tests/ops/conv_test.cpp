@@ -2,8 +2,10 @@
 #include "ops/layout.h"
 
 #include <algorithm>
+#include <set>
 
 #include "reference.h"
+#include "tests/kernels/rounding.h"
 
 namespace weft::test {
 namespace {
@@ -223,7 +225,8 @@ TEST_F(OpTest, ConvOfASampleDoesNotDependOnTheBatch) {
       {{2, 1, 33, 30, 128}, 112, Conv::same(3)}, {{2, 7, 16, 17, 72}, 36, Conv::volume(3)},
       {{2, 8, 5, 5, 256}, 232, Conv::volume(3)}, {{2, 1, 15, 14, 352}, 368, Conv::same(3)},
       {{2, 2, 33, 34, 36}, 3, Conv::volume(3)},  {{2, 3, 9, 12, 18}, 9, Conv::volume(7)},
-      {{2, 1, 9, 7, 70}, 3, Conv::same(3)},      {{2, 3, 5, 6, 72}, 30, Conv::volume_up()}};
+      {{2, 1, 9, 7, 70}, 3, Conv::same(3)},      {{2, 3, 5, 6, 72}, 30, Conv::volume_up()},
+      {{2, 1, 25, 19, 150}, 70, Conv::down()}};
   for (const Case& c : cases) {
     const Shape ys = c.conv.output(c.x, c.out), ws = weight_shape(c);
     const Tensor x = to_tensor(random_values(c.x.numel(), 1), c.x, c.dtype);
@@ -237,6 +240,37 @@ TEST_F(OpTest, ConvOfASampleDoesNotDependOnTheBatch) {
     }
     EXPECT_EQ(to_values(together), to_values(alone)) << c.x.str();
   }
+}
+
+// Against fp64, no way rounds much worse than a plain sum: a ReLU's input near zero would tip.
+TEST_F(OpTest, ConvRoundsNotMuchWorseThanAPlainSum) {
+  const RoundingShape shapes[] = {
+      {"winograd", {1, 1, 33, 30, 128}, 112, Conv::same(3)},
+      {"dilated", {1, 1, 32, 30, 128}, 128, Conv::strided(3, 1, 2)},
+      {"pairs of frames", {1, 7, 16, 17, 72}, 72, Conv::volume(3)},
+      {"panels of weights", {1, 8, 5, 5, 256}, 256, Conv::volume(3)},
+      {"fourier", {1, 3, 9, 12, 18}, 16, Conv::volume(7)},
+      {"depthwise", {2, 1, 12, 9, 40}, 40, Conv::strided(3, 1, 1, 40)},
+      {"depthwise of stride 2", {2, 1, 12, 9, 40}, 40, Conv::strided(3, 2, 1, 40)},
+      {"product", {1, 1, 20, 20, 256}, 64, Conv::same(1)},
+      {"small", {3, 1, 6, 4, 64}, 64, Conv::same(3)},
+      {"small dilated", {3, 1, 12, 10, 64}, 64, Conv::strided(3, 1, 4)},
+      {"stride 2", {2, 1, 21, 18, 64}, 32, Conv::strided(3, 2)},
+      {"groups", {2, 1, 9, 10, 64}, 64, Conv::strided(3, 1, 1, 16)},
+      {"stem", {1, 1, 24, 30, 3}, 64, Conv::strided(3, 2)},
+  };
+  std::set<std::string> ways;
+  for (const RoundingShape& s : shapes)
+    for (const RoundingCase& c : measure_rounding(s, 3e6))
+      for (const RoundingRow& r : c.rows) {
+        if (r.taken) ways.insert(r.way);
+        // What is there for its rounding has to be better.
+        const double bound = r.way == "blocked" ? 0.75 : rounding_bound;
+        EXPECT_LE(r.error.largest, bound * c.plain.largest)
+            << c.shape << ", " << c.pass << ", " << r.way << " of " << r.side;
+      }
+  EXPECT_EQ(ways, (std::set<std::string>{"blocked", "depthwise", "fourier", "oneDNN", "product",
+                                         "winograd", "winograd_volume"}));
 }
 
 TEST_F(OpTest, ConvOutputShapes) {

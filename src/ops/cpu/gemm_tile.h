@@ -1,7 +1,7 @@
 // Small matrix products on scratch memory, for attention: C[m,n] (+)= A B, with A read through two
 // strides (so it may be a transpose) and B, C row-major with rows of a whole number of vectors.
 // Elements of A and B are floats, or pairs of bf16 that follow each other along the depth; C is
-// f32.
+// f32. What C holds is added at the end, not summed on: sums of sums round less than a long one.
 
 #pragma once
 
@@ -65,7 +65,7 @@ template <int MR, int NV, class E>
 #pragma GCC unroll 12
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < NV; ++j) acc[i][j] = accumulate ? load(c + i * ldc + j * W) : vf{};
+    for (int j = 0; j < NV; ++j) acc[i][j] = vf{};
   for (std::int64_t k = 0; k < depth; ++k) {
     vf bv[NV];
 #pragma GCC unroll 4
@@ -80,7 +80,10 @@ template <int MR, int NV, class E>
 #pragma GCC unroll 12
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < NV; ++j) store(c + i * ldc + j * W, acc[i][j]);
+    for (int j = 0; j < NV; ++j) {
+      float* to = c + i * ldc + j * W;
+      store(to, accumulate ? load(to) + acc[i][j] : acc[i][j]);
+    }
 }
 
 // The last rows of a panel, fewer than a whole tile.

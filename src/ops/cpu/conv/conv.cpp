@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 
 #include "core/error.h"
 #include "ops/matmul.h"
@@ -16,19 +17,6 @@ WEFT_CPU_BEGIN
 #include "ops/cpu/conv/parts.h"
 namespace {
 #include "ops/cpu/simd.h"
-
-Geometry geometry(const Shape& x, const Shape& y, const Conv& c) {
-  Geometry g{x[0],  x[1],     x[2],   x[3],    x[4],       y[4],     y[1],    y[2],
-             y[3],  c.kt,     c.kh,   c.kw,    c.stride_t, c.stride, c.front, c.back,
-             c.top, c.bottom, c.left, c.right, c.dilation, c.groups};
-  return g;
-}
-
-// 1x1 kernels of stride 1 are matrix products.
-bool is_linear(const Conv& c) {
-  return c.kt * c.kh * c.kw == 1 && c.stride_t == 1 && c.stride == 1 && c.groups == 1 &&
-         !c.upsample && c.front + c.back + c.top + c.left + c.bottom + c.right == 0;
-}
 
 Tensor rows(const Tensor& x) { return x.view({x.numel() / x.dim(-1), x.dim(-1)}); }
 
@@ -87,6 +75,18 @@ struct Result {
 
 }  // namespace
 
+Geometry geometry(const Shape& x, const Shape& y, const Conv& c) {
+  Geometry g{x[0],  x[1],     x[2],   x[3],    x[4],       y[4],     y[1],    y[2],
+             y[3],  c.kt,     c.kh,   c.kw,    c.stride_t, c.stride, c.front, c.back,
+             c.top, c.bottom, c.left, c.right, c.dilation, c.groups};
+  return g;
+}
+
+bool is_linear(const Conv& c) {
+  return c.kt * c.kh * c.kw == 1 && c.stride_t == 1 && c.stride == 1 && c.groups == 1 &&
+         !c.upsample && c.front + c.back + c.top + c.left + c.bottom + c.right == 0;
+}
+
 // The choice between the ways to compute a convolution, and the backward of stride 1 as a forward.
 // The first that fits is taken:
 //
@@ -100,14 +100,16 @@ struct Result {
 //                     a sample
 //   fourier           5x5 to 9x9, stride 1, from 16  dense motion's mask (7x7x7)
 //                     to 8 or more channels
-//   narrow            3x3 to 7x7, stride 1, to 4   pictures of VAE and SadTalker; its occlusion
-//                     or fewer channels            (16x7x7)
-//   direct (oneDNN)   everything else                stems of 3 channels, strides, last layers,
-//                                                    ResNeXt's groups, PatchGAN (4x4), small maps
+//   narrow            3x3 to 7x7, stride 1, from   pictures of VAE and SadTalker; its occlusion
+//                     32 to 4 or fewer channels    (16x7x7)
+//   blocked           from 32 to 8 or more channels  forward: strides, small maps, PatchGAN (4x4);
+//                                                    gradients of inputs: small maps
+//   direct (oneDNN)   everything else                stems of 3 channels, ResNeXt's
+//                                                    groups; other gradients
 //
 // A way of our own has to be worth 10 % of a whole job: the figures are in
 // validation/results/cpu.md, Convolutions. Frames seen at twice their height and width are enlarged
-// first, a sample at a time.
+// first, a few samples at a time.
 
 // to[i][o][kt-1-a][kh-1-b][kw-1-c] = w[o][i][a][b][c] within each group.
 void turn_weights(const Geometry& g, const float* w, float* to) {
@@ -129,6 +131,8 @@ void plain_forward(const Geometry& g, const float* x, const float* w, const floa
     narrow_forward(g, x, w, bias, add, y);
   else if (fourier_fits(g))
     fourier_forward(g, x, w, bias, add, y);
+  else if (blocked_fits(g))
+    blocked_forward(g, x, w, bias, add, y);
   else if (g.front < g.kt || (bias == nullptr && !add))
     direct_forward(g, x, w, bias, add, y);
   else {
@@ -145,24 +149,29 @@ void plain_forward(const Geometry& g, const float* x, const float* w, const floa
   }
 }
 
-void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add) {
-  // More zeros in front than a kernel is long (clips of few frames) would have to be cut off: left
-  // to oneDNN.
+std::optional<Geometry> turned_round(const Geometry& g) {
+  // More zeros in front than a kernel is long (clips of few frames) would have to be cut off. Of a
+  // grouped one oneDNN's own backward is the faster.
   const std::int64_t high = g.dilation * (g.kh - 1), wide = g.dilation * (g.kw - 1);
-  const bool turns = g.front < g.kt && g.top <= high && g.left <= wide;
-  // Of a grouped one oneDNN's own backward is the faster.
-  if (g.stride_t == 1 && g.stride == 1 && g.groups == 1 && turns) {
-    const Tensor turned = floats(g.w_numel());
-    turn_weights(g, w, turned.data<float>());
-    Geometry b = g;
-    b.t = g.to, b.h = g.ho, b.w = g.wo, b.cin = g.cout;
-    b.to = g.t, b.ho = g.h, b.wo = g.w, b.cout = g.cin;
-    b.front = g.kt - 1 - g.front, b.top = high - g.top, b.left = wide - g.left;
-    // The zeros behind follow from the sizes.
-    b.back = b.to + g.kt - 1 - b.t - b.front;
-    b.bottom = b.ho + high - b.h - b.top;
-    b.right = b.wo + wide - b.w - b.left;
-    plain_forward(b, dy, turned.data<float>(), nullptr, add, dx);
+  if (g.stride_t != 1 || g.stride != 1 || g.groups != 1 || g.front >= g.kt || g.top > high ||
+      g.left > wide)
+    return std::nullopt;
+  Geometry b = g;
+  b.t = g.to, b.h = g.ho, b.w = g.wo, b.cin = g.cout;
+  b.to = g.t, b.ho = g.h, b.wo = g.w, b.cout = g.cin;
+  b.front = g.kt - 1 - g.front, b.top = high - g.top, b.left = wide - g.left;
+  // The zeros behind follow from the sizes.
+  b.back = b.to + g.kt - 1 - b.t - b.front;
+  b.bottom = b.ho + high - b.h - b.top;
+  b.right = b.wo + wide - b.w - b.left;
+  return b;
+}
+
+void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add) {
+  if (const std::optional<Geometry> turned = turned_round(g)) {
+    const Tensor weights = floats(g.w_numel());
+    turn_weights(g, w, weights.data<float>());
+    plain_forward(*turned, dy, weights.data<float>(), nullptr, add, dx);
     return;
   }
   if (!add) {

@@ -8,6 +8,7 @@
 #include <dnnl.hpp>
 #include <map>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 
 #include "core/error.h"

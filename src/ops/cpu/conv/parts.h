@@ -1,7 +1,5 @@
 // What the CPU side's convolutions share: a convolution with every padding spelt out, and the ways
-// to compute it. Included inside WEFT_CPU_BEGIN/END.
-
-#pragma once
+// to compute it. Included inside WEFT_CPU_BEGIN/END, by tests of both sides twice.
 
 // Floats of the arena until the operation's end; while planning they are taken too, and nothing may
 // be written.
@@ -23,6 +21,12 @@ struct Geometry {
     return 2.0 * static_cast<double>(y_numel() * (cin / groups) * kt * kh * kw);
   }
 };
+
+Geometry geometry(const Shape& x, const Shape& y, const Conv& c);
+// The forward with turned weights that makes the gradient of x, where there is one.
+std::optional<Geometry> turned_round(const Geometry& g);
+// 1x1 kernels of stride 1 are matrix products.
+bool is_linear(const Conv& c);
 
 // y = conv(x) + bias, or y += conv(x) + bias where `add`. bias may be null.
 void direct_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
@@ -61,7 +65,12 @@ bool narrow_fits(const Geometry& g);
 void narrow_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                     float* y);
 
-// The same by the fastest way that fits. A backward of stride 1 is a forward with turned weights.
+// From 32 to 8 or more channels, of any stride and dilation (blocked.cpp).
+bool blocked_fits(const Geometry& g);
+void blocked_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
+                     float* y);
+
+// The same by the first way that fits. A backward of stride 1 is a forward with turned weights.
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                    float* y);
 void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add);
