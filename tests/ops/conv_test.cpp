@@ -225,7 +225,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_F(OpTest, ConvOfASampleDoesNotDependOnTheBatch) {
   const Case cases[] = {
       {{2, 1, 33, 30, 128}, 112, Conv::same(3)}, {{2, 7, 16, 17, 72}, 36, Conv::volume(3)},
-      {{2, 8, 5, 5, 256}, 232, Conv::volume(3)}, {{2, 3, 9, 12, 18}, 9, Conv::volume(7)},
+      {{2, 8, 5, 5, 256}, 232, Conv::volume(3)}, {{2, 1, 15, 14, 352}, 368, Conv::same(3)},
+      {{2, 2, 33, 34, 36}, 3, Conv::volume(3)},  {{2, 3, 9, 12, 18}, 9, Conv::volume(7)},
       {{2, 1, 9, 7, 70}, 3, Conv::same(3)},      {{2, 3, 5, 6, 72}, 30, Conv::volume_up()},
       {{2, 1, 25, 19, 150}, 70, Conv::down()}};
   for (const Case& c : cases) {

@@ -47,6 +47,11 @@ void winograd_forward(const Geometry& g, const float* x, const float* w, const f
 bool volume_fits(const Geometry& g);
 void volume_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                     float* y);
+// Planes of so many channels that their transformed weights would not stay in a cache
+// (winograd_volume.cpp): likewise.
+bool wide_fits(const Geometry& g);
+void wide_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
+                  float* y);
 void winograd_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                               bool accumulate);
 
@@ -54,6 +59,11 @@ void winograd_backward_weight(const Geometry& g, const float* x, const float* dy
 bool fourier_fits(const Geometry& g);
 void fourier_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                      float* y);
+
+// To four channels or fewer, stride 1 (narrow.cpp).
+bool narrow_fits(const Geometry& g);
+void narrow_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
+                    float* y);
 
 // From 32 to 8 or more channels, of any stride and dilation (blocked.cpp).
 bool blocked_fits(const Geometry& g);
