@@ -98,6 +98,8 @@ bool is_linear(const Conv& c) {
 //                     plane, 32 or more input        segmentation), HRNet, DBNet, FAN,
 //                     channels, 0.25 GFLOP or more   RetinaFace, GFPGAN, SadTalker
 //                     a sample
+//   columns           gradients of up to 64 pixels   the last layers of DBNet's ResNets on small
+//                     of many channels               crops, PatchGAN's
 //   fourier           5x5 to 9x9, stride 1, from 16  dense motion's mask (7x7x7)
 //                     to 8 or more channels
 //   narrow            3x3 to 7x7, stride 1, from   pictures of VAE and SadTalker; its occlusion

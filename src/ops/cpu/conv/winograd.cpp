@@ -56,10 +56,10 @@ void transform_weights(const Plan& p, const float* w, float* to) {
 #pragma omp parallel
   {
     alignas(64) float between[tile_points * apart];
-#pragma omp for schedule(static) collapse(3)
+#pragma omp for schedule(static) collapse(2)
     for (std::int64_t panel = 0; panel < panels; ++panel)
-      for (std::int64_t a = 0; a < g.kt; ++a)
-        for (std::int64_t first = 0; first < g.cin; first += some) {
+      for (std::int64_t first = 0; first < g.cin; first += some)
+        for (std::int64_t a = 0; a < g.kt; ++a) {
           const std::int64_t out = panel * panel_width, width = std::min(panel_width, p.outs - out);
           const std::int64_t count = std::min(some, g.cin - first);
           for (std::int64_t v = 0; v < width; v += W)
