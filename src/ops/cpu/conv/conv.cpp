@@ -110,8 +110,8 @@ bool is_linear(const Conv& c) {
 //                                                    groups; other gradients
 //
 // A way of our own has to be worth 10 % of a whole job: the figures are in
-// validation/results/cpu.md, Convolutions. Frames seen at twice their height and width are enlarged
-// first, a few samples at a time.
+// validation/results/cpu.md, Convolutions; blocked is there for its rounding alone. Frames seen at
+// twice their height and width are enlarged first, a few samples at a time.
 
 // to[i][o][kt-1-a][kh-1-b][kw-1-c] = w[o][i][a][b][c] within each group.
 void turn_weights(const Geometry& g, const float* w, float* to) {

@@ -176,8 +176,8 @@ void transform_sums(const Plan& p, const float* sums, float* dw, bool accumulate
 bool winograd_fits(const Geometry& g) {
   if (g.kh != 3 || g.kw != 3 || g.stride != 1 || g.groups != 1 || g.cin < 32 || g.cout < 8)
     return false;
-  // Small ones gain nothing, and keep the smaller rounding errors of plain sums. A sample's own
-  // size counts, so that its result does not depend on the batch it is in.
+  // Small ones gain nothing, and keep the smaller rounding errors of sums without transforms. A
+  // sample's own size counts, so that its result does not depend on the batch it is in.
   const std::int64_t frames = g.kt == 1 ? g.t : 1, pixels = g.y_numel() / g.cout / g.n / frames;
   if (g.flops() / static_cast<double>(g.n * frames) < 2.5e8 || pixels < 200) return false;
   // Tiles of small phases are mostly padding, which must not eat up what they save.
