@@ -14,6 +14,7 @@
 #include <numeric>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/clock.h"
@@ -48,6 +49,9 @@ void wake_promptly() {
   mine.slice_ns = 100'000;  // the shortest there is
   syscall(SYS_sched_setattr, 0, &mine, 0);
 }
+
+// Of a sum that wait() runs itself (awaited_at_once).
+constexpr std::size_t most_bytes_at_once = std::size_t{64} << 10;
 
 class MpiCommunicator final : public Communicator {
  public:
@@ -98,7 +102,10 @@ class MpiCommunicator final : public Communicator {
     if (size_ == 1) return "one rank, nothing to reduce";
     return on_cuda() ? "MPI, staged through the host" : "MPI";
   }
-  void progress(std::int64_t step, const char* phase) override { watchdog_->progress(step, phase); }
+  void progress(std::int64_t step, const char* phase) override {
+    release_held();
+    watchdog_->progress(step, phase);
+  }
   void set_timeout(double seconds) override { watchdog_->set_timeout(seconds); }
 
   using Communicator::all_reduce_sum;
@@ -136,10 +143,6 @@ class MpiCommunicator final : public Communicator {
                   .from_counts = {from_counts.begin(), from_counts.end()}});
   }
 
-  Tensor persistent(const Shape& shape, DType dtype) override {
-    return collectives_ ? collectives_->persistent(shape, dtype) : Tensor::persistent(shape, dtype);
-  }
-
   double wait(Ticket ticket) override {
     if (size_ == 1) return 0;
     const double start = now_seconds();
@@ -149,6 +152,16 @@ class MpiCommunicator final : public Communicator {
       if (completed_ < ticket) {
         const trace::Scope scope("wait for communication", trace::Lane::wait,
                                  static_cast<std::int64_t>(ticket), "collective");
+        if (std::exchange(held_, false)) {
+          if (ticket == completed_ + 1) {
+            MpiOperation o = take();
+            lock.unlock();
+            work(std::move(o));
+            lock.lock();
+          } else {
+            wake_.notify_all();
+          }
+        }
         done_.wait(lock, [&] { return completed_ >= ticket || stop_; });
       }
       if (!stop_) retired_.clear();
@@ -170,10 +183,21 @@ class MpiCommunicator final : public Communicator {
       retired_.clear();
       ticket = ++issued_;
       watchdog_->issued(ticket, record);  // before the thread can begin it
+      held_ = completed_ + 1 == ticket && awaited_at_once(o);
       queue_.push_back(std::move(o));
+      if (held_) return ticket;
     }
     wake_.notify_all();
     return ticket;
+  }
+
+  // The progress thread takes what wait() has not asked for.
+  void release_held() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!std::exchange(held_, false)) return;
+    }
+    wake_.notify_all();
   }
 
   static void copy_alone(const Tensor& from, const Tensor& to) {
@@ -184,9 +208,11 @@ class MpiCommunicator final : public Communicator {
       std::memcpy(to.raw(), from.raw(), from.bytes());
   }
 
-  // The operation in progress, for the watchdog.
+  // The operation in progress, for the watchdog. Whatever the caller does, its calls are the latest
+  // at which the progress thread gets a sum that was left to wait().
   std::optional<Watchdog::Operation> look() {
-    std::lock_guard lock(mutex_);
+    release_held();
+    const std::lock_guard lock(mutex_);
     if (began_ == 0) return std::nullopt;
     return Watchdog::Operation{completed_ + 1, name_, now_seconds() - began_};
   }
@@ -208,32 +234,52 @@ class MpiCommunicator final : public Communicator {
       MpiOperation o;
       {
         std::unique_lock lock(mutex_);
-        wake_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+        wake_.wait(lock, [&] { return stop_ || (!queue_.empty() && !held_); });
         if (stop_) return;
-        o = std::move(queue_.front());
-        queue_.pop_front();
+        o = take();
       }
-      bool done = false;
-      try {
-        done = run(o);
-      } catch (const OtherCollective& e) {
-        watchdog_->suspect(e.what());  // the records of all ranks tell who differs
-        std::unique_lock lock(mutex_);
-        wake_.wait(lock, [&] { return stop_.load(); });
-      } catch (...) {
-        watchdog_->fail(std::current_exception());
-      }
-      {
-        std::lock_guard lock(mutex_);
-        retired_.push_back(std::move(o.to));
-        if (o.from.defined()) retired_.push_back(std::move(o.from));
-        if (!done) return;
-        busy_ += now_seconds() - began_;
-        began_ = 0;
-        watchdog_->completed(++completed_);
-      }
-      done_.notify_all();
+      if (!work(std::move(o))) return;
     }
+  }
+
+  // A caller waits for small sums right after issuing them (statistics of batch norm, the norm of
+  // the gradient): nothing can hide them. Where nothing else is under way, wait() runs such a sum
+  // on the caller's thread, which spares two switches between threads; if the caller does something
+  // else first, the progress thread gets it.
+  bool awaited_at_once(const MpiOperation& o) const {
+    return !collectives_->messages() && o.kind == CollectiveKind::all_reduce &&
+           o.to.device() == DeviceKind::cpu && o.to.bytes() <= most_bytes_at_once;
+  }
+
+  MpiOperation take() {
+    MpiOperation o = std::move(queue_.front());
+    queue_.pop_front();
+    return o;
+  }
+
+  // Runs an operation, on one thread at a time. False: no further one will follow.
+  bool work(MpiOperation o) {
+    bool done = false;
+    try {
+      done = run(o);
+    } catch (const OtherCollective& e) {
+      watchdog_->suspect(e.what());  // the records of all ranks tell who differs
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [&] { return stop_.load(); });
+    } catch (...) {
+      watchdog_->fail(std::current_exception());
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      retired_.push_back(std::move(o.to));
+      if (o.from.defined()) retired_.push_back(std::move(o.from));
+      if (!done) return false;
+      busy_ += now_seconds() - began_;
+      began_ = 0;
+      watchdog_->completed(++completed_);
+    }
+    done_.notify_all();
+    return true;
   }
 
   bool run(const MpiOperation& o) {
@@ -263,6 +309,7 @@ class MpiCommunicator final : public Communicator {
   mutable std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::deque<MpiOperation> queue_;
+  bool held_ = false;  // its only operation is left to wait()
   // Tensors of completed operations, and those that an abandoned operation may still write to. The
   // caller's thread releases them, since an arena belongs to its thread.
   std::vector<Tensor> retired_;
