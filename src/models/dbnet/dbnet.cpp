@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "nn/image_ops.h"
 #include "ops/pointwise.h"
+#include "tensor/device.h"
 
 namespace weft {
 namespace {

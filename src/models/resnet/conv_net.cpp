@@ -5,8 +5,11 @@
 
 #include "core/error.h"
 #include "nn/conv.h"
+#include "nn/nn.h"
+#include "ops/conv.h"
 #include "ops/norm.h"
 #include "ops/pointwise.h"
+#include "tensor/device.h"
 
 namespace weft {
 
