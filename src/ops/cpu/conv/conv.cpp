@@ -88,8 +88,6 @@ struct Result {
 //                     plane, 32 or more input        segmentation), HRNet, DBNet, FAN,
 //                     channels, 0.25 GFLOP or more   RetinaFace, GFPGAN, SadTalker
 //                     a sample
-//   columns           gradients of up to 64 pixels   the last layers of DBNet's ResNets on small
-//                     of many channels               crops, PatchGAN's
 //   fourier           5x5 to 9x9, stride 1, from 16  dense motion's mask (7x7x7)
 //                     to 8 or more channels
 //   direct (oneDNN)   everything else                stems of 3 channels, strides, last layers,
@@ -103,16 +101,12 @@ struct Result {
 void turn_weights(const Geometry& g, const float* w, float* to) {
   if (planning()) return;
   const std::int64_t k = g.kt * g.kh * g.kw, ins = g.cin / g.groups, outs = g.cout / g.groups;
-  // Squares of channels: kernels that follow each other share cache lines on both sides.
-  constexpr std::int64_t square = 16;
-#pragma omp parallel for schedule(static) collapse(2)
-  for (std::int64_t i0 = 0; i0 < g.cin; i0 += square)
-    for (std::int64_t o0 = 0; o0 < outs; o0 += square)
-      for (std::int64_t i = i0; i < std::min(i0 + square, g.cin); ++i)
-        for (std::int64_t o = o0; o < std::min(o0 + square, outs); ++o) {
-          const float* from = w + ((i / ins * outs + o) * ins + i % ins) * k;
-          for (std::int64_t a = 0; a < k; ++a) to[(i * outs + o) * k + k - 1 - a] = from[a];
-        }
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < g.cin; ++i)
+    for (std::int64_t o = 0; o < outs; ++o) {
+      const float* from = w + ((i / ins * outs + o) * ins + i % ins) * k;
+      for (std::int64_t a = 0; a < k; ++a) to[(i * outs + o) * k + k - 1 - a] = from[a];
+    }
 }
 
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
@@ -138,7 +132,6 @@ void plain_forward(const Geometry& g, const float* x, const float* w, const floa
 }
 
 void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add) {
-  if (columns_fit(g)) return columns_backward_input(g, dy, w, dx, add);
   // More zeros in front than a kernel is long (clips of few frames) would have to be cut off: left
   // to oneDNN.
   const std::int64_t high = g.dilation * (g.kh - 1), wide = g.dilation * (g.kw - 1);
@@ -178,9 +171,7 @@ void plain_backward_input(const Geometry& g, const float* dy, const float* w, fl
 
 void plain_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                            bool accumulate) {
-  if (columns_fit(g))
-    columns_backward_weight(g, x, dy, dw, accumulate);
-  else if (winograd_fits(g))
+  if (winograd_fits(g))
     winograd_backward_weight(g, x, dy, dw, accumulate);
   else
     direct_backward_weight(g, x, dy, dw, accumulate);
