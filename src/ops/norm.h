@@ -167,7 +167,8 @@ WEFT_OP(batch_norm_running_statistics,
         void(const Tensor& running_mean, const Tensor& running_var, float eps, Tensor& stats));
 
 // y = act((x - mean) (gamma / sigma) + beta + r): r is `residual`, or nothing where that is
-// undefined, or, with residual_stats, residual_gamma and residual_beta given, its batch norm.
+// undefined, or, with residual_stats, residual_gamma and residual_beta given, its batch norm. y may
+// be x.
 WEFT_OP(batch_norm_apply,
         void(const Tensor& x, const Tensor& stats, const Tensor& gamma, const Tensor& beta,
              const Tensor& residual, const Tensor& residual_stats, const Tensor& residual_gamma,

@@ -163,6 +163,21 @@ TEST_F(BatchNormTest, RunningStatisticsFollowEachStepOnce) {
   }
 }
 
+// Where no backward follows, the result takes the place of x.
+TEST_F(BatchNormTest, InferringOverwritesX) {
+  table_.begin_step([](int) {});
+  std::vector<float> results[2];
+  for (const bool infers : {false, true}) {
+    Tape tape(infers ? Tape::Mode::infer : Tape::Mode::discard);
+    const Var in = make_var(to_tensor(x_, shape)), residual = make_var(to_tensor(other_, shape));
+    const void* const x = in->value.raw();
+    const Var out = nn::batch_norm({tape, table_}, in, a_, group_, Activation::relu, residual);
+    EXPECT_EQ(out->value.raw() == x, infers);
+    results[infers] = floats(out->value);
+  }
+  EXPECT_EQ(results[0], results[1]);
+}
+
 TEST_F(BatchNormTest, RecomputedPartsRepeatTheirBits) {
   std::vector<float> results[2];
   for (const bool again : {false, true}) {
