@@ -127,7 +127,7 @@ def speed(args, folder):
     middle = common.medians(rounds)
     ratios = {n: middle[n] / middle["weft"] for n in rounds if n != "weft"}
     print("speed  " + ", ".join(f"{n} / weft {x:.2f}" for n, x in ratios.items()))
-    row = common.row("talking heads, a frame of 256x256", middle["weft"], limit(), {n: middle[n] for n in ratios})
+    row = common.row("talking heads, a frame of 256x256, f32", middle["weft"], limit(), {n: middle[n] for n in ratios})
     common.show_rows([row])
     return {"size": 256, "widths": "released", "frames": args.frames, "batch": 2, "threads": args.threads,
             "seconds_a_frame": middle, "times_weft": ratios, "rounds": rounds, "row": row}

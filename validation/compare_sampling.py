@@ -115,8 +115,8 @@ def measure(case, args):
         seconds = common.in_turn(sides, args.rounds)
         least = limit(folder, args)
     medians = common.medians(seconds)
-    row = common.row(f"a clip of ({case.name}), {args.steps} steps{', decoded' * args.vae}, {args.dtype}", medians[ours], least,
-                     {name: m for name, m in medians.items() if "torch" in name})
+    row = common.row(f"a clip{' and its VAE' * args.vae}, {args.steps} steps, STDiT3 of C = {case.hidden_size}, {args.dtype}",
+                     medians[ours], least, {name: m for name, m in medians.items() if "torch" in name})
     print(f"({case.name}) a clip, {args.steps} steps: " + ", ".join(f"{k} {v:.3f} s" for k, v in medians.items()))
     return {"case": case.name, "what": case.what, "seconds": seconds, "median": medians, "row": row}
 

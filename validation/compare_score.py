@@ -149,7 +149,7 @@ def measure_forward(args, folder):
     best = min(("torch channels_last", "torch compiled"), key=middle.get)
     ratio = ratios(rounds, "seconds", best, "weft")
     profiled = score_weft(args, folder, table, 1, f"score.threads={args.threads}", "run.profile=operations")
-    row = common.row(f"text detection, {args.backbone}, a frame of {args.side}x{args.side}", middle["weft"],
+    row = common.row(f"text detection, {args.backbone}, a frame of {args.side}x{args.side}, f32", middle["weft"],
                      common.totals(profiled["said"])["limit"] / profiled["stages"]["frames"], {best: middle[best]})
     print(f"\na frame through the network; maps agree to {error:.1e}")
     for name, m in middle.items():

@@ -145,8 +145,8 @@ def measure_steps(args, folder):
         others = {n: m for n, m in medians.items() if n != "weft"}
         results.append({"network": f"{encoder}+{DECODER}", "size": size, "batch": 2, "rounds": rounds, "median": medians,
                         "ratio": {n: m / medians["weft"] for n, m in others.items()}, "loss_difference": loss,
-                        "row": common.row(f"segmentation step, {encoder}+{DECODER}, 2 images of {size[0]}x{size[1]}", medians["weft"],
-                                          limit, others)})
+                        "row": common.row(f"segmentation step, {encoder} + PPM, 2 images of {size[0]}x{size[1]}, f32",
+                                          medians["weft"], limit, others)})
     return results
 
 
@@ -202,7 +202,7 @@ def measure_evaluation(args, folder):
     return {"network": f"{encoder}+{DECODER}", "picture": PICTURE, "short_sides": data["short_sides"], "images": args.images,
             "rounds": rounds, "median": medians, "weft_prediction_alone": statistics.median(took),
             "ratio": {n: m / medians["weft"] for n, m in others.items()},
-            "row": common.row(f"segmentation, evaluating {PICTURE[0]}x{PICTURE[1]} at {len(data['short_sides'])} scales",
+            "row": common.row(f"segmentation, evaluating {PICTURE[0]}x{PICTURE[1]} at {len(data['short_sides'])} scales, f32",
                               medians["weft"], limit, others)}
 
 

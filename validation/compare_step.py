@@ -166,7 +166,7 @@ def measure(case, args):
                   "ours": ours, "yardstick": yardstick, "loss": {side: r[0]["loss"] for side, r in last.items()},
                   "ratio": medians[yardstick] / medians[ours]}
         profile = run_side(ours, args, paths, folder, ["--profile"])[1]
-        result["row"] = common.row(f"training step of STDiT3 ({case.name}), {args.dtype}", medians[ours],
+        result["row"] = common.row(f"training step, STDiT3 of C = {case.hidden_size}, {args.dtype}", medians[ours],
                                    common.totals(profile)["limit"], {n: medians[n] for n in theirs})
         if bf16:
             result["ratio_f32"] = medians["weft"] / medians["weft bf16"]

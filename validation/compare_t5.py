@@ -93,7 +93,7 @@ def main():
     ratios = {name: median[name] / median["weft"] for name in median if name != "weft"}
     for name, seconds in median.items():
         print(f"{name:26} {seconds:8.4f} s" + (f"   weft is {ratios[name]:.2f} times as fast" if name in ratios else ""))
-    row = common.row(f"T5 layer, d_model {shape['d_model']}, {len(lengths)} captions, {args.dtype}", median["weft"], limit,
+    row = common.row(f"a T5 layer of d_model {shape['d_model']}, {len(lengths)} captions, {args.dtype}", median["weft"], limit,
                      {name: m for name, m in median.items() if name in ("torch_padded_to_longest", "torch_compiled")})
     common.show_rows([row])
     common.write(args, facts, {"what": f"one T5 layer, d_model {shape['d_model']}, {args.dtype}", "median": median, "seconds": rounds,

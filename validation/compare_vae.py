@@ -136,8 +136,9 @@ def main():
         limit = common.limit_of(lambda clips: weft_job(args, folder, clips, "run.profile=operations"))
     median = {part: common.medians(rounds, part) for part in PARTS}
     theirs = {name: m for name, m in median["both"].items() if name != "weft"}
-    row = common.row(f"{args.model}, {args.frames} frames of {args.size}x{args.size}, encode and decode, {args.dtype}",
-                     median["both"]["weft"], limit, theirs)
+    name = "Wan2.1" if args.model == "wan_vae" else "Open-Sora"
+    row = common.row(f"VAE of {name}, {args.frames} frames of {args.size}x{args.size}, {args.dtype}", median["both"]["weft"], limit,
+                     theirs)
     times = {part: m[row["torch"]] / m["weft"] for part, m in median.items()}
     print(f"{args.model}: {args.frames} frames of {args.size}x{args.size}, {args.dtype}: weft {median['encode']['weft']:.3f} s to encode, "
           f"{median['decode']['weft']:.3f} to decode, {times['encode']:.2f} and {times['decode']:.2f} times as fast")

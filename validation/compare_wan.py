@@ -150,8 +150,7 @@ def measure(case, what, args):
     print(f"({case.name}) {case.what}, {what}, {args.dtype}: " + ", ".join(f"{k} {v:.4f} s a step" for k, v in medians.items())
           + f"; PyTorch takes {ratio:.2f}x; losses differ by {loss:.1e}")
     names = {"train": "training step", "sample": "guided sampling step"}
-    row = common.row(f"{names[what]} of Wan2.1 ({case.name}), {args.dtype}", medians["weft"], least,
-                     theirs)
+    row = common.row(f"{names[what]}, Wan2.1 of C = {case.hidden_size}, {args.dtype}", medians["weft"], least, theirs)
     return {"case": case.name, "what": what, "dtype": args.dtype, "seconds": seconds, "median": medians, "ratio": ratio,
             "loss_difference": loss, "row": row}
 

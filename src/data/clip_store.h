@@ -31,6 +31,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/file.h"
 #include "data/clip_source.h"
@@ -78,9 +79,15 @@ class ClipStoreWriter {
   // Returns the bucket's number for append(); `bucket.clips` is ignored.
   int add_bucket(const Bucket& bucket);
   // `clip` is one whole clip, Bucket::clip_bytes() of it; `text` whole rows of its text features,
-  // in the bucket's type, none where it has no caption.
-  void append(int bucket, std::span<const std::byte> clip, const ClipInfo& info,
-              std::span<const std::byte> text = {});
+  // in the bucket's type, none where it has no caption. Returns the clip's XXH3-64.
+  std::uint64_t append(int bucket, std::span<const std::byte> clip, const ClipInfo& info,
+                       std::span<const std::byte> text = {});
+  // A clip of a bucket without text features whose bytes come later, by plain writes to offsets()
+  // in the file temporary(), from any process: the same store as by append().
+  void reserve(int bucket, const ClipInfo& info, std::uint64_t xxh3);
+  // Where the clips of a bucket are, in order. Nothing is reserved or appended after that.
+  const std::vector<std::uint64_t>& offsets(int bucket);
+  const std::string& temporary() const;
   // Writes the tables, closes, fsyncs, renames.
   void commit();
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "data/clip_store.h"
 #include "data/hdf5.h"
 #include "data/store_file.h"
@@ -46,9 +47,10 @@ struct ClipStoreWriter::State {
   h5::Handle clips;  // the group
   std::deque<OpenBucket> buckets;
 
-  void write_tables(OpenBucket& b) {
-    // Asking for offsets is quadratic in HDF5 1.10 (half a second for 10,000 clips): done once here
-    // instead of at every opening.
+  // Asking for offsets is quadratic in HDF5 1.10 (half a second for 10,000 clips): done once here
+  // instead of at every opening.
+  void find_clips(OpenBucket& b) {
+    if (b.stored.offset.size() == b.dims[0]) return;
     std::vector<hsize_t> at(b.dims.size(), 0);
     for (; at[0] < b.dims[0]; ++at[0]) {
       unsigned filters = 0;
@@ -58,6 +60,17 @@ struct ClipStoreWriter::State {
                  "offset");
       b.stored.offset.push_back(address);
     }
+  }
+
+  // Makes room for one more clip; returns its number.
+  hsize_t extend(OpenBucket& b) {
+    const hsize_t index = b.dims[0]++;
+    file.check(H5Dset_extent(b.clips, b.dims.data()) >= 0, "extend bucket " + b.bucket.name);
+    return index;
+  }
+
+  void write_tables(OpenBucket& b) {
+    find_clips(b);
     std::vector<float> fps;
     PackedTexts sources, captions;
     for (const ClipInfo& info : b.stored.info) {
@@ -198,7 +211,8 @@ int ClipStoreWriter::add_bucket(const Bucket& bucket) {
   const h5::Handle how(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
   H5Pset_obj_track_times(how, false);
   H5Pset_chunk(how, static_cast<int>(chunk.size()), chunk.data());
-  H5Pset_fill_time(how, H5D_FILL_TIME_NEVER);  // every chunk is written whole
+  H5Pset_fill_time(how, H5D_FILL_TIME_NEVER);    // every chunk is written whole
+  H5Pset_alloc_time(how, H5D_ALLOC_TIME_EARLY);  // a clip has its place before its bytes come
   b.clips = {H5Dcreate2(b.group, pixels ? "frames" : "latents", type, space, H5P_DEFAULT, how,
                         H5P_DEFAULT),
              H5Dclose};
@@ -206,23 +220,44 @@ int ClipStoreWriter::add_bucket(const Bucket& bucket) {
   return static_cast<int>(s.buckets.size()) - 1;
 }
 
-void ClipStoreWriter::append(int bucket, std::span<const std::byte> clip, const ClipInfo& info,
-                             std::span<const std::byte> text) {
+std::uint64_t ClipStoreWriter::append(int bucket, std::span<const std::byte> clip,
+                                      const ClipInfo& info, std::span<const std::byte> text) {
   State& s = *state_;
   const h5::QuietErrors quiet;
   OpenBucket& b = s.buckets.at(static_cast<std::size_t>(bucket));
   WEFT_ASSERT(clip.size() == b.bucket.clip_bytes());
   WEFT_ASSERT(text.empty() || (b.bucket.text_channels > 0 && text.size() % b.text_row() == 0));
   std::vector<hsize_t> at(b.dims.size(), 0);
-  at[0] = b.dims[0]++;
-  s.file.check(H5Dset_extent(b.clips, b.dims.data()) >= 0, "extend bucket " + b.bucket.name);
+  at[0] = s.extend(b);
   // Straight to the file: no conversion, no chunk cache.
   s.file.check(H5Dwrite_chunk(b.clips, H5P_DEFAULT, 0, at.data(), clip.size(), clip.data()) >= 0,
                "write a clip of bucket " + b.bucket.name);
+  s.file.start_writeback();
   b.stored.info.push_back(info);
-  b.stored.xxh3.push_back(XXH3_64bits(clip.data(), clip.size()));
+  ClipHash hash;
+  hash.update(clip.data(), clip.size());
+  b.stored.xxh3.push_back(hash.digest());
   if (b.bucket.text_channels > 0) s.spool_text(b, text);
+  return b.stored.xxh3.back();
 }
+
+void ClipStoreWriter::reserve(int bucket, const ClipInfo& info, std::uint64_t xxh3) {
+  const h5::QuietErrors quiet;
+  OpenBucket& b = state_->buckets.at(static_cast<std::size_t>(bucket));
+  WEFT_ASSERT(b.bucket.text_channels == 0);
+  state_->extend(b);
+  b.stored.info.push_back(info);
+  b.stored.xxh3.push_back(xxh3);
+}
+
+const std::vector<std::uint64_t>& ClipStoreWriter::offsets(int bucket) {
+  const h5::QuietErrors quiet;
+  OpenBucket& b = state_->buckets.at(static_cast<std::size_t>(bucket));
+  state_->find_clips(b);
+  return b.stored.offset;
+}
+
+const std::string& ClipStoreWriter::temporary() const { return state_->file.temporary(); }
 
 void ClipStoreWriter::commit() {
   State& s = *state_;

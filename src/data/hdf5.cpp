@@ -1,5 +1,6 @@
 #include "data/hdf5.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -356,6 +357,13 @@ void StoreWriter::texts(hid_t group, const std::string& name, const PackedTexts&
                         Fill fill) const {
   table(group, name.c_str(), std::span<const char>(texts.bytes), fill);
   table(group, (name + "_end").c_str(), std::span<const std::uint64_t>(texts.ends), fill);
+}
+
+void StoreWriter::start_writeback() const {
+  void* fd = nullptr;
+  if (H5Fget_vfd_handle(file_, H5P_DEFAULT, &fd) < 0 || fd == nullptr) return;
+  // Advice: where it fails, commit() does all of it.
+  sync_file_range(*static_cast<int*>(fd), 0, 0, SYNC_FILE_RANGE_WRITE);
 }
 
 void StoreWriter::commit() {

@@ -216,6 +216,9 @@ class StoreWriter {
   void texts(hid_t group, const std::string& name, const PackedTexts& texts,
              Fill fill = Fill::zeros) const;
 
+  // What was written so far goes to the disk while the job goes on, so that commit() finds less to
+  // wait for.
+  void start_writeback() const;
   // All handles are closed: closes the file, fsyncs, renames.
   void commit();
 

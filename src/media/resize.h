@@ -32,11 +32,19 @@ class CoverResize {
   };
   static std::vector<Tap> taps(std::int64_t in, std::int64_t scaled, std::int64_t out);
   void prepare(const VideoFrame& frame, std::int64_t height, std::int64_t width);
+  const std::uint8_t* row_of(const VideoFrame& frame, std::int64_t y);
   template <class T>
   void cover(const VideoFrame& frame, std::int64_t height, std::int64_t width, T* out);
 
   std::int64_t in_height_ = 0, in_width_ = 0;
   std::vector<Tap> rows_, columns_;
+  // What the vectors of cover() load: the taps of `columns_`, as far as 4 bytes from each lie in
+  // the row.
+  std::vector<std::int32_t> low_, high_;
+  std::vector<float> weights_;
+  // Of a frame of YUV: the last even and the last odd row that were converted.
+  std::vector<std::uint8_t> converted_[2];
+  std::int64_t converted_row_[2] = {-1, -1};
 };
 
 // Scales a frame so that it just covers height x width and takes the middle: [height, width, 3].

@@ -22,6 +22,7 @@ extern "C" {
 #include "media/image_file.h"
 #include "media/open_media.h"
 #include "media/resize.h"
+#include "media/yuv_rgb.h"
 
 namespace weft {
 namespace {
@@ -59,7 +60,8 @@ Turn turn_of(int orientation) {
 }  // namespace
 
 // Packets -> decoder -> filter graph -> RGB, one at a time, so that at most a handful of frames is
-// in memory.
+// in memory. The graph sets frames upright and converts their rate; what YuvRows does not take, it
+// converts to RGB, too.
 struct VideoReader::State {
   std::string path;
   VideoReaderOptions options;
@@ -73,7 +75,9 @@ struct VideoReader::State {
   std::string shape;  // of the frames that the graph takes
 
   VideoFrame frame;
-  std::optional<ImageFile> still;  // a JPEG: FFmpeg reads fewer kinds, and not all of them right
+  YuvRows yuv;                       // of `frame`, where the graph gives that
+  std::vector<std::uint8_t> pixels;  // the same as RGB
+  std::optional<ImageFile> still;    // a JPEG: FFmpeg reads fewer kinds, and not all of them right
   std::string turn;       // filters that set a picture upright; frames of a video have their own
   bool sideways = false;  // as the picture, or the container, says
   double native_fps = 24, fps = 24, first_seconds = 0;
@@ -127,11 +131,11 @@ struct VideoReader::State {
 #endif
     // The size stays the same, so only chroma is interpolated. Full chroma, as a decoder to RGB
     // should.
-    const char* rgb = "scale=flags=bilinear+accurate_rnd+full_chroma_int,format=rgb24";
+    const std::string rgb = "scale=flags=bilinear+accurate_rnd+full_chroma_int,format=rgb24";
     if (media.is_image()) return {from, rgb + turn};
     const std::int32_t* matrix = ff::display_matrix(*stream, decoded.get());
     const std::string rate = options.fps > 0 ? fmt::format("fps={},", options.fps) : "";
-    return {from, turn_of(matrix).first + rate + rgb};
+    return {from, turn_of(matrix).first + rate + (is_plain_yuv(*decoded) ? "null" : rgb)};
   }
 
   // buffer -> [turn] -> [fps] -> RGB -> sink.
@@ -243,8 +247,7 @@ struct VideoReader::State {
       if (all_frames) return nullptr;
       advance();
     }
-    frame.rgb = delivered->data[0];
-    frame.stride = delivered->linesize[0];
+    take_pixels();
     frame.height = delivered->height;
     frame.width = delivered->width;
     frame.index = delivered_frames++;
@@ -260,6 +263,24 @@ struct VideoReader::State {
     }
     check_length();
     return &frame;
+  }
+
+  // Of `delivered`, into `frame`.
+  void take_pixels() {
+    frame.rgb = delivered->data[0];
+    frame.stride = delivered->linesize[0];
+    frame.yuv = nullptr;
+    if (delivered->format == AV_PIX_FMT_RGB24) return;
+    yuv.set(*delivered);
+    if (options.rows) {
+      frame.rgb = nullptr;
+      frame.yuv = &yuv;
+      return;
+    }
+    frame.stride = std::int64_t{3} * delivered->width;
+    pixels.resize(static_cast<std::size_t>(frame.stride * delivered->height));
+    for (std::int64_t y = 0; y < delivered->height; ++y) yuv.row(y, &pixels[y * frame.stride]);
+    frame.rgb = pixels.data();
   }
 
   const VideoFrame* take_still() {

@@ -10,6 +10,8 @@
 
 namespace weft {
 
+class YuvRows;
+
 // One frame, RGB, 8 bits. Row y begins at rgb + y * stride.
 struct VideoFrame {
   const std::uint8_t* rgb = nullptr;
@@ -18,6 +20,8 @@ struct VideoFrame {
   std::int64_t index = 0;  // 0, 1, 2 ... of the frames delivered
   double seconds = 0;      // since the first frame
   double duration = 0;     // seconds that it is shown
+  // With VideoReaderOptions::rows, of most footage: the frame before it is RGB; `rgb` is null then.
+  YuvRows* yuv = nullptr;
 };
 
 struct VideoReaderOptions {
@@ -25,6 +29,8 @@ struct VideoReaderOptions {
   // for a still picture; 0: as they are.
   double fps = 0;
   int threads = 1;  // of the decoder
+  // Whoever takes the frames converts the rows that it needs to RGB itself, as CoverResize does.
+  bool rows = false;
   MediaAccess access = {};
 };
 

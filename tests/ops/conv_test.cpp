@@ -213,11 +213,33 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{2, 1, 11, 14, 64}, 72, Conv::strided(3, 2), DType::f32, false},
         Case{{2, 1, 11, 14, 64}, 72, Conv::strided(1, 2), DType::f32, false},
         Case{{2, 1, 12, 20, 3}, 64, Conv::strided(3, 2), DType::f32, false},
+        Case{{2, 1, 5, 4, 96}, 320, Conv::same(3), DType::f32, false},
+        Case{{2, 1, 9, 7, 128}, 240, Conv::strided(3, 2), DType::f32, false},
         Case{{1, 1, 9, 10, 64}, 64, Conv::strided(3, 1, 1, 32), DType::f32, false},
         Case{{2, 1, 12, 9, 96}, 96, Conv::strided(3, 1, 1, 96), DType::f32, false},
         Case{{1, 1, 70, 5, 24}, 24, Conv::strided(3, 1, 1, 24), DType::f32, false},
         Case{{2, 1, 12, 9, 40}, 40, Conv::strided(3, 2, 1, 40), DType::f32, false},
         Case{{1, 1, 11, 9, 48}, 48, Conv::strided(3, 1, 2, 48), DType::f32, false}));
+
+// So many weights that, transformed, they go past the caches: of one pixel, whose result is a
+// product with each of the nine matrices.
+TEST_F(OpTest, ConvOfOnePixelByManyWeights) {
+  constexpr std::int64_t side = 15, ins = 464, outs = 520, at = 6;
+  const Vec pixel = random_values(ins, 1), weights = random_values(outs * ins * 9, 2);
+  Vec image(side * side * ins);
+  std::ranges::copy(pixel, image.begin() + (at * side + at) * ins);
+  const Tensor x = to_tensor(image, {1, 1, side, side, ins}),
+               w = to_tensor(weights, {outs, ins, 3, 3});
+  Tensor y = poisoned({1, 1, side, side, outs});
+  ops::conv_forward(x, w, Tensor(), Tensor(), Conv::same(3), y);
+  Vec wanted(side * side * outs);
+  for (std::int64_t o = 0; o < outs; ++o)
+    for (std::int64_t k = 0; k < 9; ++k) {
+      double& sum = wanted[((at + 1 - k / 3) * side + at + 1 - k % 3) * outs + o];
+      for (std::int64_t i = 0; i < ins; ++i) sum += pixel[i] * weights[(o * ins + i) * 9 + k];
+    }
+  EXPECT_LT(relative_error(to_values(y), wanted), 3e-6);
+}
 
 // A sample's result is the same in a batch and alone, whichever way it is computed.
 TEST_F(OpTest, ConvOfASampleDoesNotDependOnTheBatch) {

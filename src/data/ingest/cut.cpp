@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <optional>
 
 #include "core/error.h"
@@ -14,12 +13,14 @@
 namespace weft {
 namespace {
 
-// A frame at the clip's size, waiting until its window is full.
+// A frame that waits at the clip's size until its window is full.
 struct Waiting {
   std::int64_t index = 0;  // in the video
   double seconds = 0;
-  std::vector<std::byte> pixels;
 };
+
+// Memory is set aside for a window before its frames are there, as far as this.
+constexpr std::size_t most_reserved = std::size_t{1} << 30;
 
 class Cutter {
  public:
@@ -33,22 +34,20 @@ class Cutter {
     // need them all.
     sparse_ = deck.stride % interval_ == 0;
     frame_bytes_ = static_cast<std::size_t>(size_.height * size_.width * 3);
+    const std::int64_t window = lengths_.front() * (sparse_ ? 1 : interval_), all = reader.frames();
+    const auto frames = static_cast<std::size_t>(all > 0 ? std::min(all, window) : window);
+    pixels_.reserve(std::min(frames, most_reserved / frame_bytes_) * frame_bytes_);
   }
 
   // False when no more clips are wanted.
   bool add(const VideoFrame& frame) {
     seen_ = frame.index + 1;
     if (frame.index >= start_ && (!sparse_ || frame.index % interval_ == 0)) {
-      Waiting w;
-      if (!spare_.empty()) {
-        w = std::move(spare_.back());
-        spare_.pop_back();
-      }
-      w.index = frame.index;
-      w.seconds = frame.seconds;
-      w.pixels.resize(frame_bytes_);
-      resize_(frame, size_.height, size_.width, reinterpret_cast<std::uint8_t*>(w.pixels.data()));
-      waiting_.push_back(std::move(w));
+      const std::size_t at = waiting_.size() * frame_bytes_;
+      if (pixels_.size() < at + frame_bytes_) pixels_.resize(at + frame_bytes_);
+      resize_(frame, size_.height, size_.width,
+              reinterpret_cast<std::uint8_t*>(pixels_.data() + at));
+      waiting_.push_back({frame.index, frame.seconds});
     }
     while (seen_ - start_ >= lengths_.front() * interval_)
       if (!emit(lengths_.front())) return false;
@@ -75,31 +74,35 @@ class Cutter {
     b.height = b.pixel_height = size_.height;
     b.width = b.pixel_width = size_.width;
     b.name = size_.bucket(frames);
-    clip_.resize(b.clip_bytes());
-    std::size_t filled = 0;
-    const Waiting* first = nullptr;
-    for (const Waiting& w : waiting_) {
-      const std::int64_t at = w.index - start_;
-      if (at < 0 || at >= frames * interval_ || at % interval_ != 0) continue;
-      if (first == nullptr) first = &w;
-      std::memcpy(clip_.data() + filled, w.pixels.data(), frame_bytes_);
-      filled += frame_bytes_;
+    // All frames before the window are gone, so it begins with the first one that waits.
+    const std::int64_t apart = sparse_ ? 1 : interval_;
+    WEFT_ASSERT(!waiting_.empty() && waiting_.front().index == start_ &&
+                std::ssize(waiting_) > (frames - 1) * apart);
+    std::span<const std::byte> clip = std::span(pixels_).first(b.clip_bytes());
+    if (apart > 1) {
+      apart_.resize(b.clip_bytes());
+      for (std::int64_t t = 0; t < frames; ++t)
+        std::memcpy(apart_.data() + t * frame_bytes_, pixels_.data() + t * apart * frame_bytes_,
+                    frame_bytes_);
+      clip = apart_;
     }
-    WEFT_ASSERT(filled == clip_.size());
     ClipInfo info;
     // One frame is an image to the model, whatever it was taken from.
     info.fps =
         frames == 1 ? 120.0f : static_cast<float>(reader_.fps() / static_cast<double>(interval_));
-    info.source =
-        fmt::format("{} frame {} at {:.3f} s", input_.media.name(), start_, first->seconds);
+    info.source = fmt::format("{} frame {} at {:.3f} s", input_.media.name(), start_,
+                              waiting_.front().seconds);
     info.text = input_.text;
     ++clips_;
-    const bool more = take_(b, clip_, info);
+    const bool more = take_(b, clip, info);
     start_ += deck_.stride > 0 ? deck_.stride : frames * interval_;
-    while (!waiting_.empty() && waiting_.front().index < start_) {
-      spare_.push_back(std::move(waiting_.front()));
-      waiting_.pop_front();
-    }
+    // Windows that overlap share frames.
+    const auto next =
+        std::ranges::find_if(waiting_, [&](const Waiting& w) { return w.index >= start_; });
+    const auto gone = static_cast<std::size_t>(next - waiting_.begin());
+    waiting_.erase(waiting_.begin(), next);
+    std::memmove(pixels_.data(), pixels_.data() + gone * frame_bytes_,
+                 waiting_.size() * frame_bytes_);
     return more;
   }
 
@@ -116,9 +119,9 @@ class Cutter {
   std::int64_t seen_ = 0;   // frames of the video so far
   std::int64_t start_ = 0;  // of the window being filled
   std::int64_t clips_ = 0;
-  std::deque<Waiting> waiting_;
-  std::vector<Waiting> spare_;  // their memory is reused
-  std::vector<std::byte> clip_;
+  std::vector<Waiting> waiting_;
+  std::vector<std::byte> pixels_;  // of the frames that wait, one behind the other
+  std::vector<std::byte> apart_;   // a clip whose frames are not neighbours there
 };
 
 }  // namespace
@@ -167,7 +170,7 @@ CutResult cut_video(
   // Catch only the video's own faults, never those of `take`: a full disk is not a broken video.
   const auto next = [&]() -> const VideoFrame* {
     try {
-      if (!reader) reader.emplace(input.media, VideoReaderOptions{deck.fps, threads, access});
+      if (!reader) reader.emplace(input.media, VideoReaderOptions{deck.fps, threads, true, access});
       const VideoFrame* frame = reader->next();
       result.damaged = reader->damaged();
       return frame;

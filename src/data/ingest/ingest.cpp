@@ -1,5 +1,5 @@
-// The steps of the job: list the videos, cut this rank's share into a part file, report the results
-// to rank 0, which merges the parts in the order of the inputs.
+// The steps of the job: list the videos, cut this rank's share, join what all have cut to one store
+// in the order of the inputs (data/ingest/parts.h). What a single rank cuts is the store already.
 #include "data/ingest/ingest.h"
 
 #include <omp.h>
@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -21,6 +23,7 @@
 #include "data/clip_store.h"
 #include "data/ingest/cut.h"
 #include "data/ingest/ingest_images.h"
+#include "data/ingest/parts.h"
 #include "data/ingest/progress.h"
 #include "data/ingest/selection.h"
 #include "data/lists/lists.h"
@@ -51,43 +54,23 @@ void check_deck(const IngestDeck& deck) {
   for (const std::string& name : deck.resolutions) resolution_area(name);  // throws if unknown
 }
 
-// A store that creates its buckets when their first clips arrive.
-class BucketedWriter {
- public:
-  explicit BucketedWriter(const std::string& path) : writer_(path) {}
-
-  void append(const Bucket& bucket, std::span<const std::byte> clip, const ClipInfo& info) {
-    auto found = ids_.find(bucket.name);
-    if (found == ids_.end()) found = ids_.emplace(bucket.name, writer_.add_bucket(bucket)).first;
-    writer_.append(found->second, clip, info);
-  }
-  void commit() { writer_.commit(); }
-
- private:
-  ClipStoreWriter writer_;
-  std::map<std::string, int> ids_;
-};
-
 std::string part_path(const std::string& output, int rank) {
   return fmt::format("{}.part{}", output, rank);
 }
 
 // What a rank cut from its videos.
 struct Share {
-  // One a clip, in order: "video bucket-name". Rank 0 follows it when it puts the parts together.
-  struct Made {
-    std::int64_t video;
-    std::string bucket;
-  };
-  std::vector<Made> clips;
+  std::vector<CutClip> clips;  // in the order of the videos
+  Written written;             // to the store itself
   std::int64_t frames = 0, broken = 0, unused = 0;
   std::string first_fault;
 };
 
+// A single rank writes the store itself, one of several to `part`.
 Share cut_share(const Deck& deck, const std::vector<MediaItem>& inputs, int rank, int size,
-                IngestProgress& progress) {
+                PartFile& part, IngestProgress& progress) {
   Share share;
-  std::unique_ptr<BucketedWriter> part;
+  std::unique_ptr<BucketedWriter> store;
   const IngestDeck& d = deck.get<IngestDeck>();
   const std::int64_t limit = d.max_clips;
   const int threads = omp_get_max_threads();
@@ -100,9 +83,14 @@ Share cut_share(const Deck& deck, const std::vector<MediaItem>& inputs, int rank
     const CutResult cut = cut_video(
         inputs[i], d, {deck.media, {}}, threads,
         [&](const Bucket& bucket, std::span<const std::byte> clip, const ClipInfo& info) {
-          if (!part) part = std::make_unique<BucketedWriter>(part_path(d.output, rank));
-          part->append(bucket, clip, info);
-          share.clips.push_back({static_cast<std::int64_t>(i), bucket.name});
+          CutClip made{static_cast<std::int64_t>(i), 0, bucket, info};
+          if (size == 1) {
+            if (!store) store = std::make_unique<BucketedWriter>(d.output);
+            made.xxh3 = store->append(bucket, clip, info);
+          } else {
+            made.xxh3 = part.append(clip);
+          }
+          share.clips.push_back(std::move(made));
           progress.add(0, 1, 0);
           return !enough();
         },
@@ -129,108 +117,11 @@ Share cut_share(const Deck& deck, const std::vector<MediaItem>& inputs, int rank
       log::warn("no clip from {}: {}", inputs[i].media.name(), cut.unused);
     }
   }
-  if (part) part->commit();
+  if (store) {
+    store->commit();
+    share.written = store->written();
+  }
   return share;
-}
-
-// Gathers every rank's text on rank 0, by rank.
-std::vector<std::string> gather_text(const std::string& mine, MPI_Comm comm) {
-  int rank = 0, size = 1;
-  MPI_Comm_rank(comm, &rank);
-  MPI_Comm_size(comm, &size);
-  std::vector<std::string> all(size);
-  // Point to point and 64-bit lengths: a gather's displacements would overflow with many clips.
-  const std::uint64_t bytes = mine.size();
-  constexpr int tag = 18;
-  constexpr std::size_t piece = std::size_t{1} << 30;
-  if (rank != 0) {
-    MPI_Send(&bytes, 1, MPI_UINT64_T, 0, tag, comm);
-    for (std::size_t at = 0; at < mine.size(); at += piece)
-      MPI_Send(mine.data() + at, static_cast<int>(std::min(piece, mine.size() - at)), MPI_CHAR, 0,
-               tag, comm);
-    return all;
-  }
-  all[0] = mine;
-  for (int r = 1; r < size; ++r) {
-    std::uint64_t length = 0;
-    MPI_Recv(&length, 1, MPI_UINT64_T, r, tag, comm, MPI_STATUS_IGNORE);
-    std::string& text = all[r];
-    text.resize(length);
-    for (std::size_t at = 0; at < length; at += piece)
-      MPI_Recv(text.data() + at, static_cast<int>(std::min<std::size_t>(piece, length - at)),
-               MPI_CHAR, r, tag, comm, MPI_STATUS_IGNORE);
-  }
-  return all;
-}
-
-std::string to_text(const std::vector<Share::Made>& clips) {
-  std::string text;
-  for (const Share::Made& m : clips) text += fmt::format("{} {}\n", m.video, m.bucket);
-  return text;
-}
-
-std::vector<Share::Made> from_text(const std::string& text) {
-  std::vector<Share::Made> clips;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = text.find('\n', at), space = text.find(' ', at);
-    clips.push_back(
-        {std::stoll(text.substr(at, space - at)), text.substr(space + 1, end - space - 1)});
-    at = end + 1;
-  }
-  return clips;
-}
-
-struct Written {
-  std::int64_t clips = 0;
-  std::uint64_t bytes = 0;
-  std::map<std::string, std::pair<Bucket, std::int64_t>> buckets;  // clips of each
-};
-
-// Merges the parts video by video, as if one rank had cut them all.
-Written merge(const std::string& output, const std::vector<std::vector<Share::Made>>& made,
-              std::int64_t limit) {
-  struct Part {
-    std::unique_ptr<ClipSource> source;
-    std::map<std::string, int> bucket;          // its number in the part
-    std::map<std::string, std::int64_t> taken;  // clips taken from it so far
-    std::size_t next = 0;                       // in its list of clips
-  };
-  std::vector<Part> parts(made.size());
-  for (std::size_t r = 0; r < made.size(); ++r) {
-    if (made[r].empty()) continue;
-    parts[r].source = open_clip_store(part_path(output, static_cast<int>(r)), true);
-    const auto& buckets = parts[r].source->buckets();
-    for (std::size_t b = 0; b < buckets.size(); ++b)
-      parts[r].bucket[buckets[b].name] = static_cast<int>(b);
-  }
-  Written written;
-  BucketedWriter writer(output);
-  std::vector<std::byte> clip;
-  while (limit == 0 || written.clips < limit) {
-    // Pick the rank whose next video is the earliest; a video is always whole in one part.
-    std::size_t from = made.size();
-    for (std::size_t r = 0; r < made.size(); ++r)
-      if (parts[r].next < made[r].size() &&
-          (from == made.size() ||
-           made[r][parts[r].next].video < made[from][parts[from].next].video))
-        from = r;
-    if (from == made.size()) break;
-    Part& part = parts[from];
-    const std::string& name = made[from][part.next++].bucket;
-    const int b = part.bucket.at(name);
-    Bucket bucket = part.source->buckets()[b];
-    clip.resize(bucket.clip_bytes());
-    const std::int64_t index = part.taken[name]++;
-    part.source->read(b, index, clip);
-    writer.append(bucket, clip, part.source->info(b, index));
-    ++written.clips;
-    written.bytes += clip.size();
-    auto& entry = written.buckets[name];
-    entry.first = bucket;
-    ++entry.second;
-  }
-  writer.commit();
-  return written;
 }
 
 void print_table(const std::string& output, const Written& written,
@@ -269,12 +160,6 @@ void remove_left_parts(const std::string& output) {
   for (const fs::path& file : left) unlink(file.c_str());
 }
 
-// Removes the part files, however the job ends.
-struct PartRemover {
-  std::string path;
-  ~PartRemover() { unlink(path.c_str()); }
-};
-
 // All items of ingest.inputs, with the facts that ingest.scores has of them.
 std::vector<MediaItem> list_items(const IngestDeck& deck, const MediaDeck& limits) {
   std::vector<MediaItem> items =
@@ -293,14 +178,9 @@ std::vector<MediaItem> list_items(const IngestDeck& deck, const MediaDeck& limit
   return items;
 }
 
-// On rank 0: puts the parts of all ranks together and reports what came out. `lists` are their
-// to_text(), `faults` each one's first fault, "" for none.
-void collect(const IngestDeck& deck, const std::vector<std::string>& lists,
-             const std::vector<std::string>& faults, const std::array<std::int64_t, 3>& sums,
-             const std::string& media, std::chrono::steady_clock::time_point begin) {
-  std::vector<std::vector<Share::Made>> made;
-  std::size_t clips = 0;
-  for (const std::string& list : lists) clips += made.emplace_back(from_text(list)).size();
+// On rank 0: Exit::data if no rank has cut a clip. `faults` are the first of each, "" for none.
+void check_clips(const IngestDeck& deck, std::int64_t clips, const std::vector<std::string>& faults,
+                 const std::string& media) {
   const auto fault = std::ranges::find_if(faults, [](const std::string& f) { return !f.empty(); });
   WEFT_CHECK(clips > 0, Exit::data,
              fault == faults.end()
@@ -310,11 +190,38 @@ void collect(const IngestDeck& deck, const std::vector<std::string>& lists,
                  : "see to that file; paths in ingest.inputs begin where weft was started",
              "no clip came out of {}; the first fault: {}", media,
              fault == faults.end() ? "none" : *fault);
-  const Written written = merge(deck.output, made, deck.max_clips);
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  print_table(deck.output, written, sums, media, seconds);
-  remove_left_parts(deck.output);
+}
+
+std::vector<std::uint64_t> offsets_in(const std::string& bytes) {
+  std::vector<std::uint64_t> offsets(bytes.size() / sizeof(std::uint64_t));
+  std::memcpy(offsets.data(), bytes.data(), bytes.size());
+  return offsets;
+}
+
+// The store of what all ranks have cut. Returns 0, or the code of an error that rank 0 throws.
+int join_parts(const IngestDeck& deck, const PartFile& part, const Share& mine,
+               const std::function<void(std::int64_t)>& check, Written& written, MPI_Comm comm) {
+  const std::vector<std::string> lists = gather_text(to_text(mine.clips), comm);
+  std::unique_ptr<BucketedWriter> store;
+  std::vector<std::string> places(lists.size());
+  int code = on_first_rank(comm, [&] {
+    std::vector<std::vector<CutClip>> made;
+    std::int64_t clips = 0;
+    for (const std::string& list : lists) clips += std::ssize(made.emplace_back(from_text(list)));
+    check(clips);
+    store = std::make_unique<BucketedWriter>(deck.output);
+    const auto offsets = store->lay_out(made, deck.max_clips);
+    for (std::size_t r = 0; r < offsets.size(); ++r)
+      places[r].assign(reinterpret_cast<const char*>(offsets[r].data()),
+                       offsets[r].size() * sizeof(std::uint64_t));
+  });
+  if (code != 0) return code;
+  part.copy(mine.clips, offsets_in(scatter_text(places, comm)), deck.output + ".tmp");
+  MPI_Barrier(comm);
+  return on_first_rank(comm, [&] {
+    store->commit();
+    written = store->written();
+  });
 }
 
 }  // namespace
@@ -351,23 +258,30 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   for (const MediaItem& i : inputs) files.push_back(i.media.path);
   const auto lock = lock_output(deck, d.output, files, comm);
 
-  // 3. Each rank cuts its videos into a part file. It keeps that until the store is complete, or
-  // has failed.
+  // 3. Each rank cuts its videos, into a part file if there are several.
   IngestProgress progress(comm, d.output, std::ssize(inputs),
                           expected.pictures == 0 ? "video"
                           : expected.videos == 0 ? "picture"
                                                  : "item");
-  const PartRemover remover{part_path(d.output, rank)};
-  const Share share = cut_share(deck, inputs, rank, size, progress);
+  PartFile part(part_path(d.output, rank));
+  const Share share = cut_share(deck, inputs, rank, size, part, progress);
   progress.finish();
 
-  // 4. Rank 0 hears what all have made, and merges the parts in the order of the inputs.
-  const std::vector<std::string> lists = gather_text(to_text(share.clips), comm);
+  // 4. Rank 0 hears what all have made, and gives each clip its place in the store, in the order of
+  // the inputs.
   const std::vector<std::string> faults = gather_text(share.first_fault, comm);
   std::array<std::int64_t, 3> sums = {share.frames, share.broken, share.unused};
   MPI_Allreduce(MPI_IN_PLACE, sums.data(), 3, MPI_INT64_T, MPI_SUM, comm);
-  const int code = on_first_rank(comm, [&] { collect(d, lists, faults, sums, media, begin); });
+  Written written = share.written;
+  const auto check = [&](std::int64_t clips) { check_clips(d, clips, faults, media); };
+  if (size == 1) check(written.clips);
+  const int code = size == 1 ? 0 : join_parts(d, part, share, check, written, comm);
   if (code != 0) return code;  // rank 0 reports the reason
+  if (rank == 0) {
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    print_table(d.output, written, sums, media, seconds.count());
+    remove_left_parts(d.output);
+  }
 
   // 5. With ingest.strict a broken file sets the exit code.
   const std::int64_t lost = sums[1] + selection.missing;

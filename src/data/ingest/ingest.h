@@ -52,9 +52,9 @@ DeckTable ingest_table();
 // and there to the shape with the nearest aspect; ingest.height and ingest.width, both given,
 // override that.
 //
-// The store does not depend on the number of ranks, byte by byte: each rank writes a part file
-// beside the output (which rank 0 must see), and rank 0 puts them together in the order of the
-// inputs.
+// The store does not depend on the number of ranks, byte by byte: each of several ranks keeps its
+// clips in a part file beside the output until all are cut; rank 0 gives each clip its place, in
+// the order of the inputs, and all ranks copy theirs there (they must see the output's folder).
 //
 // A video that breaks is named in a WARN line and counted; its whole clips before the fault are
 // kept. So is one in which the decoder had to guess; all its clips are kept.

@@ -239,14 +239,15 @@ Decoded decode(const ImagePair& pair, const LabelValues& values, const MediaDeck
 // What makes a piece: it is decoded again if any of this changes.
 std::string identity(std::span<const ImagePair> pairs, const LabelValues& values,
                      const MediaDeck& limits) {
-  std::string all = fmt::format("2 {} {}\n", values.identity(), limits.orientation);
+  std::string all = fmt::format("3 {} {}\n", values.identity(), limits.orientation);
   for (const ImagePair& p : pairs)
     all += fmt::format("{}\n{} {}\n{} {}\n{}x{}\n", p.name, p.image, file_identity(p.image),
                        p.labels, file_identity(p.labels), p.size.height, p.size.width);
   return to_hex(hash128(all));
 }
 
-// A piece: u64 length of a JSON header, the header, and of each whole image its pixels and labels.
+// A piece: of each whole image its pixels and labels, then what they are, in JSON, and its length,
+// a u64: sizes and hash are known at the end.
 struct Piece {
   struct Image {
     ImageSize size;
@@ -255,8 +256,7 @@ struct Piece {
   std::string identity;
   std::vector<Image> images;
   std::vector<std::string> broken;
-  Hash128 hash;             // of the images' bytes
-  std::uint64_t begin = 0;  // where they begin in the file
+  Hash128 hash;  // of the images' bytes
 };
 
 fs::path piece_path(const std::string& output, std::size_t piece) {
@@ -264,25 +264,25 @@ fs::path piece_path(const std::string& output, std::size_t piece) {
 }
 
 // Nothing where there is no such piece, or no whole one.
-std::optional<Piece> read_header(const fs::path& path) {
+std::optional<Piece> read_contents(const fs::path& path) {
   std::error_code none;
   if (!fs::is_regular_file(path, none)) return std::nullopt;
   const File file = File::open(path, Exit::data);
   std::uint64_t length = 0;
-  if (file.size() < 8) return std::nullopt;
-  file.read(std::as_writable_bytes(std::span(&length, 1)), 0);
-  if (length > file.size() - 8) return std::nullopt;
+  if (file.size() < sizeof length) return std::nullopt;
+  const std::uint64_t end = file.size() - sizeof length;
+  file.read(std::as_writable_bytes(std::span(&length, 1)), end);
+  if (length > end) return std::nullopt;
   std::string text(length, '\0');
-  file.read(std::as_writable_bytes(std::span(text)), 8);
+  file.read(std::as_writable_bytes(std::span(text)), end - length);
   Piece p;
-  p.begin = 8 + length;
   std::uint64_t bytes = 0;
   try {
-    const auto header = parse_json(text);
-    p.identity = header.at("identity").get<std::string>();
-    p.broken = header.at("broken").get<std::vector<std::string>>();
-    p.hash = hash_from_hex(header.at("hash").get<std::string>()).value_or(Hash128{});
-    for (const auto& image : header.at("images")) {
+    const auto contents = parse_json(text);
+    p.identity = contents.at("identity").get<std::string>();
+    p.broken = contents.at("broken").get<std::vector<std::string>>();
+    p.hash = hash_from_hex(contents.at("hash").get<std::string>()).value_or(Hash128{});
+    for (const auto& image : contents.at("images")) {
       p.images.push_back(
           {{whole_number<std::int64_t>(image.at(1)), whole_number<std::int64_t>(image.at(2))},
            image.at(0).get<std::string>()});
@@ -293,79 +293,61 @@ std::optional<Piece> read_header(const fs::path& path) {
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;
   }
-  if (file.size() != p.begin + bytes) return std::nullopt;
+  if (end - length != bytes) return std::nullopt;
   return p;
 }
 
 void make_piece(const fs::path& path, std::span<const ImagePair> pairs, const LabelValues& values,
                 const MediaDeck& limits, const std::string& id, IngestProgress& progress) {
-  // The header has sizes and hash, which are known at the end: the bytes go to a file of their own
-  // first.
-  const fs::path data_path = path.string() + ".data", temporary = path.string() + ".tmp";
+  const fs::path temporary = path.string() + ".tmp";
   std::error_code none;
-  fs::remove(data_path, none);
   fs::remove(temporary, none);
   nlohmann::json images = nlohmann::json::array(), broken = nlohmann::json::array();
   Hasher hasher;
   std::uint64_t bytes = 0;
-  {
-    File data = File::create(data_path, Exit::data);
-    // As many at once as there are threads, so that memory does not grow with the piece.
-    const auto threads = static_cast<std::size_t>(std::max(1, omp_get_max_threads()));
-    std::vector<Decoded> decoded(threads);
-    for (std::size_t first = 0; first < pairs.size(); first += threads) {
-      const std::size_t count = std::min(threads, pairs.size() - first);
-      std::exception_ptr failure;
+  File out = File::create(temporary, Exit::data);
+  // As many at once as there are threads, so that memory does not grow with the piece.
+  const auto threads = static_cast<std::size_t>(std::max(1, omp_get_max_threads()));
+  std::vector<Decoded> decoded(threads);
+  for (std::size_t first = 0; first < pairs.size(); first += threads) {
+    const std::size_t count = std::min(threads, pairs.size() - first);
+    std::exception_ptr failure;
 #pragma omp parallel for schedule(dynamic) num_threads(static_cast <int>(threads))
-      for (std::size_t i = 0; i < count; ++i) {
-        try {
-          decoded[i] = decode(pairs[first + i], values, limits);
-        } catch (...) {  // out of memory
+    for (std::size_t i = 0; i < count; ++i) {
+      try {
+        decoded[i] = decode(pairs[first + i], values, limits);
+      } catch (...) {  // out of memory
 #pragma omp critical
-          failure = std::current_exception();
-        }
-      }
-      if (failure) std::rethrow_exception(failure);
-      for (std::size_t i = 0; i < count; ++i) {
-        const Decoded& d = decoded[i];
-        progress.add(0, d.broken.empty() ? 1 : 0, 1);
-        if (!d.broken.empty()) {
-          broken.push_back(d.broken);
-          continue;
-        }
-        images.push_back({pairs[first + i].name, d.rgb.height, d.rgb.width});
-        for (const auto* plane : {&d.rgb.values, &d.labels.values}) {
-          const auto part = std::as_bytes(std::span(*plane));
-          hasher.add(part);
-          data.write(part, bytes);
-          bytes += part.size();
-        }
+        failure = std::current_exception();
       }
     }
-    data.close();
-  }
-  const std::string header = dump_json(nlohmann::json{{"identity", id},
-                                                      {"images", std::move(images)},
-                                                      {"broken", std::move(broken)},
-                                                      {"hash", to_hex(hasher.value())}},
-                                       -1, ' ', false, nlohmann::json::error_handler_t::replace);
-  const std::uint64_t length = header.size();
-  {
-    const File data = File::open(data_path, Exit::data);
-    File out = File::create(temporary, Exit::data);
-    out.write(std::as_bytes(std::span(&length, 1)), 0);
-    out.write(std::as_bytes(std::span(header)), 8);
-    std::vector<std::byte> buffer(std::size_t{4} << 20);
-    for (std::uint64_t at = 0; at < bytes;) {
-      const auto part = std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), bytes - at));
-      data.read(part, at);
-      out.write(part, 8 + length + at);
-      at += part.size();
+    if (failure) std::rethrow_exception(failure);
+    for (std::size_t i = 0; i < count; ++i) {
+      const Decoded& d = decoded[i];
+      progress.add(0, d.broken.empty() ? 1 : 0, 1);
+      if (!d.broken.empty()) {
+        broken.push_back(d.broken);
+        continue;
+      }
+      images.push_back({pairs[first + i].name, d.rgb.height, d.rgb.width});
+      for (const auto* plane : {&d.rgb.values, &d.labels.values}) {
+        const auto part = std::as_bytes(std::span(*plane));
+        hasher.add(part);
+        out.write(part, bytes);
+        bytes += part.size();
+      }
     }
-    out.close();
   }
+  const std::string contents = dump_json(nlohmann::json{{"identity", id},
+                                                        {"images", std::move(images)},
+                                                        {"broken", std::move(broken)},
+                                                        {"hash", to_hex(hasher.value())}},
+                                         -1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const std::uint64_t length = contents.size();
+  out.write(std::as_bytes(std::span(contents)), bytes);
+  out.write(std::as_bytes(std::span(&length, 1)), bytes + length);
+  out.close();
   rename_file(temporary, path, Exit::data);
-  fs::remove(data_path, none);
 }
 
 void report_missing_pairs(const std::vector<ImagePair>& pairs) {
@@ -405,7 +387,7 @@ Joined join(const IngestDeck& deck, std::size_t pieces, std::size_t pairs,
   Joined joined;
   std::string first_fault;
   for (std::size_t k = 0; k < pieces; ++k) {
-    std::optional<Piece> p = read_header(piece_path(deck.output, k));
+    std::optional<Piece> p = read_contents(piece_path(deck.output, k));
     WEFT_CHECK(p.has_value(), Exit::data, "every rank must see the folder of ingest.output",
                "rank 0 does not find {}, which another rank wrote",
                piece_path(deck.output, k).string());
@@ -427,7 +409,7 @@ Joined join(const IngestDeck& deck, std::size_t pieces, std::size_t pairs,
   for (std::size_t k = 0; k < pieces; ++k) {
     const fs::path path = piece_path(deck.output, k);
     const File file = File::open(path, Exit::data);
-    std::uint64_t at = all[k].begin;
+    std::uint64_t at = 0;
     Hasher hasher;
     for (const auto& image : all[k].images) {
       const auto pixels = static_cast<std::size_t>(image.size.height * image.size.width);
@@ -508,7 +490,7 @@ std::int64_t decode_pieces(const IngestDeck& deck, const MediaDeck& limits,
         pairs.subspan(k * piece_images, std::min(piece_images, pairs.size() - k * piece_images));
     const std::string id = identity(part, values, limits);
     const fs::path path = piece_path(deck.output, k);
-    if (const auto there = read_header(path); there && there->identity == id) {
+    if (const auto there = read_contents(path); there && there->identity == id) {
       kept += std::ssize(part);
       progress.add(0, std::ssize(there->images), std::ssize(part));
       continue;

@@ -124,7 +124,7 @@ void measure_items(std::vector<MediaItem>& items, const MediaAccess& access, MPI
   std::vector<double> found(measurable.size() * wanted.size(), 0.0);
   each_of_mine(wanted.size(), comm, [&](std::size_t i) {
     try {
-      const VideoReader reader(items[wanted[i]].media, {0, 1, access});
+      const VideoReader reader(items[wanted[i]].media, {.access = access});
       double* values = found.data() + measurable.size() * i;
       values[0] = static_cast<double>(reader.frames());
       values[1] = static_cast<double>(reader.height());

@@ -122,7 +122,7 @@ class ClipWork : public PictureWork {
 class Comparison {
  public:
   Comparison(const ClipMeasures& measures, const std::string& path, const MediaAccess& access)
-      : measures_(measures), reader_({path, MediaTrust::untrusted}, {0, 1, access}) {}
+      : measures_(measures), reader_({path, MediaTrust::untrusted}, {.access = access}) {}
   // With the clip's next frame. False once the reference has ended.
   bool add(ClipUnit& u, const std::vector<std::uint8_t>& frame) {
     const VideoFrame* f = reader_.next();
@@ -165,7 +165,7 @@ class Comparison {
 };
 
 void ClipWork::read_in_order(ClipUnit& u, const EvaluatedClip& clip) const {
-  VideoReader reader(clip.media, {0, 1, access()});
+  VideoReader reader(clip.media, {.access = access()});
   std::optional<Comparison> comparison;
   // A reference that cannot be used is a fault; the clip's own measures go on.
   const auto with_reference = [&](auto&& work) {
@@ -214,7 +214,7 @@ void ClipWork::pick_frames(ClipUnit& u, const EvaluatedClip& clip) const {
     u.aesthetic_frames = {0};
     return;
   }
-  const std::int64_t length = VideoReader(clip.media, {0, 1, access()}).frames();
+  const std::int64_t length = VideoReader(clip.media, {.access = access()}).frames();
   const auto at = [&](double point) {
     return static_cast<std::int64_t>(point * static_cast<double>(length));
   };

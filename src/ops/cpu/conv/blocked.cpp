@@ -94,7 +94,6 @@ bool blocked_fits(const Geometry& g) {
 
 void blocked_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                      float* y) {
-  detail::add_flops(g.flops());
   const std::int64_t taps = g.kt * g.kh * g.kw, outs = whole_vectors(g.cout);
   const std::int64_t panels = (outs + panel_width - 1) / panel_width;
   const std::int64_t rows = g.n * g.to * g.ho,

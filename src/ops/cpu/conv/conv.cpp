@@ -98,6 +98,8 @@ bool is_linear(const Conv& c) {
 //                     plane, 32 or more input        segmentation), HRNet, DBNet, FAN,
 //                     channels, 0.25 GFLOP or more   RetinaFace, GFPGAN, SadTalker
 //                     a sample
+//   columns           gradients of up to 64 pixels   the last layers of DBNet's ResNets on small
+//                     of many channels               crops, PatchGAN's
 //   fourier           5x5 to 9x9, stride 1, from 16  dense motion's mask (7x7x7)
 //                     to 8 or more channels
 //   narrow            3x3 to 7x7, stride 1, from   pictures of VAE and SadTalker; its occlusion
@@ -108,19 +110,23 @@ bool is_linear(const Conv& c) {
 //                                                    groups; other gradients
 //
 // A way of our own has to be worth 10 % of a whole job: the figures are in
-// validation/results/cpu.md, Convolutions. Frames seen at twice their height and width are enlarged
-// first, a few samples at a time.
+// validation/results/cpu.md, Convolutions; blocked is there for its rounding alone. Frames seen at
+// twice their height and width are enlarged first, a few samples at a time.
 
 // to[i][o][kt-1-a][kh-1-b][kw-1-c] = w[o][i][a][b][c] within each group.
 void turn_weights(const Geometry& g, const float* w, float* to) {
   if (planning()) return;
   const std::int64_t k = g.kt * g.kh * g.kw, ins = g.cin / g.groups, outs = g.cout / g.groups;
-#pragma omp parallel for schedule(static)
-  for (std::int64_t i = 0; i < g.cin; ++i)
-    for (std::int64_t o = 0; o < outs; ++o) {
-      const float* from = w + ((i / ins * outs + o) * ins + i % ins) * k;
-      for (std::int64_t a = 0; a < k; ++a) to[(i * outs + o) * k + k - 1 - a] = from[a];
-    }
+  // Squares of channels: kernels that follow each other share cache lines on both sides.
+  constexpr std::int64_t square = 16;
+#pragma omp parallel for schedule(static) collapse(2)
+  for (std::int64_t i0 = 0; i0 < g.cin; i0 += square)
+    for (std::int64_t o0 = 0; o0 < outs; o0 += square)
+      for (std::int64_t i = i0; i < std::min(i0 + square, g.cin); ++i)
+        for (std::int64_t o = o0; o < std::min(o0 + square, outs); ++o) {
+          const float* from = w + ((i / ins * outs + o) * ins + i % ins) * k;
+          for (std::int64_t a = 0; a < k; ++a) to[(i * outs + o) * k + k - 1 - a] = from[a];
+        }
 }
 
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
@@ -168,6 +174,7 @@ std::optional<Geometry> turned_round(const Geometry& g) {
 }
 
 void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add) {
+  if (columns_fit(g)) return columns_backward_input(g, dy, w, dx, add);
   if (const std::optional<Geometry> turned = turned_round(g)) {
     const Tensor weights = floats(g.w_numel());
     turn_weights(g, w, weights.data<float>());
@@ -194,7 +201,9 @@ void plain_backward_input(const Geometry& g, const float* dy, const float* w, fl
 
 void plain_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                            bool accumulate) {
-  if (winograd_fits(g))
+  if (columns_fit(g))
+    columns_backward_weight(g, x, dy, dw, accumulate);
+  else if (winograd_fits(g))
     winograd_backward_weight(g, x, dy, dw, accumulate);
   else
     direct_backward_weight(g, x, dy, dw, accumulate);

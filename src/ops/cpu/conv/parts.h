@@ -70,6 +70,13 @@ bool blocked_fits(const Geometry& g);
 void blocked_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                      float* y);
 
+// Gradients where weights are far larger than activations (columns.cpp).
+bool columns_fit(const Geometry& g);
+void columns_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
+                             bool accumulate);
+void columns_backward_input(const Geometry& g, const float* dy, const float* w, float* dx,
+                            bool add);
+
 // The same by the first way that fits. A backward of stride 1 is a forward with turned weights.
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                    float* y);

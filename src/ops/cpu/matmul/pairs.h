@@ -1,6 +1,6 @@
-// Products of bf16, summed in f32, for processors with AVX512_BF16 and without AMX: at 0.8 to 0.9
-// of what its instruction allows, where oneDNN reaches 0.6 to 0.9. Included within WEFT_CPU_BEGIN
-// and an unnamed namespace, after Product.
+// Gradients of linear layers in bf16, summed in f32, for processors with AVX512_BF16 and without
+// AMX: at 0.8 to 0.9 of what its instruction allows, where oneDNN reaches 0.6 to 0.85. Included
+// within WEFT_CPU_BEGIN and an unnamed namespace, after Product.
 //
 // A tile of 6 x 64 sums stays in registers over 256 of the depth; its columns of B, a panel, in the
 // first-level cache over 192 rows; those rows' sums in the second-level one over the whole depth. B
@@ -18,11 +18,11 @@ constexpr std::int64_t row_block = 192, chunk_rows = 48;         // chunks: whol
 constexpr std::int64_t most_panels = 6;                          // packed at a time
 constexpr std::int64_t most_packed = std::int64_t{1} << 22;      // pairs, if one panel fits
 
-// Whether it is faster so. A short depth ends too many tiles, unless the library is slow as well.
+// Whether it is faster so. Forward products are not: B would have to be turned. A short depth ends
+// too many tiles, unless the library is slow as well.
 bool suits_pairs(const Product& p) {
-  if (p.m < 64 || p.n < 64) return false;
-  if (p.a_transposed) return !p.b_transposed && p.k >= 256;
-  return p.k >= 1024 && p.k % 2 == 0;
+  if (p.b_transposed || p.bias || p.residual || p.m < 64 || p.n < 64) return false;
+  return p.a_transposed ? p.k >= 256 : p.k >= 1024 && p.k % 2 == 0;
 }
 
 // Columns [first, first + width) of x [k, ld] at depth [k0, k0 + depth) in pairs: pieces of `step`
@@ -43,33 +43,20 @@ inline void pack_columns(const bf16* x, std::int64_t k, std::int64_t ld, std::in
   }
 }
 
-// c [rows,width] (ld n) = sums [rows,64] + what the product adds.
+// c [rows,width] (ld n) (+)= sums [rows,64].
 template <class O>
-void finish_pairs(const Product& p, std::int64_t rows, std::int64_t width, const float* sums,
-                  const float* bias, const O* residual, O* c) {
+void finish_pairs(std::int64_t rows, std::int64_t width, const float* sums, O* c, std::int64_t n,
+                  bool accumulate) {
   for (std::int64_t i = 0; i < rows; ++i)
     for_vectors(width, [&](std::int64_t j, int lanes) {
       vf v = load(sums + i * panel_columns + j);
-      if (bias) v += load_n(bias + j, lanes);
-      if (residual) v += load_n(residual + i * p.n + j, lanes);
-      O* to = c + i * p.n + j;
-      if (p.accumulate) v += load_n(to, lanes);
-      if constexpr (sizeof(O) == 2) {
-        vh h;  // assembly for the same reason as in gemm_tile.h
-        asm("vcvtneps2bf16 %1, %0" : "=v"(h) : "v"(v));
-        if (lanes == W)
-          __builtin_memcpy(static_cast<void*>(to), &h, sizeof h);
-        else
-          _mm256_mask_storeu_epi16(to, first_lanes(lanes), (__m256i)h);
-      } else {
-        store_n(to, v, lanes);
-      }
+      if (accumulate) v += load_n(c + i * n + j, lanes);
+      store_n(c + i * n + j, v, lanes);
     });
 }
 
 template <class O>
-void multiply_pairs(const Product& p, const bf16* a, const bf16* b, const float* bias,
-                    const O* residual, O* c) {
+void multiply_pairs(const Product& p, const bf16* a, const bf16* b, O* c) {
   const std::int64_t depth = (p.k + 1) / 2, panels = (p.n + panel_columns - 1) / panel_columns;
   // Blocks of the depth alike, in whole vectors.
   const std::int64_t blocks = (depth + deepest_block - 1) / deepest_block;
@@ -119,10 +106,8 @@ void multiply_pairs(const Product& p, const bf16* a, const bf16* b, const float*
                                  p.k / 2, 1, panel_of, panel_columns, to_sums, panel_columns,
                                  k0 > 0);
             if (k0 + d == depth)
-              finish_pairs(p, some, std::min(panel_columns, p.n - column), to_sums,
-                           bias ? bias + column : nullptr,
-                           residual ? residual + row * p.n + column : nullptr,
-                           c + row * p.n + column);
+              finish_pairs(some, std::min(panel_columns, p.n - column), to_sums,
+                           c + row * p.n + column, p.n, p.accumulate);
           }
         }
       }
@@ -138,12 +123,7 @@ void multiply_pairs(const Product& p, const bf16* a, const bf16* b, const float*
       const std::int64_t some = std::min<std::int64_t>(W, depth - k), first = group * panel_columns;
       const std::int64_t width = std::min(count * panel_columns, p.n - first);
       Pair* const to = panel_at(k0, count, 0) + (k - k0) * panel_columns;
-      if (!p.b_transposed)
-        pack_columns(b, p.k, p.n, first, width, k, some, to, panel_columns, d * panel_columns);
-      else
-        for (std::int64_t j = 0; j < width; j += panel_columns)
-          transpose(reinterpret_cast<const Pair*>(b + (first + j) * p.k) + k, p.k / 2,
-                    std::min(panel_columns, width - j), some, to + j * d, panel_columns);
+      pack_columns(b, p.k, p.n, first, width, k, some, to, panel_columns, d * panel_columns);
     }
 #pragma omp for schedule(static) collapse(2)
     for (std::int64_t piece = 0; piece < pieces; ++piece)

@@ -1,0 +1,87 @@
+// One store of the clips of several ranks. Each rank keeps the clips that it cuts in a file of its
+// own, OUTPUT.partN, until all are cut and rank 0 knows where in the store each has its place; then
+// every rank copies its own ones there, all at the same time.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "data/clip_source.h"
+#include "data/clip_store.h"
+
+namespace weft {
+
+// A clip that was cut: all but its bytes.
+struct CutClip {
+  std::int64_t video = 0;  // number of its input
+  std::uint64_t xxh3 = 0;
+  Bucket bucket;
+  ClipInfo info;
+};
+
+struct Written {
+  std::int64_t clips = 0;
+  std::uint64_t bytes = 0;
+  std::map<std::string, std::pair<Bucket, std::int64_t>> buckets;  // clips of each
+};
+
+// A store that creates its buckets when their first clips arrive.
+class BucketedWriter {
+ public:
+  explicit BucketedWriter(const std::string& path) : writer_(path) {}
+
+  // Returns the clip's XXH3-64.
+  std::uint64_t append(const Bucket& bucket, std::span<const std::byte> clip, const ClipInfo& info);
+  // Gives every clip its place, in the order of the inputs, at most `limit` of them (0: all). A
+  // video is whole on one rank, and each rank has its clips in that order already. Returns for each
+  // rank the offsets of its clips in the file temporary(); those of clips too many are left out.
+  std::vector<std::vector<std::uint64_t>> lay_out(const std::vector<std::vector<CutClip>>& ranks,
+                                                  std::int64_t limit);
+  void commit() { writer_.commit(); }
+  const std::string& temporary() const { return writer_.temporary(); }
+  const Written& written() const { return written_; }
+
+ private:
+  int id_of(const Bucket& bucket);
+
+  ClipStoreWriter writer_;
+  std::map<std::string, int> ids_;
+  Written written_;
+};
+
+// The clips of this rank, one behind the other. The file is removed at the end, however that comes.
+class PartFile {
+ public:
+  explicit PartFile(std::string path) : path_(std::move(path)) {}
+  ~PartFile();
+  PartFile(const PartFile&) = delete;
+  PartFile& operator=(const PartFile&) = delete;
+
+  // Returns the clip's XXH3-64. Throws Exit::data where the file cannot be written.
+  std::uint64_t append(std::span<const std::byte> clip);
+  // Copies the first clips to `offsets` of the file `store`, which is on the disk then. Throws
+  // Exit::data where a clip is not what append() got, or `store` cannot be written.
+  void copy(const std::vector<CutClip>& clips, std::span<const std::uint64_t> offsets,
+            const std::string& store) const;
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+  std::uint64_t bytes_ = 0;
+};
+
+// Lists of clips as text, to be sent.
+std::string to_text(const std::vector<CutClip>& clips);
+std::vector<CutClip> from_text(const std::string& text);
+
+// Every rank's text on rank 0, by rank; and the way back. Collective.
+std::vector<std::string> gather_text(const std::string& mine, MPI_Comm comm);
+std::string scatter_text(const std::vector<std::string>& all, MPI_Comm comm);
+
+}  // namespace weft
