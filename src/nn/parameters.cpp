@@ -305,12 +305,13 @@ std::size_t ParameterTable::base_bytes(bool bf16_model) const {
 }
 
 void ParameterTable::initialise(std::uint64_t seed) {
+  std::vector<float> values;  // of all parameters in turn: new memory for each would take as long
   for (const auto& p : parameters_) {
     const Philox random(seed, Purpose::init, 0, stream_of(p->name));
     // Of a sharded parameter what this rank owns.
     const Part part = p->sharded ? p->owned : Part{0, p->shape.numel()};
     const auto n = static_cast<double>(p->shape.numel());
-    std::vector<float> values(part.size());
+    values.resize(part.size());
     const auto value = [&](const std::array<std::uint32_t, 4>& words, std::int64_t e) {
       const int k = static_cast<int>(e % 4);
       switch (p->init.kind) {

@@ -100,16 +100,17 @@ bool is_linear(const Conv& c) {
 //                     a sample
 //   fourier           5x5 to 9x9, stride 1, from 16  dense motion's mask (7x7x7)
 //                     to 8 or more channels
-//   narrow            3x3 to 7x7, stride 1, from   pictures of VAE and SadTalker; its occlusion
-//                     32 to 4 or fewer channels    (16x7x7)
+//   narrow            3x3 to 7x7, stride 1, from 32  pictures of VAE and SadTalker; its occlusion
+//                     to 4 or fewer channels         (16x7x7)
 //   blocked           from 32 to 8 or more channels  forward: strides, small maps, PatchGAN (4x4);
 //                                                    gradients of inputs: small maps
-//   direct (oneDNN)   everything else                stems of 3 channels, ResNeXt's
-//                                                    groups; other gradients
+//   direct (oneDNN)   everything else                stems of 3 channels, ResNeXt's groups; other
+//                                                    gradients
 //
 // A way of our own has to be worth 10 % of a whole job: the figures are in
-// validation/results/cpu.md, Convolutions; blocked is there for its rounding alone. Frames seen at
-// twice their height and width are enlarged first, a few samples at a time.
+// validation/results/cpu.md, Convolutions; blocked is there for its rounding alone, narrow for 2 %
+// and its rounding: short sums as well. Frames seen at twice their height and width are enlarged
+// first, a few samples at a time.
 
 // to[i][o][kt-1-a][kh-1-b][kw-1-c] = w[o][i][a][b][c] within each group.
 void turn_weights(const Geometry& g, const float* w, float* to) {
