@@ -55,9 +55,9 @@ Timer::Timer(const char* name, std::span<const Tensor> tensors) : entry_(nullptr
   entry_->bf16 = bf16;
   entry_->flops += operations_of(name, tensors);
   entry_->bytes += bytes_of(name, tensors);
-  in_operation = true;
-  begin_ = mark();
+  begin_ = mark();  // may throw: then no operation has begun
   start_ = now_seconds();
+  in_operation = true;
 }
 
 Timer::~Timer() {

@@ -29,13 +29,14 @@ struct KernelsRequest {
   bool rounding = false;
 };
 
-// Prints a line a shape, pass, side and way: the largest error and the root mean square, as shares
-// of the result's root mean square, how many times those of plain summation they are, and the time.
+// Prints a line a shape, pass, side and algorithm: the largest error and the root mean square, as
+// shares of the result's root mean square, how many times those of plain summation they are, and
+// the time.
 int print_rounding(const std::string& filter) {
   fmt::print(
       "{}\n{}\n{:<24} {:<16} {:<15} {:>6} {:>9} {:<4} {:<16} {:>9} {:>9} {:>6} {:>6} {:>8}\n",
-      version_line(), describe_cpu(), "layer", "input", "pass", "terms", "plain sum", "side", "way",
-      "largest", "rms", "times", "times", "ms");
+      version_line(), describe_cpu(), "layer", "input", "pass", "terms", "plain sum", "side",
+      "algorithm", "largest", "rms", "times", "times", "ms");
   for (const RoundingShape& s : rounding_shapes()) {
     if (s.name.find(filter) == std::string::npos) continue;
     for (const RoundingCase& c : measure_rounding(s, 3e7))
@@ -44,7 +45,7 @@ int print_rounding(const std::string& filter) {
             "{:<24} {:<16} {:<15} {:>6} {:>9.1e} {:<4} {:<16} {:>9.1e} {:>9.1e} {:>6.2f} {:>6.2f} "
             "{:>8.2f}{}\n",
             c.shape, s.x.str(), c.pass, c.terms, c.plain.largest, r.side,
-            r.taken ? r.way : "(" + r.way + ")", r.error.largest, r.error.rms,
+            r.taken ? r.algorithm : "(" + r.algorithm + ")", r.error.largest, r.error.rms,
             r.error.largest / c.plain.largest, r.error.rms / c.plain.rms, r.seconds * 1e3,
             r.error.largest > rounding_bound * c.plain.largest ? " !" : "");
         std::fflush(stdout);

@@ -10,7 +10,7 @@
 #include "core/philox.h"
 #include "tests/kernels/cases.h"
 
-// The ways themselves.
+// The algorithms themselves.
 namespace weft::ops::cpu_v3 {
 #include "ops/cpu/conv/parts.h"
 }
@@ -190,7 +190,7 @@ RoundingError error_of(const Sums& sums, At&& at) {
   return {largest / scale, std::sqrt(squares / n) / scale};
 }
 
-// The ways of both sides.
+// The algorithms of both sides.
 namespace side_v3 {
 using namespace ops::cpu_v3;
 #include "tests/kernels/rounding_side.h"
@@ -202,7 +202,7 @@ using namespace ops::cpu_v4;
 
 struct Side {
   const char* name;
-  std::string (*way)(const RoundingShape&, Pass);
+  std::string (*algorithm)(const RoundingShape&, Pass);
   void (*take)(const RoundingShape&, Pass, const Data&, Tensor&);
   void (*library)(const RoundingShape&, Pass, const Data&, Tensor&);
 };
@@ -213,19 +213,19 @@ void add_rows(const Side& side, const RoundingShape& s, Pass pass, const Data& d
                            : pass == Pass::backward_input ? s.x
                                                           : weight_shape(s),
                            DType::f32);
-  const auto add = [&](std::string way, bool taken, auto run) {
+  const auto add = [&](std::string algorithm, bool taken, auto run) {
     run(s, pass, d, to);
     const float* values = to.data<float>();
     const RoundingError error =
         error_of(sums, [&](std::size_t i) { return values[sums.places[i]]; });
     const double begin = omp_get_wtime();
     run(s, pass, d, to);
-    rows.push_back({std::move(way), side.name, taken, error, omp_get_wtime() - begin});
+    rows.push_back({std::move(algorithm), side.name, taken, error, omp_get_wtime() - begin});
   };
-  const std::string way = side.way(s, pass);
-  add(way, true, side.take);
+  const std::string algorithm = side.algorithm(s, pass);
+  add(algorithm, true, side.take);
   // oneDNN's own backward is another than a forward with turned weights.
-  if (way != "product" && (way != "oneDNN" || pass == Pass::backward_input))
+  if (algorithm != "product" && (algorithm != "oneDNN" || pass == Pass::backward_input))
     add("oneDNN", false, side.library);
 }
 
@@ -245,9 +245,10 @@ std::vector<RoundingCase> measure_rounding(const RoundingShape& s, double produc
                                             : "weight gradient";
     c.terms = sums.terms;
     c.plain = error_of(sums, [&](std::size_t i) { return sums.plain[i]; });
-    add_rows({"v3", side_v3::way, side_v3::take, side_v3::library}, s, pass, d, sums, c.rows);
+    add_rows({"v3", side_v3::algorithm, side_v3::take, side_v3::library}, s, pass, d, sums, c.rows);
     if (ops::cpu_is_v4())
-      add_rows({"v4", side_v4::way, side_v4::take, side_v4::library}, s, pass, d, sums, c.rows);
+      add_rows({"v4", side_v4::algorithm, side_v4::take, side_v4::library}, s, pass, d, sums,
+               c.rows);
     cases.push_back(std::move(c));
   }
   return cases;

@@ -1,6 +1,6 @@
-// How well convolutions and products round: the error of every way to compute one (ops/conv.h),
-// against fp64, beside that of plain summation, which adds one fused product after the other in
-// f32. weft_kernels --rounding prints the table (docs/kernels.md), test_ops holds small shapes to
+// How well convolutions and products round: the error of every algorithm (ops/conv.h),
+// against fp64, compared with plain summation, which adds one fused product after the other in
+// f32. weft_kernels --rounding prints the table, test_ops holds small shapes to
 // rounding_bound.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace weft {
 
-// The largest error of a way may be this many times that of plain summation.
+// The largest error of an algorithm may be this many times that of plain summation.
 constexpr double rounding_bound = 8;
 
 struct RoundingShape {
@@ -28,7 +28,7 @@ struct RoundingError {
 };
 
 struct RoundingRow {
-  std::string way;   // "winograd"; "oneDNN" is direct.cpp
+  std::string algorithm;  // "winograd"; "oneDNN" is direct.cpp
   std::string side;  // "v3" or "v4": what weft is compiled for. oneDNN looks at the processor and
                      // at ONEDNN_MAX_CPU_ISA.
   bool taken;        // what ops/conv.h takes; else the library's, to compare with

@@ -1,20 +1,32 @@
-// The ways of one side of the CPU's convolutions. Included by rounding.cpp in a namespace for each.
+// The algorithms of one side of the CPU's convolutions. Included by rounding.cpp in a namespace for
+// each.
 
-static std::string way(const RoundingShape& s, Pass pass) {
+static std::string algorithm(const RoundingShape& s, Pass pass) {
   const ops::Conv& c = s.conv;
   if (is_depthwise(s.x, s.out, c)) return "depthwise";
   if (is_linear(c)) return "product";
   Geometry g = geometry(s.x, c.output(s.x, s.out), c);
   if (pass == Pass::backward_weight) return winograd_fits(g) ? "winograd" : "oneDNN";
   if (pass == Pass::backward_input) {
-    const std::optional<Geometry> turned = turned_round(g);
-    if (!turned) return "oneDNN";
-    g = *turned;
+    const std::optional<Geometry> flipped = flipped_geometry(g);
+    if (!flipped) return "oneDNN";
+    g = *flipped;
   }
-  if (volume_fits(g)) return "winograd_volume";
-  if (winograd_fits(g)) return "winograd";
-  if (fourier_fits(g)) return "fourier";
-  return blocked_fits(g) ? "blocked" : "oneDNN";
+  switch (algorithm_of(g)) {
+    case Algorithm::winograd_volume:
+      return "winograd_volume";
+    case Algorithm::winograd:
+      return "winograd";
+    case Algorithm::narrow:
+      return "narrow";
+    case Algorithm::fourier:
+      return "fourier";
+    case Algorithm::blocked:
+      return "blocked";
+    case Algorithm::direct:
+      break;
+  }
+  return "oneDNN";
 }
 
 // What ops/conv.h takes.

@@ -239,7 +239,7 @@ TEST_F(OpTest, ConvOfOnePixelByManyWeights) {
   EXPECT_LT(relative_error(to_values(y), wanted), 3e-6);
 }
 
-// A sample's result is the same in a batch and alone, whichever way it is computed.
+// A sample's result is the same in a batch and alone, whatever computes it.
 TEST_F(OpTest, ConvOfASampleDoesNotDependOnTheBatch) {
   const Case cases[] = {
       {{2, 1, 33, 30, 128}, 112, Conv::same(3)}, {{2, 7, 16, 17, 72}, 36, Conv::volume(3)},
@@ -262,16 +262,18 @@ TEST_F(OpTest, ConvOfASampleDoesNotDependOnTheBatch) {
   }
 }
 
-// Against fp64, no way rounds much worse than a plain sum: a ReLU's input near zero would tip.
+// Against fp64, no algorithm rounds much worse than a plain sum: a ReLU's input near zero would
+// change its sign.
 TEST_F(OpTest, ConvRoundsNotMuchWorseThanAPlainSum) {
   const RoundingShape shapes[] = {
       {"winograd", {1, 1, 33, 30, 128}, 112, Conv::same(3)},
       {"dilated", {1, 1, 32, 30, 128}, 128, Conv::strided(3, 1, 2)},
       {"pairs of frames", {1, 7, 16, 17, 72}, 72, Conv::volume(3)},
-      {"panels of weights", {1, 8, 5, 5, 256}, 256, Conv::volume(3)},
+      {"groups of outputs", {1, 8, 5, 5, 256}, 256, Conv::volume(3)},
       {"fourier", {1, 3, 9, 12, 18}, 16, Conv::volume(7)},
       {"depthwise", {2, 1, 12, 9, 40}, 40, Conv::strided(3, 1, 1, 40)},
       {"depthwise of stride 2", {2, 1, 12, 9, 40}, 40, Conv::strided(3, 2, 1, 40)},
+      {"narrow", {1, 1, 33, 32, 64}, 3, Conv::same(3)},
       {"product", {1, 1, 20, 20, 256}, 64, Conv::same(1)},
       {"small", {3, 1, 6, 4, 64}, 64, Conv::same(3)},
       {"small dilated", {3, 1, 12, 10, 64}, 64, Conv::strided(3, 1, 4)},
@@ -279,18 +281,19 @@ TEST_F(OpTest, ConvRoundsNotMuchWorseThanAPlainSum) {
       {"groups", {2, 1, 9, 10, 64}, 64, Conv::strided(3, 1, 1, 16)},
       {"stem", {1, 1, 24, 30, 3}, 64, Conv::strided(3, 2)},
   };
-  std::set<std::string> ways;
+  std::set<std::string> algorithms;
   for (const RoundingShape& s : shapes)
     for (const RoundingCase& c : measure_rounding(s, 3e6))
       for (const RoundingRow& r : c.rows) {
-        if (r.taken) ways.insert(r.way);
+        if (r.taken) algorithms.insert(r.algorithm);
         // What is there for its rounding has to be better.
-        const double bound = r.way == "blocked" ? 0.75 : rounding_bound;
+        const double bound = r.algorithm == "blocked" ? 0.75 : rounding_bound;
         EXPECT_LE(r.error.largest, bound * c.plain.largest)
-            << c.shape << ", " << c.pass << ", " << r.way << " of " << r.side;
+            << c.shape << ", " << c.pass << ", " << r.algorithm << " of " << r.side;
       }
-  EXPECT_EQ(ways, (std::set<std::string>{"blocked", "depthwise", "fourier", "oneDNN", "product",
-                                         "winograd", "winograd_volume"}));
+  EXPECT_EQ(algorithms,
+            (std::set<std::string>{"blocked", "depthwise", "fourier", "narrow", "oneDNN", "product",
+                                   "winograd", "winograd_volume"}));
 }
 
 TEST_F(OpTest, ConvOutputShapes) {

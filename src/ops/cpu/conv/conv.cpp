@@ -20,9 +20,10 @@ namespace {
 
 Tensor rows(const Tensor& x) { return x.view({x.numel() / x.dim(-1), x.dim(-1)}); }
 
-// Samples of a batch whose copies go together: few, so that copies stay in a cache; as many as that
-// allows, so that the weights are transformed seldom. `values`: of a sample's larger tensor.
-std::int64_t together(std::int64_t samples, std::int64_t values) {
+// How many samples of a batch are copied and computed together: few, so that the copies stay in a
+// cache; as many as that allows, so that weights are transformed seldom. `values`: of a sample's
+// larger tensor.
+std::int64_t samples_per_pass(std::int64_t samples, std::int64_t values) {
   const std::int64_t most = std::clamp<std::int64_t>((8 << 20) / values, 1, samples);
   const std::int64_t times = (samples + most - 1) / most;
   return (samples + times - 1) / times;
@@ -30,7 +31,8 @@ std::int64_t together(std::int64_t samples, std::int64_t values) {
 // bf16 is converted so many samples at a time.
 std::int64_t at_once(const Tensor& x, const Tensor& y) {
   const std::int64_t n = x.dim(0);
-  return x.dtype() == DType::f32 || n < 2 ? n : together(n, std::max(x.numel(), y.numel()) / n);
+  return x.dtype() == DType::f32 || n < 2 ? n
+                                          : samples_per_pass(n, std::max(x.numel(), y.numel()) / n);
 }
 
 // to, f32, = x in bf16.
@@ -87,30 +89,34 @@ bool is_linear(const Conv& c) {
          !c.upsample && c.front + c.back + c.top + c.left + c.bottom + c.right == 0;
 }
 
-// The choice between the ways to compute a convolution, and the backward of stride 1 as a forward.
-// The first that fits is taken:
+// Which algorithm computes a convolution, and the backward of stride 1 as a forward. Depthwise
+// convolutions and 1x1 products are found first; then the first of these that fits:
 //
-//   way (file)        shapes                         models
-//   depthwise         a kernel for each channel      MobileNetV2; SadTalker before its keypoints
+//   algorithm (file)  shapes                         models
+//   depthwise         one kernel a channel           MobileNetV2; SadTalker before its keypoints
 //   matrix product    1x1 of stride 1                all: shortcuts, bottlenecks, heads
 //   winograd_volume   3x3x3, all strides 1           temporal VAE; SadTalker's 3D blocks
 //   winograd          kt x 3 x 3, stride 1 in the    VAE, LPIPS (VGG), ResNet (dilated in
-//                     plane, 32 or more input        segmentation), HRNet, DBNet, FAN,
+//                     plane, at least 32 input       segmentation), HRNet, DBNet, FAN,
 //                     channels, 0.25 GFLOP or more   RetinaFace, GFPGAN, SadTalker
 //                     a sample
-//   fourier           5x5 to 9x9, stride 1, from 16  dense motion's mask (7x7x7)
-//                     to 8 or more channels
-//   narrow            3x3 to 7x7, stride 1, from 32  pictures of VAE and SadTalker; its occlusion
-//                     to 4 or fewer channels         (16x7x7)
-//   blocked           from 32 to 8 or more channels  forward: strides, small maps, PatchGAN (4x4);
-//                                                    gradients of inputs: small maps
-//   direct (oneDNN)   everything else                stems of 3 channels, ResNeXt's groups; other
-//                                                    gradients
+//   narrow            stride 1, at least 32 input    pictures of VAE and SadTalker; its occlusion
+//                     and at most 4 output channels, mask (7x7)
+//                     at most 49 taps in the plane,
+//                     1024 pixels or more
+//   fourier           5x5 to 9x9, stride 1, at least dense motion's mask (7x7x7)
+//                     16 input, 8 output channels
+//   blocked           at least 32 input and 8 output strided ones, small maps, PatchGAN (4x4)
+//                     channels, one group
+//   direct (oneDNN)   everything else                stems of 3 channels, ResNeXt's groups
 //
-// A way of our own has to be worth 10 % of a whole job: the figures are in
-// validation/results/cpu.md, Convolutions; blocked is there for its rounding alone, narrow for 2 %
-// and its rounding: short sums as well. Frames seen at twice their height and width are enlarged
-// first, a few samples at a time.
+// Gradients of inputs of stride 1 are such forwards; of other strides they are oneDNN's. Gradients
+// of weights are Winograd's where it fits, else oneDNN's.
+//
+// An algorithm of our own has to gain 10 % of a whole job (validation/results/cpu.md,
+// Convolutions). Two are there for their rounding, by short sums: blocked, and narrow, which also
+// gains 2 %. Frames seen at twice their height and width are enlarged first, a few samples at a
+// time.
 
 // to[i][o][kt-1-a][kh-1-b][kw-1-c] = w[o][i][a][b][c] within each group.
 void turn_weights(const Geometry& g, const float* w, float* to) {
@@ -124,17 +130,30 @@ void turn_weights(const Geometry& g, const float* w, float* to) {
     }
 }
 
+Algorithm algorithm_of(const Geometry& g) {
+  if (winograd_fits(g)) return volume_fits(g) ? Algorithm::winograd_volume : Algorithm::winograd;
+  if (narrow_fits(g)) return Algorithm::narrow;
+  if (fourier_fits(g)) return Algorithm::fourier;
+  return blocked_fits(g) ? Algorithm::blocked : Algorithm::direct;
+}
+
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                    float* y) {
-  if (winograd_fits(g))
-    winograd_forward(g, x, w, bias, add, y);
-  else if (narrow_fits(g))
-    narrow_forward(g, x, w, bias, add, y);
-  else if (fourier_fits(g))
-    fourier_forward(g, x, w, bias, add, y);
-  else if (blocked_fits(g))
-    blocked_forward(g, x, w, bias, add, y);
-  else if (g.front < g.kt || (bias == nullptr && !add))
+  switch (algorithm_of(g)) {
+    case Algorithm::winograd_volume:
+      return volume_forward(g, x, w, bias, add, y);
+    case Algorithm::winograd:
+      return winograd_forward(g, x, w, bias, add, y);
+    case Algorithm::narrow:
+      return narrow_forward(g, x, w, bias, add, y);
+    case Algorithm::fourier:
+      return fourier_forward(g, x, w, bias, add, y);
+    case Algorithm::blocked:
+      return blocked_forward(g, x, w, bias, add, y);
+    case Algorithm::direct:
+      break;
+  }
+  if (g.front < g.kt || (bias == nullptr && !add))
     direct_forward(g, x, w, bias, add, y);
   else {
     // oneDNN 2.6 leaves bias and sum out of frames that see zeros alone: those are written here.
@@ -150,7 +169,7 @@ void plain_forward(const Geometry& g, const float* x, const float* w, const floa
   }
 }
 
-std::optional<Geometry> turned_round(const Geometry& g) {
+std::optional<Geometry> flipped_geometry(const Geometry& g) {
   // More zeros in front than a kernel is long (clips of few frames) would have to be cut off. Of a
   // grouped one oneDNN's own backward is the faster.
   const std::int64_t high = g.dilation * (g.kh - 1), wide = g.dilation * (g.kw - 1);
@@ -169,10 +188,10 @@ std::optional<Geometry> turned_round(const Geometry& g) {
 }
 
 void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add) {
-  if (const std::optional<Geometry> turned = turned_round(g)) {
+  if (const std::optional<Geometry> flipped = flipped_geometry(g)) {
     const Tensor weights = floats(g.w_numel());
     turn_weights(g, w, weights.data<float>());
-    plain_forward(*turned, dy, weights.data<float>(), nullptr, add, dx);
+    plain_forward(*flipped, dy, weights.data<float>(), nullptr, add, dx);
     return;
   }
   if (!add) {
@@ -208,7 +227,7 @@ struct Enlarged {
   explicit Enlarged(const Geometry& small)
       : g(small),
         of_small(g.t * g.h * g.w * g.cin),
-        some(together(g.n, g.t * g.ho * g.wo * std::max(g.cin, g.cout))) {
+        some(samples_per_pass(g.n, g.t * g.ho * g.wo * std::max(g.cin, g.cout))) {
     pixels = floats(some * 4 * of_small);
   }
   // Calls f(first sample, the convolution of it and the next ones).

@@ -23,8 +23,8 @@ struct Geometry {
 };
 
 Geometry geometry(const Shape& x, const Shape& y, const Conv& c);
-// The forward with turned weights that makes the gradient of x, where there is one.
-std::optional<Geometry> turned_round(const Geometry& g);
+// The forward with flipped weights that makes the gradient of x, where there is one.
+std::optional<Geometry> flipped_geometry(const Geometry& g);
 // 1x1 kernels of stride 1 are matrix products.
 bool is_linear(const Conv& c);
 
@@ -42,13 +42,12 @@ void direct_backward_weight(const Geometry& g, const float* x, const float* dy, 
 bool winograd_fits(const Geometry& g);
 void winograd_forward(const Geometry& g, const float* x, const float* w, const float* bias,
                       bool add, float* y);
-// Those of three frames, of stride 1 among the frames too (winograd_volume.cpp): winograd_forward
-// hands them on.
+// Those of three frames, of stride 1 among the frames too (winograd_volume.cpp).
 bool volume_fits(const Geometry& g);
 void volume_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                     float* y);
 // Planes of so many channels that their transformed weights would not stay in a cache
-// (winograd_volume.cpp): likewise.
+// (winograd_volume.cpp): winograd_forward hands them on.
 bool wide_fits(const Geometry& g);
 void wide_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                   float* y);
@@ -70,7 +69,11 @@ bool blocked_fits(const Geometry& g);
 void blocked_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                      float* y);
 
-// The same by the first way that fits. A backward of stride 1 is a forward with turned weights.
+// What computes the forward of g: the first that fits, in this order (conv.cpp).
+enum class Algorithm { winograd_volume, winograd, narrow, fourier, blocked, direct };
+Algorithm algorithm_of(const Geometry& g);
+
+// The same by that algorithm. A backward of stride 1 is a forward with flipped weights.
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                    float* y);
 void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add);

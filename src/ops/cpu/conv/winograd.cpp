@@ -188,7 +188,6 @@ bool winograd_fits(const Geometry& g) {
 
 void winograd_forward(const Geometry& g, const float* x, const float* w, const float* bias,
                       bool add, float* y) {
-  if (volume_fits(g)) return volume_forward(g, x, w, bias, add, y);
   if (wide_fits(g)) return wide_forward(g, x, w, bias, add, y);
   const Plan p = plan(g);
   const Tensor transformed = floats(tile_points * p.outs * p.depth);
