@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Configures build/ (Release) and builds the targets named, or all; silent but for one line, unless it fails.
 # WEFT_CUDA_ARCHITECTURES: the GPUs to compile kernels for, as in "90a", "80;90a" or "90a-real" (no PTX), or "all"; unset: those
-# of this machine, and all where it has none. WEFT_TESTS=OFF: a new build folder does without the tests and what they need, until
-# the next call without it.
+# of this machine, and all where it has none. WEFT_TESTS=OFF: a new build folder is configured without tests; a later call without
+# the variable adds them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p build

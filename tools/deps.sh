@@ -12,7 +12,7 @@ case ${1:-} in
   ?*) list=$1 ;;
 esac
 mapfile -t wanted < <(awk -v tests=$tests '
-  /^# What the demo does without/ && tests == "OFF" {exit} $1 !~ /^#/ && NF {print $1}' "$list")
+  /^## tests/ && tests == "OFF" {exit} $1 !~ /^#/ && NF {print $1}' "$list")
 
 missing=()
 have_apt=no
@@ -53,7 +53,7 @@ fi
 if command -v cmake >/dev/null; then
   probe=$(mktemp -d)
   trap 'rm -rf "$probe"' EXIT
-  if [ -f build/CMakeCache.txt ] || cmake -S . -B "$probe" -DWEFT_TESTS=$tests >"$probe/log" 2>&1; then
+  if grep -qs "^WEFT_TESTS:BOOL=\(ON\|$tests\)$" build/CMakeCache.txt || cmake -S . -B "$probe" -DWEFT_TESTS=$tests >"$probe/log" 2>&1; then
     exit 0
   fi
 fi

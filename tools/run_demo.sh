@@ -95,6 +95,7 @@ fetching=
 if [ -z "${VIDEO:-}" ] && [ ! -s "$package_video" ]; then # while the compiler works
   fetch_footage &
   fetching=$!
+  trap 'kill "$fetching" 2>/dev/null || true' EXIT
 fi
 # Without a GPU, build only the CPU program: the CUDA kernels take as long to compile as all the rest. `make build` builds both.
 if ! nvidia-smi -L >/dev/null 2>&1 && PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null; then weft=build/weft_cpu; fi
