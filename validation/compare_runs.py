@@ -104,7 +104,7 @@ def measure(mix, args):
         of_kind = [s[kind] for s in splits if kind in s]
         print(f"  {kind:7} " + ", ".join(f"{key} {statistics.median(s[key] for s in of_kind) * 1e3:.1f}" for key in of_kind[0])
               + " ms a step")
-    if "2" in counted:
+    if "2" in counted and args.of_a_rank[mix] <= 8:  # 2^15 divisions of a step at most
         result["divided_at_best"] = divided_at_best(mix, counted["1"], counted["2"])
         print(f"  divided at best, the micro-batches of two ranks' steps allow {result['divided_at_best']:.1%}")
     return result
