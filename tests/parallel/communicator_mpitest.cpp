@@ -139,6 +139,16 @@ TEST_F(CommunicatorTest, ProgressesWhileTheMainThreadComputes) {
   EXPECT_EQ(std::accumulate(v.begin(), v.end(), 0.0), static_cast<double>(v.size()) * size_);
 }
 
+// A small sum is left to wait(), and yet arrives where the caller waits for something else first.
+TEST_F(CommunicatorTest, ASmallSumArrivesBeforeItsWait) {
+  std::vector<float> v(10, 1.0f);
+  const Ticket ticket = comm_->all_reduce_sum(over(v));
+  if (rank_ == 0) comm_->wait(ticket);
+  MPI_Barrier(MPI_COMM_WORLD);
+  comm_->wait(ticket);
+  EXPECT_EQ(v, std::vector<float>(10, static_cast<float>(size_)));
+}
+
 // A rank that comes late holds the others up, and their wait says for how long.
 TEST_F(CommunicatorTest, WaitTellsHowLongItBlocked) {
   if (size_ == 1) GTEST_SKIP() << "one rank waits for nobody";
