@@ -197,7 +197,7 @@ def row(what, seconds, limit, theirs):
 
 def show_rows(rows):
     """As Markdown."""
-    print("\n| | weft | of the limit | PyTorch, its fastest | of the limit | ratio |\n|---|---:|---:|---:|---:|---:|")
+    print("\n| | weft | of the limit | best PyTorch | of the limit | ratio |\n|---|---:|---:|---:|---:|---:|")
     for r in rows:
         print(f"| {r['what']} | {r['weft']:.3g} s | {100 * r['share']:.0f} % | {r['torch_seconds']:.3g} s ({r['torch']}) | "
               f"{100 * r['torch_share']:.0f} % | {r['ratio']:.2f} |")

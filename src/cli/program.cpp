@@ -299,10 +299,10 @@ int rank_of_launcher() {
   return 0;
 }
 
-// Containers often forbid processes to read each other's memory, by which Open MPI 4 moves long
-// messages within a host: it would complain and copy them through shared memory. Open MPI 5 does
-// that by itself and, as other MPIs, does not read the variable.
-void avoid_forbidden_reads() {
+// Seccomp filters of containers forbid processes to read each other's memory, by which Open MPI 4
+// moves long messages within a host: it would complain and copy them through shared memory. Open
+// MPI 5 does that by itself and, as other MPIs, does not read the variable.
+void disable_forbidden_reads() {
   char from = 1, to = 0;
   const iovec local{&to, 1}, remote{&from, 1};
   if (process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == 1) return;
@@ -346,7 +346,7 @@ int run_program(int argc, char** argv, const Program& program) {
   // A rank started without mpirun spawns no others: Open MPI need not start its daemon first, which
   // takes a third of the time of a short command. Other MPIs do not read it.
   setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
-  avoid_forbidden_reads();
+  disable_forbidden_reads();
   int provided = 0, rank = 0, size = 1;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
