@@ -17,8 +17,6 @@ static std::string algorithm(const RoundingShape& s, Pass pass) {
       return "winograd_volume";
     case Algorithm::winograd:
       return "winograd";
-    case Algorithm::narrow:
-      return "narrow";
     case Algorithm::fourier:
       return "fourier";
     case Algorithm::blocked:

@@ -100,23 +100,19 @@ bool is_linear(const Conv& c) {
 //                     plane, at least 32 input       segmentation), HRNet, DBNet, FAN,
 //                     channels, 0.25 GFLOP or more   RetinaFace, GFPGAN, SadTalker
 //                     a sample
-//   narrow            stride 1, at least 32 input    pictures of VAE and SadTalker; its occlusion
-//                     and at most 4 output channels, mask (7x7)
-//                     at most 49 taps in the plane,
-//                     1024 pixels or more
 //   fourier           5x5 to 9x9, stride 1, at least dense motion's mask (7x7x7)
 //                     16 input, 8 output channels
 //   blocked           at least 32 input and 8 output strided ones, small maps, PatchGAN (4x4)
 //                     channels, one group
-//   direct (oneDNN)   everything else                stems of 3 channels, ResNeXt's groups
+//   direct (oneDNN)   everything else                stems of 3 channels, pictures, ResNeXt's
+//                                                    groups
 //
 // Gradients of inputs of stride 1 are such forwards; of other strides they are oneDNN's. Gradients
 // of weights are Winograd's where it fits, else oneDNN's.
 //
 // An algorithm of our own has to gain 10 % of a whole job (validation/results/cpu.md,
-// Convolutions). Two are there for their rounding, by short sums: blocked, and narrow, which also
-// gains 2 %. Frames seen at twice their height and width are enlarged first, a few samples at a
-// time.
+// Convolutions); blocked is there for its rounding alone. Frames seen at twice their height and
+// width are enlarged first, a few samples at a time.
 
 // to[i][o][kt-1-a][kh-1-b][kw-1-c] = w[o][i][a][b][c] within each group.
 void turn_weights(const Geometry& g, const float* w, float* to) {
@@ -132,7 +128,6 @@ void turn_weights(const Geometry& g, const float* w, float* to) {
 
 Algorithm algorithm_of(const Geometry& g) {
   if (winograd_fits(g)) return volume_fits(g) ? Algorithm::winograd_volume : Algorithm::winograd;
-  if (narrow_fits(g)) return Algorithm::narrow;
   if (fourier_fits(g)) return Algorithm::fourier;
   return blocked_fits(g) ? Algorithm::blocked : Algorithm::direct;
 }
@@ -144,8 +139,6 @@ void plain_forward(const Geometry& g, const float* x, const float* w, const floa
       return volume_forward(g, x, w, bias, add, y);
     case Algorithm::winograd:
       return winograd_forward(g, x, w, bias, add, y);
-    case Algorithm::narrow:
-      return narrow_forward(g, x, w, bias, add, y);
     case Algorithm::fourier:
       return fourier_forward(g, x, w, bias, add, y);
     case Algorithm::blocked:

@@ -59,18 +59,13 @@ bool fourier_fits(const Geometry& g);
 void fourier_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                      float* y);
 
-// To four channels or fewer, stride 1 (narrow.cpp).
-bool narrow_fits(const Geometry& g);
-void narrow_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
-                    float* y);
-
-// From 32 to 8 or more channels, of any stride and dilation (blocked.cpp).
+// At least 32 input and 8 output channels, any stride and dilation (blocked.cpp).
 bool blocked_fits(const Geometry& g);
 void blocked_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                      float* y);
 
 // What computes the forward of g: the first that fits, in this order (conv.cpp).
-enum class Algorithm { winograd_volume, winograd, narrow, fourier, blocked, direct };
+enum class Algorithm { winograd_volume, winograd, fourier, blocked, direct };
 Algorithm algorithm_of(const Geometry& g);
 
 // The same by that algorithm. A backward of stride 1 is a forward with flipped weights.
