@@ -219,8 +219,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{2, 1, 12, 9, 40}, 40, Conv::strided(3, 2, 1, 40), DType::f32, false},
         Case{{1, 1, 11, 9, 48}, 48, Conv::strided(3, 1, 2, 48), DType::f32, false}));
 
-// So many weights that, transformed, they go past the caches: of one pixel, whose result is a
-// product with each of the nine matrices.
+// So many weights that they are transformed for a group of outputs at a time: of one pixel, whose
+// result is a product with each of the nine matrices.
 TEST_F(OpTest, ConvOfOnePixelByManyWeights) {
   constexpr std::int64_t side = 15, ins = 464, outs = 520, at = 6;
   const Vec pixel = random_values(ins, 1), weights = random_values(outs * ins * 9, 2);

@@ -28,31 +28,14 @@ namespace {
 
 // ---- The forward ----
 
-// to [count] = from, both of whole vectors.
-void put_run(const float* from, std::int64_t count, bool past_caches, float* to) {
-  for (std::int64_t i = 0; i < count; i += W) {
-    if (!past_caches) {
-      store(to + i, load(from + i));
-      continue;
-    }
-#ifdef __AVX512F__
-    _mm512_stream_ps(to + i, (__m512)load(from + i));
-#else
-    _mm256_stream_ps(to + i, (__m256)load(from + i));
-#endif
-  }
-}
-
 // Transformed weights [36][panels][depth][panel_width] from w [cout,cin,kt,3,3]: a panel's values
-// of a few inputs at a time, for the 36 matrices lie far apart, and memory wants more than a line
-// of each. What no cache can hold does not go through them.
+// of two inputs at a time, for the 36 matrices lie far apart, and transfers are faster in runs
+// longer than a cache line.
 void transform_weights(const Plan& p, const float* w, float* to) {
   const Geometry& g = p.g;
-  constexpr std::int64_t some = 2, apart = some * panel_width + W, largest_cached = 32 << 20;
+  constexpr std::int64_t some = 2, apart = some * panel_width + W;
   const std::int64_t panels = (p.outs + panel_width - 1) / panel_width, taps = g.kt * 9;
   const std::int64_t matrix = p.depth * p.outs;
-  const bool past_caches =
-      tile_points * matrix * 4 > largest_cached && reinterpret_cast<std::uintptr_t>(to) % 64 == 0;
 #pragma omp parallel
   {
     alignas(64) float between[tile_points * apart];
@@ -76,9 +59,8 @@ void transform_weights(const Plan& p, const float* w, float* to) {
             }
           float* at = to + p.depth * out + (a * g.cin + first) * width;
           for (int k = 0; k < tile_points; ++k)
-            put_run(between + k * apart, count * width, past_caches, at + k * matrix);
+            std::copy_n(between + k * apart, count * width, at + k * matrix);
         }
-    if (past_caches) _mm_sfence();
   }
 }
 
