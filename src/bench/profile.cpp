@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bench/bench.h"
+#include "core/json.h"
 
 namespace weft {
 namespace {
@@ -79,7 +80,7 @@ std::string profile_table(const ops::Profile& profile, const DeviceRates& rates,
                     "limits: products of {:.0f} GFLOP/s in f32, {:.0f} in bf16; copies of {:.1f} "
                     "GB/s, read and written\nprofile: {}\n",
                     rates.f32_products * 1e-9, rates.bf16_products * 1e-9, rates.copies * 1e-9,
-                    totals.dump());
+                    dump_json(totals));
 }
 
 }  // namespace weft

@@ -1,7 +1,8 @@
-// Small matrix products on scratch memory, for attention: C[m,n] (+)= A B, with A read through two
-// strides (so it may be a transpose) and B, C row-major with rows of a whole number of vectors.
-// Elements of A and B are floats, or pairs of bf16 that follow each other along the depth; C is
-// f32. What C holds is added at the end, not summed on: sums of sums round less than a long one.
+// Small matrix products on scratch memory, for attention and convolutions: C[m,n] (+)= A B, with A
+// read through two strides (so it may be a transpose) and B, C row-major with rows of a whole
+// number of vectors. Elements of A and B are floats, or pairs of bf16 that follow each other along
+// the depth; C is f32. What C holds is added at the end, not summed on: sums of sums round less
+// than a long one.
 
 #pragma once
 

@@ -138,26 +138,6 @@ inline void add_to_last(float* scores, std::int64_t rows, std::int64_t n, std::i
     for (std::int64_t r = 0; r < rows; ++r) scores[r * np + n - 1] += bias;
 }
 
-// e^x for probabilities that are rounded to T: of bf16, whose values have 8 bits, to 18 bits, at
-// two thirds of the work.
-template <class T>
-vf vexp_for(vf x) {
-#ifdef __AVX512F__
-  if constexpr (sizeof(T) == 2) {
-    const vf power = (vf)_mm512_max_ps((__m512)splat(-150.0f), (__m512)(x * 1.44269504088896341f));
-    const vf n = (vf)_mm512_roundscale_ps((__m512)power, 0x08), r = power - n;
-    // 2^r for |r| <= 1/2, minimax of degree 4.
-    vf p = splat(9.570101276e-3f);
-    p = p * r + 5.591785908e-2f;
-    p = p * r + 2.402474433e-1f;
-    p = p * r + 6.931217909e-1f;
-    p = p * r + 9.999992847e-1f;
-    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
-  }
-#endif
-  return vexp(x);
-}
-
 // The softmax of a block of keys: scores [rows, np], of which n columns count, times `factor`
 // become exp(score - largest so far), which put(row, column, values) takes. `top` (the largest) and
 // `sum` (of the exponentials) of each row follow from block to block, and so do the results [rows,
