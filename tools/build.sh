@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Configures build/ (Release) and builds the targets named, or all; silent but for one line, unless it fails.
 # WEFT_CUDA_ARCHITECTURES: the GPUs to compile kernels for, as in "90a", "80;90a" or "90a-real" (no PTX), or "all"; unset: those
-# of this machine, and all where it has none.
+# of this machine, and all where it has none. WEFT_TESTS=OFF: a new build folder does without the tests and what they need, until
+# the next call without it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p build
@@ -17,12 +18,17 @@ if [ ! -f build/CMakeCache.txt ]; then
   if command -v ninja >/dev/null; then first+=(-G Ninja); fi
   if command -v ccache >/dev/null; then first+=(-DWEFT_CCACHE=ON); fi
 fi
+tests=(-DWEFT_TESTS=ON)
+if [ "${WEFT_TESTS:-ON}" = OFF ]; then
+  tests=()
+  if [ ! -f build/CMakeCache.txt ]; then tests=(-DWEFT_TESTS=OFF); fi
+fi
 architectures=${WEFT_CUDA_ARCHITECTURES:-}
 if [ -z "$architectures" ] && command -v nvidia-smi >/dev/null; then
   architectures=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
     sed -n 's/^\([0-9]*\)\.\([0-9]\)$/\1\2/p' | sort -u | paste -sd';') || architectures=
 fi
-cmake -S . -B build "${first[@]}" -DCMAKE_BUILD_TYPE=Release \
+cmake -S . -B build "${first[@]}" "${tests[@]}" -DCMAKE_BUILD_TYPE=Release \
   -DWEFT_CUDA_ARCHITECTURES="${architectures:-all}" >"$log" 2>&1 || fail "CMake stopped"
 cores=$(nproc)
 echo "build: Release in build/ on $cores cores (a first build takes some minutes; output in $log)"

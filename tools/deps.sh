@@ -2,11 +2,17 @@
 # Makes sure that everything in tools/debian-packages.txt is installed. As root on Debian or Ubuntu it installs missing packages.
 # Otherwise it accepts libraries that CMake finds elsewhere (modules, Spack); if CMake fails, a message says what to do, and the
 # exit status is 1. Takes under a second if nothing is missing.
-#   tools/deps.sh [LIST]   another list, whose packages can only be installed by root
+#   tools/deps.sh --program   only what building and running weft needs: the first part of the list
+#   tools/deps.sh LIST        another list, whose packages can only be installed by root
 set -euo pipefail
 cd "$(dirname "$0")/.."
-list=${1:-tools/debian-packages.txt}
-mapfile -t wanted < <(awk '$1 !~ /^#/ && NF {print $1}' "$list")
+list=tools/debian-packages.txt tests=ON
+case ${1:-} in
+  --program) tests=OFF; shift ;;
+  ?*) list=$1 ;;
+esac
+mapfile -t wanted < <(awk -v tests=$tests '
+  /^# What the demo does without/ && tests == "OFF" {exit} $1 !~ /^#/ && NF {print $1}' "$list")
 
 missing=()
 have_apt=no
@@ -47,7 +53,7 @@ fi
 if command -v cmake >/dev/null; then
   probe=$(mktemp -d)
   trap 'rm -rf "$probe"' EXIT
-  if [ -f build/CMakeCache.txt ] || cmake -S . -B "$probe" >"$probe/log" 2>&1; then
+  if [ -f build/CMakeCache.txt ] || cmake -S . -B "$probe" -DWEFT_TESTS=$tests >"$probe/log" 2>&1; then
     exit 0
   fi
 fi

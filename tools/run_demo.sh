@@ -35,33 +35,32 @@ if [ "$(id -u)" -eq 0 ]; then
   export OMPI_MCA_btl_vader_single_copy_mechanism=none # often forbidden in containers
 fi
 
+package_video=.data/vtest.avi
+# Real footage from a package on every Debian mirror; it is unpacked here, not installed. Leaves none if it cannot be fetched.
+fetch_footage() {
+  local work=.data/opencv-doc
+  rm -rf "$work"
+  mkdir -p "$work"
+  if (cd "$work" && apt-get download opencv-doc >download.log 2>&1 ||
+    { [ "$(id -u)" -eq 0 ] && apt-get update >download.log 2>&1 && apt-get download opencv-doc >download.log 2>&1; }) &&
+    dpkg-deb --fsys-tarfile "$work"/opencv-doc_*.deb | tar -x -C "$work" --wildcards '*/vtest.avi*'; then
+    local found
+    found=$(find "$work" -name 'vtest.avi*' | head -n 1)
+    case "$found" in
+      *.gz) gunzip -c "$found" >"$package_video.part" && mv "$package_video.part" "$package_video" ;;
+      ?*) mv "$found" "$package_video" ;;
+    esac
+  fi
+  rm -rf "$work"
+}
+
 # Prints the path of the footage to train on; messages go to stderr.
 footage() {
   if [ -n "${VIDEO:-}" ]; then
     [ -r "$VIDEO" ] || die "VIDEO=$VIDEO cannot be read" "give the path of a video file, or leave VIDEO out"
     printf '%s\n' "$VIDEO"
-    return
-  fi
-  local clip=.data/vtest.avi
-  if [ ! -s "$clip" ]; then
-    # Real footage from a package on every Debian mirror; it is unpacked here, not installed.
-    local work=.data/opencv-doc
-    rm -rf "$work"
-    mkdir -p "$work"
-    if (cd "$work" && apt-get download opencv-doc >download.log 2>&1 ||
-      { [ "$(id -u)" -eq 0 ] && apt-get update >download.log 2>&1 && apt-get download opencv-doc >download.log 2>&1; }) &&
-      dpkg-deb -x "$work"/opencv-doc_*.deb "$work"; then
-      local found
-      found=$(find "$work" -name 'vtest.avi*' | head -n 1)
-      case "$found" in
-        *.gz) gunzip -c "$found" >"$clip.part" && mv "$clip.part" "$clip" ;;
-        ?*) mv "$found" "$clip" ;;
-      esac
-    fi
-    rm -rf "$work"
-  fi
-  if [ -s "$clip" ]; then
-    printf '%s\n' "$clip"
+  elif [ -s "$package_video" ]; then
+    printf '%s\n' "$package_video"
   else
     echo "WARN: vtest.avi (Debian package opencv-doc) cannot be fetched: training on FFmpeg's own test picture instead." \
       "VIDEO=path gives real footage." >&2
@@ -90,10 +89,16 @@ train_and_stop() {
   echo "(exit code $code: stopped on request, as intended; ignore mpirun's message above about an aborted job)"
 }
 
-tools/deps.sh
+tools/deps.sh --program
+mkdir -p .data runs
+fetching=
+if [ -z "${VIDEO:-}" ] && [ ! -s "$package_video" ]; then # while the compiler works
+  fetch_footage &
+  fetching=$!
+fi
 # Without a GPU, build only the CPU program: the CUDA kernels take as long to compile as all the rest. `make build` builds both.
 if ! nvidia-smi -L >/dev/null 2>&1 && PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null; then weft=build/weft_cpu; fi
-tools/build.sh "${weft#build/}"
+WEFT_TESTS=OFF tools/build.sh "${weft#build/}"
 timed "packages and build"
 [ -r "$deck" ] || die "$deck is missing" "run from a complete checkout"
 steps=$(awk -F'[ =#]+' '/^\[/ {section = $1} section == "[train]" && $1 == "steps" {print $2}' "$deck")
@@ -101,7 +106,7 @@ steps=$(awk -F'[ =#]+' '/^\[/ {section = $1} section == "[train]" && $1 == "step
 [[ $steps =~ ^[1-9][0-9]*$ ]] || die "$deck has no number train.steps" "set it in the [train] table"
 
 say "footage"
-mkdir -p .data runs
+[ -z "$fetching" ] || wait "$fetching" || true
 video=$(footage)
 echo "training on $video, and on a test picture of FFmpeg's"
 test_picture=.data/testsrc2.mp4

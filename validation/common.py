@@ -174,11 +174,61 @@ def relative_error(found, wanted):
     return float(np.linalg.norm(a - e) / (scale if scale > 0 else 1.0))
 
 
+# ---- the machine's limit ----
+
+def totals(said):
+    """The last line of a profile (docs/monitoring.md, Profile) among what a command printed. `limit`: the least seconds that the
+    rates of products and copies allow, which the same run has measured."""
+    return json.loads([line for line in said.splitlines() if line.startswith("profile: ")][-1].removeprefix("profile: "))
+
+
+def limit_of(job, few=1, many=2):
+    """Least seconds of one item. `job(n)` runs a job of n items with run.profile=operations and returns what it printed; what a job
+    does only once, such as drawing its weights, is in both and does not count."""
+    return (totals(job(many))["limit"] - totals(job(few))["limit"]) / (many - few)
+
+
+def row(what, seconds, limit, theirs):
+    """A line of the tables: weft's seconds, its share of the limit, and the fastest of PyTorch's sides {name: seconds}."""
+    best = min(theirs, key=theirs.get)
+    return {"what": what, "weft": seconds, "limit": limit, "share": limit / seconds, "torch": best, "torch_seconds": theirs[best],
+            "torch_share": limit / theirs[best], "ratio": theirs[best] / seconds}
+
+
+def show_rows(rows):
+    """As Markdown."""
+    print("\n| | weft | of the limit | PyTorch, its fastest | of the limit | ratio |\n|---|---:|---:|---:|---:|---:|")
+    for r in rows:
+        print(f"| {r['what']} | {r['weft']:.3g} s | {100 * r['share']:.0f} % | {r['torch_seconds']:.3g} s ({r['torch']}) | "
+              f"{100 * r['torch_share']:.0f} % | {r['ratio']:.2f} |")
+
+
 # ---- facts of the machine ----
 
+# By vendor and family; AMD's ranges of models, Intel's models.
+AMD = {(23, 0, 47): "Zen", (23, 48, 255): "Zen 2", (25, 0, 15): "Zen 3", (25, 16, 31): "Zen 4", (25, 32, 95): "Zen 3",
+       (25, 96, 127): "Zen 4", (25, 160, 175): "Zen 4", (26, 0, 127): "Zen 5"}
+INTEL = {63: "Haswell", 79: "Broadwell", 85: "Skylake or Cascade Lake", 106: "Ice Lake", 108: "Ice Lake", 143: "Sapphire Rapids",
+         207: "Emerald Rapids", 173: "Granite Rapids", 174: "Granite Rapids"}
+
+
+def processor(text):
+    """Vendor, microarchitecture, family and model, and the widest vectors, from /proc/cpuinfo."""
+    facts = dict(reversed([[word.strip() for word in line.split(":", 1)] for line in text.splitlines() if ":" in line]))
+    if "cpu family" not in facts:
+        return platform.processor() or platform.machine()
+    vendor = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}.get(facts["vendor_id"], facts["vendor_id"])
+    family, model, flags = int(facts["cpu family"]), int(facts["model"]), facts["flags"].split()
+    name = next((n for (f, low, high), n in AMD.items() if f == family and low <= model <= high), "") if vendor == "AMD" else ""
+    if vendor == "Intel" and family == 6:
+        name = INTEL.get(model, "")
+    widest = next((n for flag, n in (("amx_bf16", "AMX"), ("avx512_bf16", "AVX-512 with bf16"), ("avx512f", "AVX-512")) if flag in flags),
+                  "AVX2")
+    return f"{vendor} {name}".strip() + f" (family {family}, model {model}; {widest})"
+
+
 def machine():
-    lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    cpu = processor(pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     facts = {"cpu": cpu, "cores": os.cpu_count(), "system": platform.platform()}
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_available():
@@ -187,7 +237,8 @@ def machine():
 
 
 def about(args, *packages):
-    """What every result names: date, commit, machine, load, versions of these packages and of PyTorch, and the arguments."""
+    """What every result names: date, commit, machine, load, versions of these packages and of PyTorch, and the arguments; prints
+    the main of it."""
     def git(*words):
         return subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
 
@@ -202,13 +253,10 @@ def about(args, *packages):
     if facts["load_at_start"] > 0.5:
         print(f"WARN: the machine is at work already (load {facts['load_at_start']}): times count only on an idle one",
               file=sys.stderr)
-    return facts
-
-
-def headline(facts):
-    """A line about a result, for whoever reads the table below it."""
+    # For whoever reads the figures below it.
     print(f"{facts['machine']['cpu']}, {facts['machine']['cores']} cores, torch {facts['versions'].get('torch', '-')}, commit "
-          f"{facts['commit']}, load {facts['load_at_start']} at the start")
+          f"{facts['commit']}, load {facts['load_at_start']} at the start", flush=True)
+    return facts
 
 
 def write(args, facts, results):

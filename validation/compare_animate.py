@@ -5,8 +5,8 @@
                        [--clip-frames 40] [--seconds 10 100] [--json FILE]
 
 speed   frames of 256 x 256 with the released widths: weft, reference/sadtalker.py in the original's arrangement (the source's
-        features computed again for both lanes of every batch), and the same with the source kept. Rounds in turn, medians;
-        weft's time is that of its renderer as animate_report.json has it
+        features computed again for both lanes of every batch), the same with the source kept, this also channels-last, and
+        with its blocks compiled. Rounds in turn, medians; weft's time is that of its renderer as animate_report.json has it
 ranks   one such clip: one rank, two ranks, and two jobs of one rank at the same time, which is the most that any sharing can
         gain; one thread each; rounds in turn, medians
 memory  clips of that many seconds of speech, 64 x 64, with the widths of sadtalker.SMALL: the process's peak memory and
@@ -14,6 +14,7 @@ memory  clips of that many seconds of speech, 64 x 64, with the widths of sadtal
         a whole, at 256 x 256
 """
 import contextlib
+import copy
 import itertools
 import json
 import os
@@ -29,6 +30,7 @@ import torch
 
 import check_animate
 import common
+import workers
 from reference import sadtalker, sadtalker_chain, sadtalker_inputs, safetensors_io
 
 SMALL = sadtalker.SMALL | {"fan_num_modules": 2}
@@ -90,7 +92,10 @@ def speed(args, folder):
     torch.set_num_threads(args.threads)
     source, driven = torch.from_numpy(rows[0].copy()), torch.from_numpy(rows)
 
-    def by_torch(keep):
+    last = workers.channels_last(copy.deepcopy(nets))
+    compiled = workers.compile_blocks(copy.deepcopy(last), "Block", "ResBlock3d", "SpadeBlock", "Hourglass")
+
+    def by_torch(nets, keep):
         with torch.inference_mode():
             steps = sadtalker.render(nets, image, source, driven, keep_source=keep)
             next(steps)
@@ -99,17 +104,33 @@ def speed(args, folder):
                 pass
             return (time.monotonic() - began) / args.frames
 
+    def limit():
+        """Of a frame, from clips of two lengths: a clip's start is in both."""
+        def job(times):
+            longer = folder / f"{times}"
+            longer.mkdir()
+            released(longer, times * args.frames)
+            started = start(args, longer, "profile", 1, args.threads, "run.profile=operations")
+            finished(started)
+            return (longer / f"{started[1]}.log").read_text()
+
+        return common.limit_of(job) / args.frames
+
     def weft():
         report = finished(start(args, folder, "speed", 1, args.threads))
         return sum(rank["render"] for rank in report["ranks"]) / args.frames
 
-    rounds = common.in_turn({"weft": weft, "torch_original": lambda: by_torch(False), "torch_source_kept": lambda: by_torch(True)},
-                            args.rounds)
+    by_torch(compiled, True)  # which compiles it
+    rounds = common.in_turn({"weft": weft, "torch_original": lambda: by_torch(nets, False),
+                             "torch_source_kept": lambda: by_torch(nets, True), "torch_channels_last": lambda: by_torch(last, True),
+                             "torch_compiled": lambda: by_torch(compiled, True)}, args.rounds)
     middle = common.medians(rounds)
     ratios = {n: middle[n] / middle["weft"] for n in rounds if n != "weft"}
     print("speed  " + ", ".join(f"{n} / weft {x:.2f}" for n, x in ratios.items()))
+    row = common.row("talking heads, a frame of 256x256, f32", middle["weft"], limit(), {n: middle[n] for n in ratios})
+    common.show_rows([row])
     return {"size": 256, "widths": "released", "frames": args.frames, "batch": 2, "threads": args.threads,
-            "seconds_a_frame": middle, "times_weft": ratios, "rounds": rounds}
+            "seconds_a_frame": middle, "times_weft": ratios, "rounds": rounds, "row": row}
 
 
 # ---- ranks ----
@@ -198,7 +219,7 @@ def main():
             load = os.getloadavg()[0]
             measure = {"speed": speed, "ranks": ranks, "memory": memory}[part]
             results[part] = measure(args, pathlib.Path(folder)) | {"load": round(load, 2)}
-        common.write(args, facts, results)
+        common.write(args, facts, results | {"rows": [results["speed"]["row"]] if "speed" in results else []})
     return 0
 
 

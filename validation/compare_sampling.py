@@ -6,9 +6,9 @@
 
 The models of compare_step.py, but on pixels, so that no VAE takes part: T=5, 32x32, guidance 7, captions of some 20 tokens. With
 --vae on latents, which the VAE of the released shape (random weights) decodes to 17 frames of 256x256. Each side runs in
-processes of its own, in turn: weft, and PyTorch (reference/stdit3.py, rflow.sample) under no_grad; with --dtype bf16 weft in bf16
-and in float32 beside autocast. The seconds of a clip count, without the first clip of a process. That both make the same clips is
-what check_generate.py shows.
+processes of its own, in turn: weft, and PyTorch (reference/stdit3.py, rflow.sample) under no_grad, eager and with its blocks
+compiled; with --dtype bf16 weft in bf16 and in float32 beside autocast. The seconds of a clip count, without the first clip of a
+process. That both make the same clips is what check_generate.py shows.
 """
 import argparse
 import json
@@ -21,6 +21,7 @@ import torch
 
 import common
 import compare_step
+import workers
 from reference import rflow, safetensors_io, stdit3, vae
 
 SIDE, FRAMES, TOKENS, GUIDANCE, WARMUP = 32, 5, 32, 7.0, 1
@@ -57,6 +58,17 @@ def run_weft(folder, args, dtype):
         return [clip["seconds"] for clip in common.json_lines(f"{out}/clips/generated.jsonl")][WARMUP:]
 
 
+def limit(folder, args):
+    """Of a clip."""
+    def job(clips):
+        with tempfile.TemporaryDirectory(dir=folder) as out:
+            return common.run([args.weft, "generate", "deck.toml", f"model.dtype={args.dtype}", f"vae.dtype={args.dtype}",
+                               f"generate.output={out}/clips", f"generate.num_samples={clips}", "run.profile=operations"],
+                              args.threads, folder)
+
+    return common.limit_of(job)
+
+
 def torch_side(folder, case, args):
     """In a process of its own: prints the seconds of each clip."""
     torch.set_num_threads(args.threads)
@@ -65,6 +77,10 @@ def torch_side(folder, case, args):
     mask[:, :len(PROMPT)] = 1  # the stand-in's tokens are letters
     (side, frames), one, dtype = size_of(args), torch.ones(1), torch.bfloat16 if args.autocast else torch.float32
     codec = vae.Codec(dtype) if args.vae else None
+    if args.compiled:
+        workers.compile_blocks(model, "Block")
+        for part in (codec.two_d, codec.temporal) if codec else ():
+            workers.compile_blocks(part, *vae.BLOCKS)
     seconds = []
     for _ in range(WARMUP + args.clips):
         z, y = torch.randn(1, model.config.in_channels, FRAMES, SIDE, SIDE), torch.randn(1, 1, TOKENS, T5["d_model"])
@@ -78,8 +94,8 @@ def torch_side(folder, case, args):
     print(json.dumps(seconds[WARMUP:]))
 
 
-def run_torch(folder, case, args, autocast):
-    flags = [flag for flag, wanted in (("--autocast", autocast), ("--vae", args.vae)) if wanted]
+def run_torch(folder, case, args, autocast, compiled):
+    flags = [flag for flag, wanted in (("--autocast", autocast), ("--compiled", compiled), ("--vae", args.vae)) if wanted]
     said = common.run([sys.executable, __file__, "--weft", args.weft, "--torch-side", folder, "--case", case.name, "--clips", args.clips,
                        "--steps", args.steps, "--threads", args.threads, *flags], args.threads)
     return json.loads(said.splitlines()[-1])
@@ -93,13 +109,16 @@ def measure(case, args):
         sides = {"weft": lambda: run_weft(folder, args, "f32")}
         if args.dtype == "bf16":
             sides[ours] = lambda: run_weft(folder, args, "bf16")
-        sides[theirs] = lambda: run_torch(folder, case, args, args.dtype == "bf16")
+        for compiled in (False, True):
+            sides[theirs + " compiled" * compiled] = lambda compiled=compiled: run_torch(folder, case, args, args.dtype == "bf16",
+                                                                                         compiled)
         seconds = common.in_turn(sides, args.rounds)
+        least = limit(folder, args)
     medians = common.medians(seconds)
-    result = {"case": case.name, "what": case.what, "seconds": seconds, "median": medians, "ratio": medians[theirs] / medians[ours]}
-    print(f"({case.name}) a clip, {args.steps} steps: " + ", ".join(f"{k} {v:.3f} s" for k, v in medians.items())
-          + f"; {theirs} takes {result['ratio']:.2f}x")
-    return result
+    row = common.row(f"a clip{' and its VAE' * args.vae}, {args.steps} steps, STDiT3 of C = {case.hidden_size}, {args.dtype}",
+                     medians[ours], least, {name: m for name, m in medians.items() if "torch" in name})
+    print(f"({case.name}) a clip, {args.steps} steps: " + ", ".join(f"{k} {v:.3f} s" for k, v in medians.items()))
+    return {"case": case.name, "what": case.what, "seconds": seconds, "median": medians, "row": row}
 
 
 def main():
@@ -107,13 +126,17 @@ def main():
     parser.add_argument("--vae", action="store_true", help="decode what is sampled")
     parser.add_argument("--torch-side", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--autocast", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--compiled", action="store_true", help=argparse.SUPPRESS)
     args = common.parse(parser)
     cases = [compare_step.CASES[name] for name in args.case]
     if args.torch_side:
         torch_side(args.torch_side, cases[0], args)
         return 0
     facts = common.about(args)
-    common.write(args, facts, {"cases": [measure(case, args) for case in cases]})
+    results = [measure(case, args) for case in cases]
+    rows = [result["row"] for result in results]
+    common.show_rows(rows)
+    common.write(args, facts, {"cases": results, "rows": rows})
     return 0
 
 

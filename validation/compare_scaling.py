@@ -22,43 +22,31 @@ import tempfile
 import torch
 
 import common
+import scaling_case
 from reference import rflow, safetensors_io, stdit3
+from scaling_case import MICRO_BATCHES, MODEL, SHAPES
 
 LOSS_TOLERANCE = 1e-4
 TARGETS = {"uniform": 0.95, "mixed": 0.93}  # efficiency of weft on 2 ranks
 
-MODEL = {"in_channels": 4, "patch_size": [1, 2, 2], "hidden_size": 256, "depth": 3, "num_heads": 4,
-         "caption_channels": 256, "model_max_length": 32, "class_dropout_prob": 0.0}
-TRAIN = {"lr": 1e-4, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.0, "grad_clip": 1.0,
-         "warmup_steps": 0, "ema_decay": 0.99}
-# Latents [frames, height, width] and clips of an epoch. Micro-batches of a rank and step divide the epoch.
-SHAPES = {"uniform": [([16, 16, 16], 16)],
-          "mixed": [([16, 24, 24], 3), ([4, 32, 32], 4), ([8, 16, 16], 4), ([1, 32, 32], 5)]}
-MICRO_BATCHES = {"uniform": 3, "mixed": 4}
 WARMUP = {"uniform": 2, "mixed": 2}
-BUCKET_MIB = 4
-TINY_MODEL = MODEL | {"hidden_size": 32, "depth": 1, "num_heads": 2}
 
 
 def prepare(mix, args, folder):
     """Deck, case of torch_ddp.py and weights; their paths."""
-    model_table = TINY_MODEL if args.tiny else MODEL
-    weights, deck = folder / "weights.safetensors", folder / "deck.toml"
+    model_table = scaling_case.model(args.tiny)
+    weights, micro_batches = folder / "weights.safetensors", scaling_case.MICRO_BATCHES[mix]
     safetensors_io.save(weights, common.arrays_of(stdit3.drawn(model_table)))
-    parts = [f"latent=1,channels=4,clips={n},frames={s[0]},height={s[1]},width={s[2]}" for s, n in SHAPES[mix]]
-    micro_batches = MICRO_BATCHES[mix]
-    deck.write_text(common.toml({
-        "run": {"threads": 1, "seed": 7}, "data": {"path": "synthetic:" + ";".join(parts)},
-        "model": {"name": "stdit3", "weights": str(weights)} | model_table,
-        "train": TRAIN | {"batch_size": 1, "micro_batches": micro_batches}, "parallel": {"bucket_mib": BUCKET_MIB}}))
-    case = {"model": model_table, "train": TRAIN, "threads": 1, "weights": str(weights), "bucket_mib": BUCKET_MIB,
-            "micro_batches": micro_batches, "warmup": 4, "shapes": [{"shape": s, "clips": n} for s, n in SHAPES[mix]]}
+    deck = scaling_case.write_deck(mix, folder, args.tiny, weights)
+    case = {"model": model_table, "train": scaling_case.TRAIN, "threads": 1, "weights": str(weights),
+            "bucket_mib": scaling_case.BUCKET_MIB, "micro_batches": micro_batches, "warmup": 4,
+            "shapes": [{"shape": s, "clips": n} for s, n in SHAPES[mix]]}
     return deck, case, weights
 
 
 def same_losses(mix, args, deck, weights, folder):
     """Greatest relative difference of the two sides' losses over all shapes."""
-    model = stdit3.build(TINY_MODEL if args.tiny else MODEL, safetensors_io.load(weights))
+    model = stdit3.build(scaling_case.model(args.tiny), safetensors_io.load(weights))
     worst = 0.0
     for shape, _ in SHAPES[mix]:
         latent, tokens = (1, 4, *shape), MODEL["model_max_length"]
@@ -171,7 +159,6 @@ def main():
     epoch = sum(n for _, n in SHAPES["mixed"]) // (2 * MICRO_BATCHES["mixed"])
     args.steps = {"uniform": 6, "mixed": args.epochs * epoch}
     results = [measure(mix, args) for mix in args.mix]
-    common.headline(facts)
     for result in results:
         show(result)
     common.write(args, facts, {"cases": results})

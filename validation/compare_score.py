@@ -8,9 +8,9 @@ VIDEOS.csv: a table of files, such as make_score_videos.py makes. Weights are dr
 frames' pixels count as text. All on the CPU, in float32.
 
 forward  a frame through the network on 2 threads: weft's figure of a scoring job, seconds in the network over frames; PyTorch
-         in inference mode, as it comes and channels-last; and as the original calls it, with autograd's graph kept. Memory a
-         frame: of weft the arena's peak over its batch; of PyTorch the process's growth over its size with the weights
-         loaded. First weft's maps are compared with PyTorch's.
+         in inference mode and channels-last, eager and with its blocks compiled; and as the original calls it, with
+         autograd's graph kept. Memory a frame: of weft the arena's peak over its batch; of PyTorch the process's growth over
+         its size with the weights loaded. First weft's maps are compared with PyTorch's.
 job      --job-rows rows, from the start of the commands to their tables: weft on one rank; the original's arrangement, once as
          it is (one process, 16 workers, autograd's graph; batches of --original-bs, since 16 want 40 GiB), once eased (2
          workers, inference mode, 2 threads). The counts of both tables are compared.
@@ -64,15 +64,15 @@ def score_weft(args, folder, table, ranks=1, *options):
     watch = torch_score.MemoryWatch(float("inf"), lambda: None)
     watch.start()
     began = time.monotonic()
-    common.run([args.weft, "score", args.deck, f"score.input={table}", f"score.output={output}", f"score.weights={args.weights}",
-                f"score.side={args.side}", *options], ranks=ranks)
+    said = common.run([args.weft, "score", args.deck, f"score.input={table}", f"score.output={output}",
+                       f"score.weights={args.weights}", f"score.side={args.side}", *options], ranks=ranks)
     wall = time.monotonic() - began
     watch.done.set()
     watch.join()
     report = json.loads(pathlib.Path(f"{output}.parts/score_report.json").read_text())
     stages = next(part for part in report.values() if isinstance(part, dict) and "stages" in part)
     arena = [rank["peak_bytes"] for rank in report.get("ranks", []) if "peak_bytes" in rank]
-    return {"wall_seconds": wall, "stages": stages, "arena_peak": max(arena, default=None), "peak_memory": watch.peak_started,
+    return {"said": said, "wall_seconds": wall, "stages": stages, "arena_peak": max(arena, default=None), "peak_memory": watch.peak_started,
             "rows_per_second": stages["frames_a_second"], "counts": [row["ocr"] for row in rows_of(output)]}
 
 
@@ -133,25 +133,30 @@ def measure_forward(args, folder):
         return {"seconds": stages["stages"]["network"] / stages["frames"],
                 "memory_a_frame": found["arena_peak"] and found["arena_peak"] / max(1, stages["batch"])}
 
-    def by_torch(channels_last, inference):
+    def by_torch(channels_last, inference, compiled=False):
         (folder / "case.json").write_text(json.dumps({
             "model": args.model, "weights": str(args.weights), "pictures": str(folder / "pictures.safetensors"),
-            "threads": args.threads, "passes": args.passes, "channels_last": channels_last, "inference_mode": inference}))
+            "threads": args.threads, "passes": args.passes, "channels_last": channels_last, "inference_mode": inference,
+            "compiled": compiled}))
         found = json.loads(common.run([sys.executable, SCRIPT, "--time", folder / "case.json"]))
         return {"seconds": statistics.median(found["seconds"]), "memory_a_frame": found["peak_memory_above_weights"]}
 
     error = same_maps(args, folder, pixels)
-    rounds = common.in_turn({"weft": weft, "torch": lambda: by_torch(False, True), "torch channels_last": lambda: by_torch(True, True),
+    rounds = common.in_turn({"weft": weft, "torch channels_last": lambda: by_torch(True, True),
+                             "torch compiled": lambda: by_torch(True, True, True),
                              "torch with graph": lambda: by_torch(False, False)}, args.rounds)
     middle, memory = common.medians(rounds, "seconds"), common.medians(rounds, "memory_a_frame")
-    best = min(("torch", "torch channels_last"), key=middle.get)
+    best = min(("torch channels_last", "torch compiled"), key=middle.get)
     ratio = ratios(rounds, "seconds", best, "weft")
+    profiled = score_weft(args, folder, table, 1, f"score.threads={args.threads}", "run.profile=operations")
+    row = common.row(f"text detection, {args.backbone}, a frame of {args.side}x{args.side}, f32", middle["weft"],
+                     common.totals(profiled["said"])["limit"] / profiled["stages"]["frames"], {best: middle[best]})
     print(f"\na frame through the network; maps agree to {error:.1e}")
     for name, m in middle.items():
         print(f"  {name:22} {m:8.3f} s  {gib(memory.get(name))}")
     print(f"  the best PyTorch ({best}) over weft, of the same round: {ratio:.2f}x")
     return {"pictures": len(pixels), "error_of_maps": error, "rounds": rounds, "median_seconds": middle, "median_memory": memory,
-            "best_torch": best, "ratio": ratio}
+            "best_torch": best, "ratio": ratio, "row": row}
 
 
 def measure_job(args, folder):
@@ -214,7 +219,6 @@ def main():
     args.table = args.table.resolve()
     args.model = {"name": "dbnet", "backbone": args.backbone, "asf": args.backbone != "resnet18", "conv2_gain": 1.0}
     facts, report = common.about(args, "cv2"), {}
-    common.headline(facts)
     with tempfile.TemporaryDirectory(prefix="weft-score-") as name:
         folder = pathlib.Path(name)
         args.deck = folder / "deck.toml"
@@ -226,7 +230,9 @@ def main():
         for part in args.parts:
             (folder / part).mkdir()
             report[part] = PARTS[part](args, folder / part)
-    common.write(args, facts, report)
+    rows = [report["forward"]["row"]] if "forward" in report else []
+    common.show_rows(rows)
+    common.write(args, facts, report | {"rows": rows})
     return 0 if report.get("forward", {}).get("error_of_maps", 0) <= OUTPUT_TOLERANCE else 1
 
 

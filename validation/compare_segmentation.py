@@ -11,8 +11,8 @@ scaling   one rank and two of one thread each, sync_bn, both size policies: seco
           one-rank trainings at once, which is what the host can give, and PyTorch DDP with the original's sizes
 
 Sides run in turn, each in short processes of its own, and start in another order each round, so that whatever else the
-machine does hits all alike. All start from the same weights; for `step`, weft's and PyTorch's losses are compared first.
-Medians count. With --original DIR (see
+machine does hits all alike. PyTorch runs channels-last, eager and with its blocks compiled. All start from the same weights; for
+`step`, weft's and PyTorch's losses are compared first. Medians count. With --original DIR (see
 reference/segmentation_original.py) the original's modules, dataset and metrics are timed too.
 """
 import json
@@ -110,7 +110,8 @@ def same_loss(args, encoder, weights, size, folder):
 
 def torch_sides(args):
     """Kinds of PyTorch that are timed: name -> keys of a case."""
-    sides = {"torch": {"original": None, "channels_last": True}}
+    sides = {"torch": {"original": None, "channels_last": True},
+             "torch compiled": {"original": None, "channels_last": True, "compiled": True}}
     if args.original:
         sides["original"] = {"original": str(args.original.resolve()), "channels_last": False}
     return sides
@@ -138,9 +139,14 @@ def measure_steps(args, folder):
         loss = same_loss(args, encoder, weights, size, folder)
         rounds = common.in_turn(sides, args.rounds)
         medians = common.medians(rounds)
+        limit = common.limit_of(lambda steps: common.run(
+            [args.weft, "train", deck, f"run.dir={folder}/profile{steps}", "run.resume=false", f"train.steps={steps}",
+             "run.profile=operations"], args.threads), 1, 3)
+        others = {n: m for n, m in medians.items() if n != "weft"}
         results.append({"network": f"{encoder}+{DECODER}", "size": size, "batch": 2, "rounds": rounds, "median": medians,
-                        "ratio": {n: m / medians["weft"] for n, m in medians.items() if n != "weft"},
-                        "loss_difference": loss})
+                        "ratio": {n: m / medians["weft"] for n, m in others.items()}, "loss_difference": loss,
+                        "row": common.row(f"segmentation step, {encoder} + PPM, 2 images of {size[0]}x{size[1]}, f32",
+                                          medians["weft"], limit, others)})
     return results
 
 
@@ -176,9 +182,11 @@ def measure_evaluation(args, folder):
             "weights": str(weights), "root": str(folder), "records": records}
     took = []
 
-    def weft():
+    def weft(*options):
         output = folder / f"evaluation{len(took)}"
-        common.run([args.weft, "evaluate", deck, f"evaluate.output={output}"], args.threads)
+        said = common.run([args.weft, "evaluate", deck, f"evaluate.output={output}", *options], args.threads)
+        if options:
+            return said
         found = json.loads((output / "evaluation.json").read_text())
         took.append(statistics.median(line["seconds"] for line in common.json_lines(output / "images.jsonl") if "seconds" in line))
         return [found["pace"]["seconds"] / found["pace"]["images"]]
@@ -189,9 +197,13 @@ def measure_evaluation(args, folder):
     print("  evaluate", file=sys.stderr, flush=True)
     rounds = common.in_turn(sides, args.rounds)
     medians = common.medians(rounds)
+    others = {n: m for n, m in medians.items() if n != "weft"}
+    limit = common.totals(weft("run.profile=operations"))["limit"] / len(records)  # it draws nothing
     return {"network": f"{encoder}+{DECODER}", "picture": PICTURE, "short_sides": data["short_sides"], "images": args.images,
             "rounds": rounds, "median": medians, "weft_prediction_alone": statistics.median(took),
-            "ratio": {n: m / medians["weft"] for n, m in medians.items() if n != "weft"}}
+            "ratio": {n: m / medians["weft"] for n, m in others.items()},
+            "row": common.row(f"segmentation, evaluating {PICTURE[0]}x{PICTURE[1]} at {len(data['short_sides'])} scales, f32",
+                              medians["weft"], limit, others)}
 
 
 def measure_scaling(args, folder):
@@ -285,9 +297,10 @@ def main():
         for part in args.parts:
             (folder := pathlib.Path(name) / part).mkdir()
             report[part] = measures[part](args, folder)
-    common.headline(facts)
     show(report)
-    common.write(args, facts, report)
+    rows = [r["row"] for r in [*report.get("step", []), report.get("evaluate", {})] if "row" in r]
+    common.show_rows(rows)
+    common.write(args, facts, report | {"rows": rows})
     wrong = [r for r in report.get("step", []) if not r["loss_difference"] <= LOSS_TOLERANCE]
     return 1 if wrong else 0
 

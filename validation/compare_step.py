@@ -5,8 +5,8 @@
                     [--require 1.3] [--require-f32 1.5] [--profile] [--json FILE]
 
 A step is the forward pass of the rectified-flow loss on a given batch, the backward pass, and AdamW. Each side
-runs in short processes of its own, in turn: weft, PyTorch (gpu/torch_step.py) with AdamW as it comes, PyTorch with
-AdamW(fused=True). All start from the same weights. The faster PyTorch is the yardstick.
+runs in short processes of its own, in turn: weft, PyTorch (gpu/torch_step.py, SDPA, AdamW(fused=True)) eager, and with its blocks
+compiled. All start from the same weights. The faster PyTorch is the yardstick.
 
 Agreement: losses of all steps within 1e-5, and the weights after the last step, see `compare_weights`. Exit status 1 if
 they do not agree, or with --require if weft is not that many times as fast.
@@ -89,7 +89,7 @@ def run_side(side, args, paths, folder, extra=()):
     else:
         precision = "autocast" if "autocast" in side else "f32"
         argv = [sys.executable, common.HERE / "gpu" / "torch_step.py", paths[0], "--device", "cpu", "--precision", precision,
-                *(["--fused"] if "fused" in side else [])]
+                *(["--compile"] if "compiled" in side else [])]
     outputs, report = f"{stem}.safetensors", pathlib.Path(f"{stem}.json")
     said = common.run([*argv, "--weights", paths[1], "--inputs", paths[2], "--outputs", outputs, "--steps", args.steps, "--warmup",
                        args.warmup, "--json", report, *extra], args.threads)
@@ -149,7 +149,7 @@ def agreement(reference, found, start, limits):
 def measure(case, args):
     """All rounds of a case: samples a side, agreement of the last round, the ratio."""
     bf16 = args.dtype == "bf16"
-    theirs = ["torch autocast", "torch fused autocast"] if bf16 else ["torch", "torch fused"]
+    theirs = ["torch autocast", "torch compiled autocast"] if bf16 else ["torch", "torch compiled"]
     names = (["weft", "weft bf16"] if bf16 else ["weft"]) + theirs
     with tempfile.TemporaryDirectory(prefix="weft-step-") as name:
         folder, last = pathlib.Path(name), {}
@@ -165,6 +165,9 @@ def measure(case, args):
         result = {"case": case.name, "what": case.what, "seconds": {n: sum(s, []) for n, s in seconds.items()}, "median": medians,
                   "ours": ours, "yardstick": yardstick, "loss": {side: r[0]["loss"] for side, r in last.items()},
                   "ratio": medians[yardstick] / medians[ours]}
+        profile = run_side(ours, args, paths, folder, ["--profile"])[1]
+        result["row"] = common.row(f"training step, STDiT3 of C = {case.hidden_size}, {args.dtype}", medians[ours],
+                                   common.totals(profile)["limit"], {n: medians[n] for n in theirs})
         if bf16:
             result["ratio_f32"] = medians["weft"] / medians["weft bf16"]
             exact = run_side("torch", args, paths, folder)
@@ -173,10 +176,10 @@ def measure(case, args):
             result["agreement"] = {"torch in float32": agreement(exact, last[ours], paths[1], limits)}
         else:
             limits = {"loss": LOSS_TOLERANCE, "total": TOTAL_TOLERANCE, "worst": TENSOR_TOLERANCE}
-            result["agreement"] = {side: agreement(last[side], last[ours], paths[1], limits) for side in theirs}
+            result["agreement"] = {"torch": agreement(last["torch"], last[ours], paths[1], limits)}
         if args.profile:
             result["operations"] = run_side(theirs[-1], args, paths, folder, ["--profile"])[0]["operations"]
-            result["weft_profile"] = run_side(ours, args, paths, folder, ["--profile"])[1]
+            result["weft_profile"] = profile
     return result
 
 
@@ -217,10 +220,11 @@ def main():
         parser.error("--require-f32 needs --dtype bf16")
     facts = common.about(args)
     results = [measure(CASES[name], args) for name in args.case]
-    common.headline(facts)
     for result in results:
         show(result)
-    common.write(args, facts, {"cases": results})
+    rows = [result["row"] for result in results]
+    common.show_rows(rows)
+    common.write(args, facts, {"cases": results, "rows": rows})
     if not all(a["ok"] for r in results for a in r["agreement"].values()):
         return 1
     slow = [r for r in results if r["ratio"] < (args.require or 0) or r.get("ratio_f32", 0) < (args.require_f32 or 0)]

@@ -72,7 +72,6 @@ def main():
                     full_of[name] = solver
         rounds = common.in_turn(sides, args.rounds)
         seconds = common.medians(rounds, "seconds")
-        common.headline(facts)
         print("| solver, cache and threshold | steps run | seconds a clip | gain | PSNR |\n|---|---|---|---|---|")
         results = []
         for name, runs in rounds.items():

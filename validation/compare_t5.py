@@ -6,9 +6,11 @@
 
 One layer with random weights in one number format, a batch of captions of the given lengths in tokens. PyTorch has the layer of
 transformers' T5EncoderModel (SDPA where it has it) with the captions padded to 300, as Open-Sora pads them, and padded to the
-longest of the batch; weft computes real tokens alone (`weft bench t5`). With --tf32 both sides may round f32 to TF32 on a GPU,
-else neither does. The three take turns; medians count. Exit status 0 if weft is at least 1.2 times as fast as the padding to 300.
+longest of the batch, this also compiled; weft computes real tokens alone (`weft bench t5`). With --tf32 both sides may round f32
+to TF32 on a GPU, else neither does. They take turns; medians count. Exit status 0 if weft is at least 1.2 times as fast as the
+padding to 300.
 """
+import copy
 import pathlib
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import time
 import torch
 
 import common
+import workers
 from reference import t5
 
 # Captions as Open-Sora's training sets have them: a few sentences; some short prompts among them.
@@ -29,10 +32,15 @@ class Weft:
 
     def __init__(self, args, folder, shape):
         (folder / "deck.toml").write_text(f"[run]\nthreads = {args.threads}\n" + t5.deck(shape, 1000))
-        self.process = subprocess.Popen(
-            [args.weft, "bench", "t5", folder / "deck.toml", f"device.kind={args.device}", f"device.tf32={str(args.tf32).lower()}",
-             f"t5.dtype={args.dtype}", "--lengths", args.lengths, "--rounds", str(args.rounds), "--paced"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=common.environment(args.threads))
+        self.threads = args.threads
+        self.command = [args.weft, "bench", "t5", folder / "deck.toml", f"device.kind={args.device}",
+                        f"device.tf32={str(args.tf32).lower()}", f"t5.dtype={args.dtype}", "--lengths", args.lengths]
+        self.process = subprocess.Popen([*self.command, "--rounds", str(args.rounds), "--paced"], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True, env=common.environment(args.threads))
+
+    def limit(self):
+        return common.limit_of(lambda rounds: common.run([*self.command, "--rounds", rounds, "run.profile=operations"], self.threads),
+                               1, 6)
 
     def round(self):
         if self.process.stdout.readline().strip() != "ready":
@@ -64,23 +72,32 @@ def main():
         pass  # this version has eager attention alone
     ids = [[(7 * i + 3) % 1000 for i in range(n)] for n in lengths]
 
-    def padded(length):
+    compiled = workers.compile_blocks(copy.deepcopy(model), "T5LayerSelfAttention", "T5LayerFF")
+
+    def padded(model, length):
         start = time.perf_counter()
         t5.encode_padded(model, ids, length).cpu()
         return time.perf_counter() - start
 
     with tempfile.TemporaryDirectory() as folder:
         weft = Weft(args, pathlib.Path(folder), shape)
-        padded(max(lengths))
-        rounds = common.in_turn({"weft": weft.round, "torch_padded_to_300": lambda: padded(300),
-                                 "torch_padded_to_longest": lambda: padded(max(lengths))}, args.rounds)
+        longest = max(lengths)
+        padded(model, longest)
+        padded(compiled, longest)
+        rounds = common.in_turn({"weft": weft.round, "torch_padded_to_300": lambda: padded(model, 300),
+                                 "torch_padded_to_longest": lambda: padded(model, longest),
+                                 "torch_compiled": lambda: padded(compiled, longest)}, args.rounds)
         weft.process.wait()
+        limit = weft.limit()
     median = common.medians(rounds)
     ratios = {name: median[name] / median["weft"] for name in median if name != "weft"}
     for name, seconds in median.items():
         print(f"{name:26} {seconds:8.4f} s" + (f"   weft is {ratios[name]:.2f} times as fast" if name in ratios else ""))
+    row = common.row(f"a T5 layer of d_model {shape['d_model']}, {len(lengths)} captions, {args.dtype}", median["weft"], limit,
+                     {name: m for name, m in median.items() if name in ("torch_padded_to_longest", "torch_compiled")})
+    common.show_rows([row])
     common.write(args, facts, {"what": f"one T5 layer, d_model {shape['d_model']}, {args.dtype}", "median": median, "seconds": rounds,
-                               "weft_is_faster_by": ratios})
+                               "weft_is_faster_by": ratios, "rows": [row]})
     return 0 if ratios["torch_padded_to_300"] >= 1.2 else 1
 
 

@@ -7,11 +7,11 @@ wan_vae: Wan2.1's VAE, beside diffusers' AutoencoderKLWan.
 
 Both have the released shape, random weights, one number format, micro-batches of four frames and chunks of 17; Wan's go by one
 latent frame, which is four of pixels, on both sides. PyTorch (reference/vae.py) runs in inference mode with channels-last weights
-and frames (Wan's if they are faster), after one round that does not count. A round of weft is a process of its own, in which the
-first of two equal clips does not count. On a GPU PyTorch's convolutions are cuDNN's; with --tf32 both sides may round f32 to TF32,
-else neither does; there only the sum of encode and decode counts, for weft's encoding may still run when it is done asking. The
-sides take turns; medians count. That they compute the same is the question of check_vae.py and check_wan_vae.py. Exit status 1, with
---require, if weft is not that many times as fast.
+and frames (Wan's if they are faster), eager and with its blocks compiled, after one round that does not count. A round of weft is
+a process of its own, in which the first of two equal clips does not count. On a GPU PyTorch's convolutions are cuDNN's; with --tf32
+both sides may round f32 to TF32, else neither does; there only the sum of encode and decode counts, for weft's encoding may still
+run when it is done asking. The sides take turns; medians count. That they compute the same is the question of check_vae.py and
+check_wan_vae.py. Exit status 1, with --require, if weft is not that many times as fast.
 """
 import json
 import pathlib
@@ -23,31 +23,42 @@ import diffusers
 import torch
 
 import common
+import workers
 from reference import vae
 
 PARTS = ("encode", "decode", "both")
+WAN_BLOCKS = ("WanRMS_norm", "WanCausalConv3d")  # its larger blocks count the frames that they keep, and so compile again and again
 
 
-def weft_side(args, folder):
+def weft_job(args, folder, clips, *options):
+    """What a job of so many clips printed."""
     clip = f"lavfi:testsrc2=duration={args.frames}:rate=1:size={args.size}x{args.size}"
     (folder / "deck.toml").write_text(common.toml({
         "run": {"dir": str(folder / "run"), "threads": args.threads}, "model": {"name": args.model}, "vae": {"weights": "random:1"},
-        "reconstruct": {"frames": args.frames, "inputs": [clip, clip]}}))
-    options = [f"device.kind={args.device}", f"device.tf32={str(args.tf32).lower()}", f"vae.dtype={args.dtype}", *args.small]
+        "reconstruct": {"frames": args.frames, "inputs": [clip] * clips}}))
+    return common.run([args.weft, "reconstruct", folder / "deck.toml", f"device.kind={args.device}",
+                       f"device.tf32={str(args.tf32).lower()}", f"vae.dtype={args.dtype}", *args.small, *options], args.threads)
 
+
+def weft_side(args, folder):
     def once():
-        common.run([args.weft, "reconstruct", folder / "deck.toml", *options], args.threads)
+        weft_job(args, folder, 2)
         clip = json.loads((folder / "run/reconstructed/reconstruct.json").read_text())["clips"][1]
         return seconds(clip["encode_seconds"], clip["decode_seconds"])
 
     return once
 
 
-def torch_side(args):
+def torch_side(args, compiled=False):
     torch.set_num_threads(args.threads)
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = args.tf32
     device, dtype = args.torch_device, torch.bfloat16 if args.dtype == "bf16" else torch.float32
     codec = (WanCodec if args.model == "wan_vae" else vae.Codec)(dtype, device)
+    if compiled and args.model == "wan_vae":
+        workers.compile_blocks(codec.model, *WAN_BLOCKS)
+    elif compiled:
+        for part in (codec.two_d, codec.temporal):
+            workers.compile_blocks(part, *vae.BLOCKS)
     frames = (torch.rand(args.frames, 3, args.size, args.size) * 2 - 1).to(device=device, dtype=dtype)
     frames = frames.contiguous(memory_format=torch.channels_last)
 
@@ -119,13 +130,20 @@ def main():
     args.torch_device = args.torch_device or args.device
     facts = common.about(args, "diffusers")
     with tempfile.TemporaryDirectory() as name:
-        rounds = common.in_turn({"weft": weft_side(args, pathlib.Path(name)), "torch": torch_side(args)}, args.rounds)
+        folder = pathlib.Path(name)
+        rounds = common.in_turn({"weft": weft_side(args, folder), "torch": torch_side(args), "torch compiled": torch_side(args, True)},
+                                args.rounds)
+        limit = common.limit_of(lambda clips: weft_job(args, folder, clips, "run.profile=operations"))
     median = {part: common.medians(rounds, part) for part in PARTS}
-    times = {part: m["torch"] / m["weft"] for part, m in median.items()}
-    print(f"{args.model}: {args.frames} frames of {args.size}x{args.size}, {args.dtype}: weft {median['both']['weft']:.3f} s, PyTorch "
-          f"{median['both']['torch']:.3f} s; weft is {times['encode']:.2f} times as fast to encode, {times['decode']:.2f} to decode, "
-          f"{times['both']:.2f} in all")
-    common.write(args, facts, {"seconds": rounds, "median": median, "times_as_fast": times})
+    theirs = {name: m for name, m in median["both"].items() if name != "weft"}
+    name = "Wan2.1" if args.model == "wan_vae" else "Open-Sora"
+    row = common.row(f"VAE of {name}, {args.frames} frames of {args.size}x{args.size}, {args.dtype}", median["both"]["weft"], limit,
+                     theirs)
+    times = {part: m[row["torch"]] / m["weft"] for part, m in median.items()}
+    print(f"{args.model}: {args.frames} frames of {args.size}x{args.size}, {args.dtype}: weft {median['encode']['weft']:.3f} s to encode, "
+          f"{median['decode']['weft']:.3f} to decode, {times['encode']:.2f} and {times['decode']:.2f} times as fast")
+    common.show_rows([row])
+    common.write(args, facts, {"seconds": rounds, "median": median, "times_as_fast": times, "rows": [row]})
     return 1 if args.require and times["both"] < args.require else 0
 
 

@@ -4,7 +4,7 @@
     compare_wan.py [--weft build/weft] [--what train sample] [--case a b] [--dtype f32|bf16] [--rounds 5] [--steps 6] [--warmup 3]
                    [--threads 2] [--json FILE]
 
-Train: `weft train` on latents made in memory, beside torch_wan.py (SDPA, every block compiled, AdamW(fused=True)): forward,
+Train: `weft train` on latents made in memory, beside torch_wan.py (SDPA, AdamW(fused=True), eager and with every block compiled): forward,
 backward, norm and clipping of the gradient, AdamW. Sample: a step of `weft generate` (the seconds of clips of many steps less
 those of few, over the steps between: no VAE, no start), beside torch_wan.py's guided Euler step. With --dtype bf16 weft in bf16
 beside autocast. Each side is a process; they run in turn, and the median step counts, without the first ones.
@@ -119,21 +119,40 @@ def sample(args, folder):
     return [(clip(FEW_STEPS + args.steps) - clip(FEW_STEPS)) / args.steps]
 
 
+def limit(what, args, folder):
+    """Of a step."""
+    def job(steps):
+        with tempfile.TemporaryDirectory(dir=folder) as out:
+            options = ([f"run.dir={out}", "run.resume=false", f"train.steps={steps}"] if what == "train" else
+                       [f"generate.output={out}/clips", "generate.num_samples=1", f"sampler.steps={steps}"])
+            return common.run([args.weft, "train" if what == "train" else "generate", "deck.toml", f"model.dtype={args.dtype}",
+                               "run.profile=operations", *options], args.threads, folder)
+
+    return common.limit_of(job, 2, 6)
+
+
 def measure(case, what, args):
     with tempfile.TemporaryDirectory(prefix="weft-wan-") as name:
         folder = pathlib.Path(name)
         loss = same_losses(case, args, folder, write(case, args, folder))
-        other = common.Workers("torch_wan.py", case.torch_case(args, folder, what), folder, "torch", threads=args.threads)
+        others = {name: common.Workers("torch_wan.py", case.torch_case(args, folder, what) | {"compiled": "compiled" in name}, folder,
+                                       name.replace(" ", "_"), threads=args.threads) for name in ("torch", "torch compiled")}
         ours = train if what == "train" else sample
-        sides = {"weft": lambda: ours(args, folder), "torch": lambda: other.run(args.steps)["seconds"]}
+        sides = {"weft": lambda: ours(args, folder)}
+        sides |= {name: lambda other=other: other.run(args.steps)["seconds"] for name, other in others.items()}
         seconds = common.in_turn(sides, args.rounds)
-        other.stop()
+        for other in others.values():
+            other.stop()
+        least = limit(what, args, folder)
     medians = common.medians(seconds)
-    ratio = medians["torch"] / medians["weft"]
+    theirs = {name: medians[name] for name in others}
+    ratio = min(theirs.values()) / medians["weft"]
     print(f"({case.name}) {case.what}, {what}, {args.dtype}: " + ", ".join(f"{k} {v:.4f} s a step" for k, v in medians.items())
           + f"; PyTorch takes {ratio:.2f}x; losses differ by {loss:.1e}")
+    names = {"train": "training step", "sample": "guided sampling step"}
+    row = common.row(f"{names[what]}, Wan2.1 of C = {case.hidden_size}, {args.dtype}", medians["weft"], least, theirs)
     return {"case": case.name, "what": what, "dtype": args.dtype, "seconds": seconds, "median": medians, "ratio": ratio,
-            "loss_difference": loss}
+            "loss_difference": loss, "row": row}
 
 
 def main():
@@ -144,7 +163,9 @@ def main():
     args = common.parse(parser)
     facts = common.about(args)
     results = [measure(CASES[name], what, args) for what in args.what for name in args.case]
-    common.write(args, facts, {"cases": results})
+    rows = [result["row"] for result in results]
+    common.show_rows(rows)
+    common.write(args, facts, {"cases": results, "rows": rows})
     return 1 if any(r["loss_difference"] > LOSS_TOLERANCE for r in results) else 0
 
 

@@ -4,7 +4,7 @@
 
 The case has `what` ("train" or "evaluate"), `model` (a deck's [model] table), `train`, `data` (short_sides, max_side, padding;
 `height` and `width`, ranges that images are drawn from), `threads`, `weights` (safetensors), `micro_batches` (of all processes
-in a step), `batch_size`, `original` (folder of the original's code, or null) and `channels_last`.
+in a step), `batch_size`, `original` (folder of the original's code, or null), `channels_last` and `compiled`.
 
 A training step is what a loop does: micro-batches, forward and backward, then SGD. Sizes are drawn as the original draws them,
 each process for itself. Images are random numbers that lie in memory, so that reading them costs nothing here. Several
@@ -48,6 +48,12 @@ class Sizes:
         return tuple((max(sides) - 1) // pad * pad + pad for sides in zip(*scaled))
 
 
+def prepared(model, case):
+    if case["channels_last"]:
+        model = model.to(memory_format=torch.channels_last)
+    return workers.compile_blocks(model, "Block", "Pyramid") if case.get("compiled") else model
+
+
 class Training:
     def __init__(self, case, rank, ranks):
         self.case, self.ranks, model, train = case, ranks, case["model"], case["train"]
@@ -60,9 +66,7 @@ class Training:
         else:
             self.model = segmentation.build(model["encoder"], model["decoder"], model["num_classes"], dropout)
             segmentation.load(self.model, arrays)
-        if case["channels_last"]:
-            self.model = self.model.to(memory_format=torch.channels_last)
-        self.model.train()
+        self.model = prepared(self.model, case).train()
         self.optimizers = [
             torch.optim.SGD(segmentation.groups(part, train["weight_decay"]), lr=lr, momentum=train["momentum"])
             for part, lr in ((self.model.encoder, train["lr_encoder"]), (self.model.decoder, train["lr_decoder"]))]
@@ -140,9 +144,7 @@ class Evaluation:
                 self.items = segmentation_original.validation_set(case["root"], case["records"], case["data"])
         else:
             self.model = segmentation.build(model["encoder"], model["decoder"], model["num_classes"], 0.0)
-            segmentation.load(self.model, arrays).eval()
-            if case["channels_last"]:
-                self.model = self.model.to(memory_format=torch.channels_last)
+            self.model = prepared(segmentation.load(self.model, arrays).eval(), case)
 
     def run(self):
         from PIL import Image

@@ -161,8 +161,8 @@ class Work:
     def __init__(self, case, rank, ranks):
         self.case, c = case, Config(**{k: v for k, v in case["model"].items() if k != "name"})
         self.model = build(case["model"], case["weights"])
-        for block in self.model.blocks:
-            block.compile()
+        if case["compiled"]:
+            workers.compile_blocks(self.model, "Block")
         b, _, *size = case["latent"]
         self.x = torch.randn(case["latent"])
         self.rope = rope_table([n // p for n, p in zip(size, c.patch_size)], c.hidden_size // c.num_heads)

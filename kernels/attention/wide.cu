@@ -148,7 +148,6 @@ void multiply(std::int64_t rows, std::int64_t columns, std::int64_t inner, const
   p.a_row = a.row;
   p.b_row = b.row;
   p.d_row = d_row;
-  ops::detail::add_flops(2.0 * static_cast<double>(rows * columns) * static_cast<double>(inner));
   const Operands at{a.data, b.data, add ? d : nullptr, d, nullptr, nullptr};
   if (!product_lt(p, at)) product_plain(p, at);
 }

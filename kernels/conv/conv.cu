@@ -142,9 +142,6 @@ Convolution phase_convolution(Pass pass, DType type, const Conv& k, const Shape&
 }
 
 void run(const Convolution& c, const ConvolutionOperands& at) {
-  double flops = 2.0 * static_cast<double>(c.samples * c.in_channels / c.groups * c.out_channels);
-  for (std::size_t i = 0; i < 3; ++i) flops *= static_cast<double>(c.out[i] * c.kernel[i]);
-  detail::add_flops(flops);
   WEFT_CHECK(convolve(c, at), Exit::usage,
              "a newer cuDNN may; or run with device.kind=cpu, and please report it",
              "cuDNN has no deterministic engine within 256 MiB of workspace for the convolution {}",
@@ -242,7 +239,6 @@ void product_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const
                   y.dtype(),
                   bias.defined() ? Epilogue::bias : Epilogue::none,
                   residual.defined()};
-  detail::add_flops(2.0 * static_cast<double>(m) * static_cast<double>(n * k));
   const Operands at{x.raw(), w.raw(), residual.raw(), y.raw(), data_or_null<float>(bias), nullptr};
   if (!product_lt(p, at)) product_plain(p, at);
 }
@@ -270,11 +266,7 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
     c.bias = true;
     c.residual = residual.defined();
     const Tensor rounded = bias_in(x.dtype(), bias);
-    if (convolve(c, {x.raw(), weights.raw(), y.raw(), rounded.raw(), residual.raw()})) {
-      detail::add_flops(2.0 * static_cast<double>(y.numel()) *
-                        static_cast<double>(shape.in * shape.taps));
-      return;
-    }
+    if (convolve(c, {x.raw(), weights.raw(), y.raw(), rounded.raw(), residual.raw()})) return;
     c.bias = c.residual = false;
   }
   const Tensor sums = in_place ? Tensor::empty(y.shape(), y.dtype()) : y;

@@ -47,11 +47,6 @@ bool fusing() {
   return asked;
 }
 
-void count(const Product& p) {
-  detail::add_flops(2.0 * static_cast<double>(p.rows) * static_cast<double>(p.columns) *
-                    static_cast<double>(p.inner));
-}
-
 // Asks the library for `p` with its epilogue; false if it cannot, logged once per process.
 bool fused(const Product& p, const Operands& x) {
   if (kernels::product_lt(p, x)) return true;
@@ -128,7 +123,6 @@ void weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& dw, const 
                      bool accumulate, Work& on) {
   const Product p = weight_product(dy, dw, accumulate);
   const std::int64_t n = p.rows, m = p.inner;
-  count(p);
   const auto at = [&](const Tensor& to, const Work& work) {
     return Operands{.a = dy.raw(),
                     .b = x.raw(),
@@ -211,14 +205,12 @@ void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const 
                   y.dtype(),
                   bias.defined() ? Epilogue::bias : Epilogue::none,
                   residual.defined()};
-  count(p);
   product(p, {x.raw(), w.raw(), residual.raw(), y.raw(), bias.raw(), nullptr, type_of(bias)});
 }
 
 void linear_backward_input(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate) {
   const Product p = input_product(dy, w, dx.dtype(), accumulate);
   if (p.rows == 0) return;
-  count(p);
   product(p, {dy.raw(), w.raw(), accumulate ? dx.raw() : nullptr, dx.raw(), nullptr, nullptr});
 }
 
@@ -254,7 +246,6 @@ void linear_gelu_forward(const Tensor& x, const Tensor& w, const Tensor& bias, T
   const Product p{m,    n,         k,         false,
                   true, x.dtype(), z.dtype(), bias.defined() ? Epilogue::bias : Epilogue::none,
                   false};
-  count(p);
   const auto name = [&] {
     return std::string(keeps_z ? "linear_gelu_forward" : "linear_gelu_forward in place");
   };
@@ -287,7 +278,6 @@ void linear_gelu_backward_input(const Tensor& dy, const Tensor& w, const Tensor&
       device_runtime().zero(dbias.raw(), dbias.bytes(), Stream::compute);
     return;
   }
-  count(p);
   const auto name = [&] {
     return std::string("linear_gelu_backward_input") + (h.defined() ? "" : " without h") +
            (dbias.defined() ? " with bias" : "");

@@ -21,15 +21,24 @@ namespace weft {
 double seconds_of(const std::function<void()>& f);
 
 // Operations a second of a large matrix product, and bytes a second of a plain copy far larger
-// than any cache. Both take memory from the current arena, up to 0.8 GB and 0.6 GB.
+// than any cache, in the fastest of five rounds. Both take memory from the current arena, up to
+// 0.8 GB and 0.6 GB.
 double product_rate(DType dtype);
 double copy_rate();
 
-// A table of where the time went: of each operation calls, time, share of `seconds`, rate, and
-// its share of the limit, the least time that this device's product and copy rates allow,
-// measured now. Calls and times are divided by `steps`; `seconds` are those of a step. Outside of
-// a profile.
-std::string profile_table(const ops::Profile& profile, int steps, double seconds);
+struct DeviceRates {
+  double f32_products = 0, bf16_products = 0;  // FLOP/s
+  double copies = 0;                           // B/s, read and written
+};
+DeviceRates device_rates();  // in an arena of its own
+
+// A table of where the time went: of each operation (`shapes`: and shapes of its tensors) calls,
+// time, share of `seconds`, rates, and its share of the limit: the least time that `rates` allow,
+// summed over its calls. Calls and times are divided by `steps`; `seconds` are those of a step. The
+// last line is "profile: " and the totals as JSON: seconds, operations (their seconds), limit (the
+// least seconds), and the rates.
+std::string profile_table(const ops::Profile& profile, const DeviceRates& rates, int steps,
+                          double seconds, bool shapes = false);
 
 // `weft bench comm`: all-reduce over all ranks, checked and timed for each size.
 struct BenchCommRequest {

@@ -11,8 +11,10 @@
 #include "tensor/tensor.h"
 
 namespace weft {
+namespace {
 
-double seconds_of(const std::function<void()>& f) {
+// Seconds of a call, of five rounds.
+std::vector<double> rounds_of(const std::function<void()>& f) {
   const auto time = [&](int calls) {
     if (!on_cuda()) {
       const double start = now_seconds();
@@ -26,15 +28,16 @@ double seconds_of(const std::function<void()>& f) {
     gpu.synchronize(end);
     return gpu.seconds(begin, end) / calls;
   };
-  // Two calls to warm up, then rounds of about 50 ms each; the median of five counts.
+  // Two calls to warm up, then rounds of about 50 ms each.
   time(2);
   const int calls = static_cast<int>(std::clamp(0.05 / std::max(time(1), 1e-6), 1.0, 1000.0));
   std::vector<double> rounds;
   for (int i = 0; i < 5; ++i) rounds.push_back(time(calls));
-  return upper_median(rounds);
+  return rounds;
 }
 
-namespace {
+// What the device can do is what it did when nothing else disturbed it.
+double least_seconds_of(const std::function<void()>& f) { return std::ranges::min(rounds_of(f)); }
 
 // Standard normals [n,n] on this rank's device.
 Tensor draw(std::int64_t n, DType dtype, std::uint64_t seed) {
@@ -49,10 +52,12 @@ double product_rate(DType dtype, std::int64_t n) {
   const Tensor a = draw(n, dtype, 1), b = draw(n, dtype, 2);
   Tensor y = Tensor::empty({n, n}, dtype);
   const double cubed = static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
-  return 2 * cubed / seconds_of([&] { ops::linear_forward(a, b, Tensor(), Tensor(), y); });
+  return 2 * cubed / least_seconds_of([&] { ops::linear_forward(a, b, Tensor(), Tensor(), y); });
 }
 
 }  // namespace
+
+double seconds_of(const std::function<void()>& f) { return upper_median(rounds_of(f)); }
 
 double product_rate(DType dtype) {
   // A GPU needs a large product to show its rate; a CPU would take a minute for it.
@@ -64,7 +69,13 @@ double copy_rate() {
   const std::int64_t elements = 1 << 26;
   Tensor a = Tensor::empty({elements}, DType::f32), b = Tensor::empty({elements}, DType::f32);
   ops::fill_zero(a);
-  return 2.0 * static_cast<double>(a.bytes()) / seconds_of([&] { ops::convert(a, b); });
+  return 2.0 * static_cast<double>(a.bytes()) / least_seconds_of([&] { ops::convert(a, b); });
+}
+
+DeviceRates device_rates() {
+  const auto arena = Arena::reserve(std::size_t{1} << 30);
+  const ArenaScope scope(*arena);
+  return {product_rate(DType::f32), product_rate(DType::bf16), copy_rate()};
 }
 
 }  // namespace weft

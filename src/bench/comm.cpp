@@ -10,6 +10,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/host.h"
+#include "core/json.h"
 #include "parallel/communicator.h"
 #include "parallel/rank_device.h"
 #include "tensor/tensor.h"
@@ -140,7 +141,7 @@ int bench_comm(const BenchCommRequest& request, MPI_Comm world) {
                                    {"communicator", comm->describe()},
                                    {"sizes", table}};
     std::ofstream out(request.json);
-    out << j.dump(2) << '\n';
+    out << dump_json(j, 2) << '\n';
     WEFT_CHECK(bool(out), Exit::usage, "name a file that can be written", "cannot write {}",
                request.json);
   }

@@ -22,6 +22,7 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/host.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "data/clip_source.h"
 #include "data/synthetic.h"
@@ -494,7 +495,7 @@ std::string scaling_json(const ScalingResult& result) {
     j["points"].push_back(std::move(point));
   }
   j["deck"] = result.deck;
-  return j.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  return dump_json(j, 1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 // Efficiency (weak) or speed-up (strong) against ranks, as a file of its own.

@@ -16,6 +16,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/host.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "models/registry.h"
 #include "ops/matmul.h"
@@ -280,13 +281,9 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
   WEFT_CHECK(wrong <= 0, Exit::internal,
              "run weft doctor: if the GPU is well, this is a bug in weft, please report it",
              "loss or gradient norm of a small step differ from the CPU side's");
-  double ceiling = 0;
-  {
-    // In a scope of its own: this memory is free again before the model's arena is sized.
-    const auto arena = Arena::reserve(std::size_t{1} << 30);
-    const ArenaScope scope(*arena);
-    ceiling = product_rate(holds_bf16(deck.model.dtype) ? DType::bf16 : DType::f32);
-  }
+  // Now, for later the model's arena may leave no memory.
+  const DeviceRates rates = device_rates();
+  const double ceiling = holds_bf16(deck.model.dtype) ? rates.bf16_products : rates.f32_products;
 
   // 2. The steps.
   RepeatedStep step(deck, request.inputs, request.weights, !request.profile);
@@ -324,7 +321,7 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
         {"measured_products", products.measured()},
         {"graph_replays", step.graph_replays()}};
     std::ofstream out(request.json);
-    out << j.dump(2) << '\n';
+    out << dump_json(j, 2) << '\n';
     WEFT_CHECK(bool(out), Exit::usage, "name a file that can be written", "cannot write {}",
                request.json);
   }
@@ -344,7 +341,7 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
     fmt::print("matrix products: {}\n", products.measured()
                                             ? "the fastest of the library's algorithms, measured"
                                             : "the library's first proposals, not measured");
-  if (request.profile) fmt::print("{}", profile_table(profile, request.steps, median));
+  if (request.profile) fmt::print("{}", profile_table(profile, rates, request.steps, median));
   return 0;
 }
 

@@ -135,7 +135,7 @@ std::string AdapterFacts::to_json() const {
   const ordered_json j = {
       {"lora", {{"rank", rank}, {"alpha", alpha}, {"base", base}, {"base_xxh3", base_hash}}}};
   // Paths may hold any bytes.
-  return j.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  return dump_json(j, -1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
 std::optional<AdapterFacts> AdapterFacts::from_json(const std::string& text) {
@@ -239,7 +239,7 @@ void write_adapter(const fs::path& folder, const Adapter& adapter, DType dtype) 
                                {"inference_mode", true},
                                {"target_modules", targets}};
   replace_file(folder / adapter_config_name,
-               config.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n",
+               dump_json(config, 2, ' ', false, ordered_json::error_handler_t::replace) + "\n",
                Exit::data, Durable::yes);
 }
 

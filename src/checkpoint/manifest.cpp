@@ -290,7 +290,7 @@ std::string to_text(const Manifest& m) {
   }
   j["state_hash"] = to_hex(m.state_hash);
   // Host names and paths may hold any bytes: invalid UTF-8 is replaced, not refused.
-  std::string text = j.dump(1, ' ', false, ordered_json::error_handler_t::replace);
+  std::string text = dump_json(j, 1, ' ', false, ordered_json::error_handler_t::replace);
   // The hash covers all text before it, so it is appended to the dump instead of put into `j`.
   text.resize(text.size() - 2);  // the last "\n}"
   return text + tail(to_hex(hash128(text)));

@@ -13,6 +13,7 @@
 
 #include "config/deck.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "core/log.h"
 
 namespace weft {
@@ -508,7 +509,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
   }
   missing_ = offset;
   // Padded with spaces to eight bytes, as the format's own writer does.
-  std::string json = header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  std::string json =
+      dump_json(header, -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   json.resize((json.size() + 7) / 8 * 8, ' ');
   WEFT_CHECK(
       json.size() <= longest_header, Exit::data,

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/hash.h"
+#include "core/json.h"
 #include "core/log.h"
 
 namespace weft {
@@ -319,7 +320,7 @@ void save_weights(const std::filesystem::path& path, const ParameterTable& table
     for (const Item& i : part) index["weight_map"][i.name] = name;
   }
   // Last, so that an index never names a shard that is not complete.
-  replace_file(path.string() + ".index.json", index.dump(2) + "\n", Exit::data, Durable::yes);
+  replace_file(path.string() + ".index.json", dump_json(index, 2) + "\n", Exit::data, Durable::yes);
 }
 
 }  // namespace weft

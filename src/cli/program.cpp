@@ -1,6 +1,7 @@
 #include "cli/cli.h"
 
 #include <mpi.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -62,17 +63,20 @@ void add_argument(CLI::App& app, const Argument& a, GivenDeck& deck) {
   if (!a.choices.empty()) option.check(CLI::IsMember(a.choices));
 }
 
-// run.profile: a table of this command's operations at its end.
+// run.profile: a table of this command's operations at its end, unless an error ends it.
 int run_profiled(const Command& c, Deck deck, MPI_Comm world) {
-  deck.device.graphs = false;  // a replayed graph calls no operation that could be timed
-  ops::Profile profile;
+  deck.device.graphs = false;   // a replayed graph calls no operation that could be timed
+  static ops::Profile profile;  // after an error it is still the active one
   const double start = now_seconds();
-  ops::set_profile(&profile, deck.run.profile == "shapes");
+  ops::set_profile(&profile);
   const int code = c.run(deck, world);
   ops::set_profile(nullptr);
   const double seconds = now_seconds() - start;
-  MPI_Barrier(world);  // measured with nothing beside it
-  if (log::rank() == 0) fmt::print("{}", profile_table(profile, 1, seconds));
+  // All ranks measure at once: a rank's share of the machine is its limit.
+  if (!c.first_rank_only) MPI_Barrier(world);
+  const DeviceRates rates = device_rates();
+  if (log::rank() == 0)
+    fmt::print("{}", profile_table(profile, rates, 1, seconds, deck.run.profile == "shapes"));
   return code;
 }
 
@@ -295,6 +299,16 @@ int rank_of_launcher() {
   return 0;
 }
 
+// Containers often forbid processes to read each other's memory, by which Open MPI 4 moves long
+// messages within a host: it would complain and copy them through shared memory. Open MPI 5 does
+// that by itself and, as other MPIs, does not read the variable.
+void avoid_forbidden_reads() {
+  char from = 1, to = 0;
+  const iovec local{&to, 1}, remote{&from, 1};
+  if (process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == 1) return;
+  setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
+}
+
 // A launcher of another MPI starts N programs that know nothing of each other.
 void warn_if_alone(int size) {
   if (size > 1) return;
@@ -332,6 +346,7 @@ int run_program(int argc, char** argv, const Program& program) {
   // A rank started without mpirun spawns no others: Open MPI need not start its daemon first, which
   // takes a third of the time of a short command. Other MPIs do not read it.
   setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+  avoid_forbidden_reads();
   int provided = 0, rank = 0, size = 1;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);

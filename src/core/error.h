@@ -61,21 +61,32 @@ class Error : public std::runtime_error {
   bool reported_ = false;
 };
 
+// What the macros below throw. Out of line, and with few templates: in every place that checks
+// something they would take the compiler four times as long. (Inlined: no copy of a file that is
+// compiled for AVX-512 may serve others.)
+[[noreturn]] void throw_error(Exit code, std::string_view hint, const char* file, int line,
+                              fmt::string_view format, fmt::format_args values);
+[[noreturn]] void throw_broken(const char* invariant, const char* file, int line);
+
+template <class... A>
+[[noreturn, gnu::always_inline]] inline void throw_formatted(Exit code, std::string_view hint,
+                                                             const char* file, int line,
+                                                             fmt::format_string<A...> format,
+                                                             const A&... values) {
+  throw_error(code, hint, file, line, format, fmt::make_format_args(values...));
+}
+
 }  // namespace weft
 
 // Throws Error unless `cond` holds. `hint` is a plain string, the rest is a fmt format and values.
 //   WEFT_CHECK(n > 0, Exit::usage, "set train.steps to 1 or more", "train.steps = {}", n);
 #define WEFT_CHECK(cond, exit_code, hint, ...) \
   do { \
-    if (!(cond)) \
-      throw ::weft::Error((exit_code), fmt::format(__VA_ARGS__), (hint), __FILE__, __LINE__); \
+    if (!(cond)) ::weft::throw_formatted((exit_code), (hint), __FILE__, __LINE__, __VA_ARGS__); \
   } while (false)
 
 // For invariants between weft's own parts: a failure is a bug, never a user's mistake.
 #define WEFT_ASSERT(cond) \
   do { \
-    if (!(cond)) \
-      throw ::weft::Error(::weft::Exit::internal, "internal error: " #cond, \
-                          "this is a bug in weft, please report it with the log", __FILE__, \
-                          __LINE__); \
+    if (!(cond)) ::weft::throw_broken(#cond, __FILE__, __LINE__); \
   } while (false)

@@ -46,7 +46,7 @@ std::string to_text(const JobStatus& s) {
   j["warnings"] = Json::array();
   for (const std::string& w : s.warnings) j["warnings"].push_back(shortened(w));
   if (!s.error.empty()) j["error"] = shortened(s.error);
-  return seal_json(j.dump(-1, ' ', false, Json::error_handler_t::replace)) + "\n";
+  return seal_json(dump_json(j, -1, ' ', false, Json::error_handler_t::replace)) + "\n";
 }
 
 std::optional<JobStatus> read_status(const fs::path& file) {

@@ -8,6 +8,7 @@
 #include "config/deck.h"
 #include "core/error.h"
 #include "core/host.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "parallel/rank_device.h"
 #include "tensor/device.h"
@@ -250,7 +251,7 @@ int doctor(const DoctorRequest& request, MPI_Comm world) {
     code = static_cast<int>(verdict(findings));
     if (!request.json.empty()) {
       std::ofstream out(request.json, std::ios::trunc);
-      out << report_json(ranks, findings).dump(1) << "\n";
+      out << dump_json(report_json(ranks, findings), 1) << "\n";
       out.close();
       written = out ? 1 : 0;
     }

@@ -207,7 +207,7 @@ std::vector<RankFacts> gather_facts(const RankFacts& mine, MPI_Comm world) {
   MPI_Comm_rank(world, &rank);
   // Names and environment values may hold any bytes, and dump() would throw on invalid UTF-8.
   const std::string text =
-      nlohmann::json(mine).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+      dump_json(nlohmann::json(mine), -1, ' ', false, nlohmann::json::error_handler_t::replace);
   std::vector<RankFacts> facts;
   for (const std::string& of_rank : texts_of_ranks(text, world))
     if (rank == 0) facts.push_back(parse_json(of_rank).get<RankFacts>());

@@ -17,7 +17,7 @@ namespace {
 
 #define WEFT_AVX2 __attribute__((target("avx2")))
 
-constexpr std::int64_t block = 32;  // pixels a turn of the loop makes
+constexpr std::int64_t pixels_at_once = 32;  // of a row
 
 bool is_full_range(const AVFrame& frame) {
   if (frame.color_range != AVCOL_RANGE_UNSPECIFIED) return frame.color_range == AVCOL_RANGE_JPEG;
@@ -144,10 +144,10 @@ WEFT_AVX2 inline void convert_block(const std::uint8_t* luma, const std::int16_t
 
 WEFT_AVX2 void convert_row(const std::uint8_t* luma, const std::int16_t* u, const std::int16_t* v,
                            std::int64_t width, const YuvMatrix& m, std::uint8_t* to) {
-  for (std::int64_t x = 0; x + block <= width; x += block)
+  for (std::int64_t x = 0; x + pixels_at_once <= width; x += pixels_at_once)
     convert_block(luma + x, u + x / 2, v + x / 2, m, to + 3 * x);
-  if (width % block != 0) {  // the last block overlaps the one before it
-    const std::int64_t x = width - block;
+  if (width % pixels_at_once != 0) {  // the last block overlaps the one before it
+    const std::int64_t x = width - pixels_at_once;
     convert_block(luma + x, u + x / 2, v + x / 2, m, to + 3 * x);
   }
 }
@@ -159,7 +159,7 @@ bool is_plain_yuv(const AVFrame& frame) {
              full = frame.format == AV_PIX_FMT_YUVJ420P;
   if (!limited && !(full && frame.color_range != AVCOL_RANGE_MPEG)) return false;
   if (frame.width % 2 != 0 || frame.height % 2 != 0) return false;
-  if (frame.width < block || frame.height < block) return false;
+  if (frame.width < pixels_at_once || frame.height < pixels_at_once) return false;
   switch (frame.colorspace) {
     case AVCOL_SPC_UNSPECIFIED:
     case AVCOL_SPC_BT709:

@@ -162,11 +162,12 @@ void run(Context c, std::vector<Sum>& sums, BatchNormGroup& group) {
   for (const Sum& s : sums)
     for (const Term& t : s.terms) use(c, {t.w.weight, t.w.bias});
   take_statistics(c, sums, group);
+  const bool overwrites = !c.tape.recording() && !c.tape.counts_uses();  // Tape::Mode::infer
   for (Sum& s : sums) {
     const Term &a = s.terms.front(), &b = s.terms.back();
     const bool two = s.terms.size() == 2;
     const Tensor none;
-    Tensor y = Tensor::empty(a.x->value.shape(), a.x->value.dtype());
+    Tensor y = overwrites ? a.x->value : Tensor::empty(a.x->value.shape(), a.x->value.dtype());
     ops::batch_norm_apply(a.x->value, a.stats, a.w.weight->value, a.w.bias->value,
                           two          ? b.x->value
                           : s.residual ? s.residual->value

@@ -37,7 +37,7 @@ struct BatchNormGroup {
 // act(batch_norm(x) + residual), x [..., C]. Every rank of the group makes the same calls in the
 // same order, backward and in recomputed parts too. Running statistics change in a forward that
 // counts uses (Tape::counts_uses), once a micro-batch. Exit::data where an ordinary batch norm has
-// one position only.
+// one position only. On a tape that infers the result takes x's memory: nothing else may read x.
 Var batch_norm(Context c, const Var& x, const BatchNorm& w, BatchNormGroup& group, Activation act,
                const Var& residual = nullptr);
 

@@ -435,9 +435,16 @@ Var view(Context c, const Var& x, const Shape& shape) {
 
 namespace {
 
-// An adapted weight as one, f32: w + scale * B A. Without an adapter w itself.
-Tensor whole_weight(const Linear& l) {
-  if (!l.adapted()) return l.weight->value;
+Tensor as_f32(const Tensor& t) {
+  if (t.dtype() == DType::f32) return t;
+  Tensor wide = Tensor::empty(t.shape(), DType::f32);
+  ops::convert(t, wide);
+  return wide;
+}
+
+// A weight for activations of `dtype` as f32. An adapted one, of an f32 model, is w + scale * B A.
+Tensor whole_weight(const Linear& l, DType dtype) {
+  if (!l.adapted()) return as_f32(weight_for(l, dtype));
   Tensor w = Tensor::empty(l.weight->shape, DType::f32);
   Tensor b = Tensor::empty(l.lora_b->shape, DType::f32);
   ops::convert(l.weight->value, w);
@@ -470,15 +477,18 @@ std::int64_t padded(std::int64_t length) {
 }
 
 // Absorbed, a token costs 4 C H Lp operations a block instead of 4 C^2 + 4 C L: worth it up to
-// about 3/4. On GPUs the plain form is the faster one (large products, one attention kernel), and
-// the only one. It reads weights in f32, which a bf16 model does not keep on every rank.
-bool worth_absorbing(const Tensor& x, const std::vector<std::int64_t>& lengths, int heads) {
-  const std::int64_t C = x.dim(-1);
-  if (Arena::current().device() == DeviceKind::cuda || x.dtype() != DType::f32 ||
-      C % ops::absorbed_padding != 0)
+// about 3/4. In a bf16 model the products of captions and weights are f32, 12 C^2 L operations at
+// half the rate, so that there must be tokens enough to repay them. On GPUs the plain form is the
+// faster one (large products, one attention kernel), and the only one.
+bool worth_absorbing(const Tensor& x, const CrossAttention& w,
+                     const std::vector<std::int64_t>& lengths, int heads) {
+  const std::int64_t C = x.dim(-1), tokens = x.dim(1) * x.dim(2);
+  const bool bf16 = x.dtype() != DType::f32;
+  if (Arena::current().device() == DeviceKind::cuda || C % ops::absorbed_padding != 0 ||
+      (bf16 && !(w.q.plain() && w.proj.plain())))
     return false;
   return std::all_of(lengths.begin(), lengths.end(), [&](std::int64_t length) {
-    return length > 0 && 4 * heads * padded(length) <= 3 * C;
+    return length > 0 && 4 * heads * padded(length) <= 3 * C && (!bf16 || tokens >= 16 * length);
   });
 }
 
@@ -530,7 +540,8 @@ Var attend_absorbed(Context c, const Var& x, const Var& kv, const CrossAttention
     return t.slice(of.first_row, of.first_row + of.rows).view({of.rows, 2, heads, D});
   };
   Tensor y = Tensor::empty(s, dtype);
-  const Tensor wq = whole_weight(w.q), wo = whole_weight(w.proj);
+  const Tensor wq = whole_weight(w.q, dtype), wo = whole_weight(w.proj, dtype);
+  const Tensor bq = as_f32(bias_for(w.q, dtype));
   std::vector<Sample> samples;
   std::int64_t first_row = 0;
   for (std::int64_t b = 0; b < B; ++b) {
@@ -543,12 +554,17 @@ Var attend_absorbed(Context c, const Var& x, const Var& kv, const CrossAttention
     m.a0 = Tensor::empty({columns}, DType::f32);
     m.b = Tensor::empty({C, columns}, dtype);
     m.p = Tensor::empty({N, columns}, dtype);
-    ops::absorb_forward(rows(kv->value, m), wq, w.q.bias->value, wo, m.a, m.a0, m.b);
+    ops::absorb_forward(rows(kv->value, m), wq, bq, wo, m.a, m.a0, m.b);
     const Tensor xb = tokens(x->value, b);
     Tensor yb = tokens(y, b);
-    ops::linear_forward(xb, m.a, m.a0, Tensor(), m.p);
-    ops::head_softmax_forward(m.p, heads, static_cast<int>(m.rows));
-    ops::linear_forward(m.p, m.b, w.proj.bias->value, xb, yb);
+    // Scores stay f32, as they do in attention: the CPU's product makes them so of bf16, and what
+    // is rounded is probabilities.
+    Tensor scores = dtype == DType::f32 ? m.p : Tensor::empty(m.p.shape(), DType::f32);
+    ops::linear_forward(xb, m.a, m.a0, Tensor(), scores);
+    ops::head_softmax_forward(scores, heads, static_cast<int>(m.rows));
+    if (dtype != DType::f32) ops::convert(scores, m.p);
+    scores.release();
+    ops::linear_forward(m.p, m.b, bias_for(w.proj, dtype), xb, yb);
     if (c.tape.recording()) samples.push_back(std::move(m));
   }
   const Var out = make_var(y);
@@ -563,7 +579,9 @@ Var attend_absorbed(Context c, const Var& x, const Var& kv, const CrossAttention
     }
     Tensor dwq = whole_gradient(w.q), dwo = whole_gradient(w.proj);
     // Computed again: kept from the forward, they would take the memory of a weight a block.
-    const Tensor wq = whole_weight(w.q), wo = whole_weight(w.proj);
+    const DType dtype = x->value.dtype();
+    const Tensor wq = whole_weight(w.q, dtype), wo = whole_weight(w.proj, dtype);
+    const Tensor bq = as_f32(bias_for(w.q, dtype));
     // absorb_backward() wants both of q's gradients or none.
     Tensor dbq = w.q.bias->trainable ? w.q.bias->grad_to_add()
                  : dwq.defined()     ? Tensor::empty(w.q.bias->shape, DType::f32)
@@ -588,8 +606,7 @@ Var attend_absorbed(Context c, const Var& x, const Var& kv, const CrossAttention
       ops::linear_backward_weight(dp, xb, da, da0, false);
       ops::linear_backward_input(dp, m.a, dxb, true);
       Tensor dkvb = rows(dkv, m);
-      ops::absorb_backward(rows(kv->value, m), wq, w.q.bias->value, wo, da, da0, db, dkvb, dwq, dbq,
-                           dwo);
+      ops::absorb_backward(rows(kv->value, m), wq, bq, wo, da, da0, db, dkvb, dwq, dbq, dwo);
     }
     give_whole_gradient(w.q, dwq);
     give_whole_gradient(w.proj, dwo);
@@ -607,7 +624,7 @@ Var cross_attention(Context c, const Var& x, const Var& y, const CrossAttention&
   const Shape s = x->value.shape();
   WEFT_ASSERT(s.rank() == 4 && static_cast<std::int64_t>(lengths.size()) == s[0]);
   const Var kv = linear(c, y, w.kv);
-  if (worth_absorbing(x->value, lengths, heads))
+  if (worth_absorbing(x->value, w, lengths, heads))
     return attend_absorbed(c, x, kv, w, lengths, heads);
   const Var q = view(c, linear(c, x, w.q), {s[0], s[1] * s[2], s[3]});
   return linear(c, view(c, attend(c, q, kv, offsets, lengths, heads), s), w.proj, x);

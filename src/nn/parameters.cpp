@@ -1,6 +1,7 @@
 #include "nn/parameters.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -310,24 +311,30 @@ void ParameterTable::initialise(std::uint64_t seed) {
     const Part part = p->sharded ? p->owned : Part{0, p->shape.numel()};
     const auto n = static_cast<double>(p->shape.numel());
     std::vector<float> values(part.size());
-#pragma omp parallel for schedule(static)
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const auto e = static_cast<std::uint32_t>(part.begin) + static_cast<std::uint32_t>(i);
+    const auto value = [&](const std::array<std::uint32_t, 4>& words, std::int64_t e) {
+      const int k = static_cast<int>(e % 4);
       switch (p->init.kind) {
         case Init::Kind::uniform:
-          values[i] = p->init.a * (2.0f * random.uniform(e) - 1.0f);
-          break;
+          return p->init.a * (2.0f * Philox::to_unit(words[k]) - 1.0f);
         case Init::Kind::normal:
-          values[i] = p->init.a * random.normal(e);
-          break;
-        case Init::Kind::constant:
-          values[i] = p->init.a;
-          break;
+          return p->init.a * Philox::gauss(words[k / 2 * 2], words[k / 2 * 2 + 1], k % 2 != 0);
         case Init::Kind::rotary:
-          values[i] = static_cast<float>(
+          return static_cast<float>(
               std::pow(static_cast<double>(p->init.a), -static_cast<double>(e) / n));
+        case Init::Kind::constant:
           break;
       }
+      return p->init.a;
+    };
+    const bool drawn = p->init.kind == Init::Kind::uniform || p->init.kind == Init::Kind::normal;
+    // By Philox blocks of four elements, which are most of the work.
+#pragma omp parallel for schedule(static)
+    for (std::int64_t block = part.begin / 4; block < (part.end + 3) / 4; ++block) {
+      const auto words =
+          drawn ? random.block(static_cast<std::uint32_t>(block)) : std::array<std::uint32_t, 4>{};
+      for (std::int64_t e = std::max(part.begin, 4 * block); e < std::min(part.end, 4 * block + 4);
+           ++e)
+        values[e - part.begin] = value(words, e);
     }
     p->set(part.begin, values);
   }

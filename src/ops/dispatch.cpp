@@ -7,19 +7,29 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "ops/cost.h"
 
 namespace weft::ops {
 namespace {
 
-thread_local OpTime* current_entry = nullptr;
-bool profile_shapes = false;
+thread_local bool in_operation = false;
 
-// Operations on a GPU end later than their calls: their marks are read when the profile ends.
+// Operations on a GPU end later than their calls: their marks are read when the profile ends, or
+// when they have become many.
 struct OnDevice {
   OpTime* entry;
   DeviceEvent begin, end;
 };
 std::vector<OnDevice> on_device;
+constexpr std::size_t most_marks = 1 << 14;
+
+void read_marks() {
+  for (const OnDevice& op : on_device) {
+    device_runtime().synchronize(op.end);
+    op.entry->seconds += device_runtime().seconds(op.begin, op.end);
+  }
+  on_device.clear();
+}
 
 DeviceEvent mark() { return on_cuda() ? device_runtime().record(Stream::compute) : DeviceEvent(); }
 
@@ -31,20 +41,21 @@ thread_local Profile* active_profile = nullptr;
 OpWatch* op_watch = nullptr;
 
 Timer::Timer(const char* name, std::span<const Tensor> tensors) : entry_(nullptr), start_(0) {
-  if (current_entry != nullptr) return;
+  if (in_operation) return;
   std::string row = name;
-  double bytes = 0;
   bool bf16 = false;
   for (const Tensor& t : tensors) {
     if (!t.defined()) continue;
-    bytes += static_cast<double>(t.bytes());
     bf16 |= t.dtype() == DType::bf16;
-    if (profile_shapes) row += " " + t.shape().str();
+    row += " " + t.shape().str();
   }
   if (bf16) row += " bf16";
-  entry_ = current_entry = &(*active_profile)[row];
-  entry_->bytes += bytes;
+  entry_ = &(*active_profile)[row];
+  if (entry_->calls++ == 0) entry_->name = bf16 ? fmt::format("{} bf16", name) : name;
   entry_->bf16 = bf16;
+  entry_->flops += operations_of(name, tensors);
+  entry_->bytes += bytes_of(name, tensors);
+  in_operation = true;
   begin_ = mark();
   start_ = now_seconds();
 }
@@ -56,14 +67,10 @@ Timer::~Timer() {
       on_device.push_back({entry_, begin_, mark()});
     else
       entry_->seconds += now_seconds() - start_;
+    if (on_device.size() >= most_marks) read_marks();
   } catch (const Error&) {  // the GPU has failed: the operation's own error, or the next, says so
   }
-  ++entry_->calls;
-  current_entry = nullptr;
-}
-
-void add_flops(double flops) {
-  if (current_entry != nullptr) current_entry->flops += flops;
+  in_operation = false;
 }
 
 void no_cuda_side(const char* name) {
@@ -73,15 +80,9 @@ void no_cuda_side(const char* name) {
 
 }  // namespace detail
 
-void set_profile(Profile* profile, bool shapes) {
-  // The only wait: until here the events have cost the operations nothing but their recording.
-  for (const OnDevice& op : on_device) {
-    device_runtime().synchronize(op.end);
-    op.entry->seconds += device_runtime().seconds(op.begin, op.end);
-  }
-  on_device.clear();
+void set_profile(Profile* profile) {
+  read_marks();
   detail::active_profile = profile;
-  profile_shapes = shapes;
 }
 
 void set_op_watch(OpWatch* watch) { detail::op_watch = watch; }

@@ -18,18 +18,18 @@
 
 namespace weft::ops {
 
-// Where the time of this thread goes: while a profile is active, every operation adds to it under
-// its name. One that another calls counts as part of that.
+// Where the time of this thread goes: while a profile is active, every operation adds to it. One
+// that another calls counts as part of that, and one that a dry run skips not at all.
 struct OpTime {
+  std::string name;   // of the operation, and "bf16" if any of its tensors is
+  bool bf16 = false;  // any of its tensors
   std::int64_t calls = 0;
   double seconds = 0;
-  double flops = 0;   // of products and convolutions, counted as the plain sum has them
-  double bytes = 0;   // of its tensors, each once
-  bool bf16 = false;  // of any of its tensors
+  double flops = 0, bytes = 0;  // of all calls (ops/cost.h)
 };
+// By name and shapes of the tensors.
 using Profile = std::map<std::string, OpTime>;
-// Null: off. `shapes`: a row for each operation and shapes of its tensors.
-void set_profile(Profile* profile, bool shapes = false);
+void set_profile(Profile* profile);  // null: off, after a GPU has done all that it measured
 
 // Notified of every operation that a planning arena skips: its name and its tensors, which have
 // shapes and types but no values.
@@ -54,15 +54,16 @@ class Timer {
   double start_;
   DeviceEvent begin_;
 };
-// Operations of the matrix products run by the current operation.
-void add_flops(double flops);
 
-// Those of an operation's arguments that are tensors.
+// Those of an operation's arguments that are tensors, undefined ones too.
 template <class... Args>
 std::vector<Tensor> tensors_of(const Args&... args) {
   std::vector<Tensor> tensors;
   const auto keep = [&](const auto& arg) {
-    if constexpr (std::is_convertible_v<decltype(arg), const Tensor&>) tensors.push_back(arg);
+    if constexpr (std::is_convertible_v<decltype(arg), const Tensor&>)
+      tensors.push_back(arg);
+    else if constexpr (std::is_convertible_v<decltype(arg), std::span<const Tensor>>)
+      tensors.insert(tensors.end(), arg.begin(), arg.end());
   };
   (keep(args), ...);
   return tensors;

@@ -1,9 +1,6 @@
 #include "parallel/mpi_collectives.h"
 
-#include <fcntl.h>
 #include <linux/futex.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -12,10 +9,10 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 #include <thread>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "ops/optimizer.h"
 
 namespace weft {
@@ -52,6 +49,8 @@ long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
 
 }  // namespace
 
+static_assert(sizeof(BoxLabel) <= 64);  // Mailboxes::label_bytes
+
 Mailboxes::Mailboxes(MPI_Comm comm, const std::atomic<bool>& stop) : comm_(comm), stop_(stop) {
   MPI_Comm_rank(comm_, &rank_);
   MPI_Comm_size(comm_, &size_);
@@ -70,9 +69,7 @@ Mailboxes::Mailboxes(MPI_Comm comm, const std::atomic<bool>& stop) : comm_(comm)
   }
 }
 
-// Every rank creates its own shared memory and maps that of the other ranks on its host. The name
-// exists only until all have mapped it, so nothing stays behind however the job ends, and releasing
-// the memory needs no other rank.
+// Every rank's boxes lie in memory that the other ranks of its host read.
 void Mailboxes::open_window() {
   MPI_Comm node = MPI_COMM_NULL;
   MPI_CHECK(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node));
@@ -91,69 +88,37 @@ void Mailboxes::open_window() {
   MPI_CHECK(MPI_Comm_rank(node, &place));
   std::vector<int> ranks(here);
   MPI_CHECK(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, node));
+  one_host_ = here == size_;
   // Boxes to other hosts are smaller but more numerous, and never put more bytes in flight: 94 % of
   // them with up to 4 ranks, and half with 9, the worst case. All ranks agree on the size, since
   // either all have ranks on other hosts or none has.
   const std::size_t room =
       std::clamp(wanted_bytes / static_cast<std::size_t>(size_), least_room, most_room);
-  room_ = (here == size_ ? room : std::min(room, most_message - label_bytes)) / 64 * 64;
+  room_ = (one_host_ ? room : std::min(room, most_message - label_bytes)) / 64 * 64;
   depth_ = least_depth * std::max<std::uint64_t>(1, room / room_);
   const std::size_t head = sizeof(Control) + 64 * static_cast<std::size_t>(here);
-  mapped_bytes_ = head + depth_ * box_bytes();
-  // Keeps the names of several communicators in one process apart.
-  static std::atomic<int> made = 0;
-  using Name = std::array<char, 64>;
-  Name name{};
-  fmt::format_to_n(name.data(), name.size() - 1, "/weft-{}-{}", getpid(), made++);
-  std::byte* base = map(name.data(), true);
-  const auto counter = [&](std::byte* from, int at) {
-    return reinterpret_cast<std::atomic<std::uint64_t>*>(from + sizeof(Control) +
-                                                         64 * static_cast<std::size_t>(at));
-  };
-  if (base != nullptr) {
-    control_ = new (base) Control;
-    for (int k = 0; k < here; ++k) new (counter(base, k)) std::atomic<std::uint64_t>(0);
-    boxes_ = base + head;
-  }
-  std::vector<Name> names(ranks.size());
-  MPI_CHECK(MPI_Allgather(name.data(), static_cast<int>(name.size()), MPI_CHAR, names.data(),
-                          static_cast<int>(name.size()), MPI_CHAR, node));
-  bool whole = base != nullptr;
-  for (int k = 0; k < here && whole; ++k) {
-    if (k == place) continue;
-    std::byte* theirs = map(names[k].data(), false);
-    whole = theirs != nullptr;
-    if (!whole) break;
-    Peer& p = peers_[ranks[k]];
-    p.control = reinterpret_cast<Control*>(theirs);
-    p.boxes = theirs + head;
-    p.read_by_me = counter(base, k);
-    p.read_by_them = counter(theirs, place);
-  }
-  int mine = whole, all = 0;
-  MPI_CHECK(MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, node));
-  // After the all-reduce every rank has mapped the memory, or failed: the name is no longer needed.
-  shm_unlink(name.data());
+  memory_ = SharedMemory::make(node, head + depth_ * box_bytes());
   MPI_CHECK(MPI_Comm_free(&node));
-  WEFT_CHECK(all != 0, Exit::hardware,
+  WEFT_CHECK(memory_, Exit::hardware,
              "make room in /dev/shm (a container: a larger --shm-size, and --ipc=host where ranks "
              "of one host are in several)",
              "no {:.1f} MiB of shared memory a rank for the messages between ranks of this host",
-             static_cast<double>(mapped_bytes_) / (1 << 20));
-}
-
-// Null on failure.
-std::byte* Mailboxes::map(const char* name, bool fresh) {
-  const int file = shm_open(name, fresh ? O_RDWR | O_CREAT | O_EXCL : O_RDWR, S_IRUSR | S_IWUSR);
-  if (file < 0) return nullptr;
-  void* p = MAP_FAILED;
-  // Reserve the space now: if /dev/shm ran full later, a write to the map would raise a signal.
-  if (!fresh || posix_fallocate(file, 0, static_cast<off_t>(mapped_bytes_)) == 0)
-    p = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  ::close(file);
-  if (p == MAP_FAILED) return nullptr;
-  maps_.push_back(p);
-  return static_cast<std::byte*>(p);
+             static_cast<double>(head + depth_ * box_bytes()) / (1 << 20));
+  // The memory is all zeros, as the counters begin.
+  const auto counter = [&](int owner, int at) {
+    return reinterpret_cast<std::atomic<std::uint64_t>*>(memory_->of(owner) + sizeof(Control) +
+                                                         64 * static_cast<std::size_t>(at));
+  };
+  control_ = reinterpret_cast<Control*>(memory_->of(place));
+  boxes_ = memory_->of(place) + head;
+  for (int k = 0; k < here; ++k) {
+    if (k == place) continue;
+    Peer& p = peers_[ranks[k]];
+    p.control = reinterpret_cast<Control*>(memory_->of(k));
+    p.boxes = memory_->of(k) + head;
+    p.read_by_me = counter(place, k);
+    p.read_by_them = counter(k, place);
+  }
 }
 
 void Mailboxes::close(bool orderly) {
@@ -180,10 +145,11 @@ void Mailboxes::close(bool orderly) {
     orderly = done != 0;
   }
   // MPI still uses the boxes of messages that were neither sent nor cancelled: leave them mapped.
-  if (orderly || !messages_)
-    for (void* p : maps_) munmap(p, mapped_bytes_);
-  else
+  if (!orderly && messages_) {
+    static_cast<void>(new std::shared_ptr<SharedMemory>(memory_));
     static_cast<void>(new std::vector<Peer>(std::move(peers_)));
+  }
+  memory_.reset();
 }
 
 bool Mailboxes::vacant() {
@@ -226,6 +192,12 @@ void Mailboxes::receive(int peer, std::uint64_t number) {
                       &p.requests[2 * at]));
   MPI_CHECK(MPI_Irecv(to + label_bytes + room_, static_cast<int>(room_), MPI_BYTE, peer, tag_each,
                       comm_, &p.requests[2 * at + 1]));
+}
+
+bool Mailboxes::all_read() const {
+  return std::ranges::all_of(peers_, [&](const Peer& p) {
+    return p.control == nullptr || p.read_by_them->load(std::memory_order_acquire) == posted_;
+  });
 }
 
 bool Mailboxes::arrived(int peer) {
@@ -322,7 +294,7 @@ Watchdog::Collective MpiOperation::record() const {
 }
 
 MpiCollectives::MpiCollectives(MPI_Comm comm, const std::atomic<bool>& stop)
-    : stop_(stop), boxes_(comm, stop), memory_(2 * boxes_.room(), stop) {
+    : comm_(comm), stop_(stop), boxes_(comm, stop), memory_(2 * boxes_.room(), stop) {
   MPI_Comm_rank(comm, &rank_);
   MPI_Comm_size(comm, &size_);
   rounded_.resize(sum_block * sizeof(float));
@@ -332,7 +304,13 @@ bool MpiCollectives::run(std::uint64_t number, const MpiOperation& o) {
   const Watchdog::Collective record = o.record();
   label_ = {number, static_cast<std::uint32_t>(o.kind), static_cast<std::uint32_t>(o.comm_dtype),
             record.bytes, 1};
+  const Place place = place_of(o);
+  label_.memory = place.number;
+  label_.offset = place.offset;
   const auto done = [&] {
+    if (place.memory)
+      return o.kind == CollectiveKind::all_gather ? gather_in_place(o, place)
+                                                  : reduce_in_place(o, place);
     switch (o.kind) {
       case CollectiveKind::all_reduce:
         return record.bytes <= std::min(small_bytes, boxes_.room()) ? reduce_small(o) : reduce(o);
@@ -346,6 +324,94 @@ bool MpiCollectives::run(std::uint64_t number, const MpiOperation& o) {
     return false;
   };
   return done() && memory_.flush();
+}
+
+Tensor MpiCollectives::persistent(const Shape& shape, DType dtype) {
+  const std::size_t bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
+  if (on_cuda() || !boxes_.one_host() || bytes == 0) return Tensor::persistent(shape, dtype);
+  const std::shared_ptr<SharedMemory> memory = SharedMemory::make(comm_, bytes);
+  if (!memory) {
+    if (rank_ == 0)
+      log::warn(
+          "no {:.1f} MiB of shared memory a rank for weights and gradients: the ranks copy them to "
+          "each other instead, which is slower (make room in /dev/shm; a container: a larger "
+          "--shm-size)",
+          static_cast<double>(bytes) / (1 << 20));
+    return Tensor::persistent(shape, dtype);
+  }
+  const std::lock_guard lock(shared_mutex_);
+  shared_.push_back(memory);
+  return Tensor::adopt(std::shared_ptr<void>(memory, memory->of(rank_)), shape, dtype,
+                       DeviceKind::cpu);
+}
+
+// What is sent in another type goes through boxes.
+MpiCollectives::Place MpiCollectives::place_of(const MpiOperation& o) {
+  if (o.kind == CollectiveKind::all_to_all || o.comm_dtype != o.to.dtype()) return {};
+  const auto* at = static_cast<const std::byte*>(o.to.raw());
+  const std::lock_guard lock(shared_mutex_);
+  for (std::size_t i = 0; i < shared_.size(); ++i)
+    if (std::shared_ptr<SharedMemory> memory = shared_[i].lock()) {
+      const std::byte* begin = memory->of(rank_);
+      if (at >= begin && at + o.to.bytes() <= begin + memory->bytes())
+        return {std::move(memory), i + 1, static_cast<std::uint64_t>(at - begin)};
+    }
+  return {};
+}
+
+// The boxes carry no data here: the first says that its rank's tensor may be read, a second that
+// its sum may be. A rank that is done waits until the others have read what is its own, for then
+// its caller may overwrite it.
+bool MpiCollectives::reduce_in_place(const MpiOperation& o, const Place& place) {
+  const bool gathers = o.kind == CollectiveKind::all_reduce;
+  const Part mine = part_of(0, o.to.numel(), rank_, size_);
+  const auto begin = mine.begin * static_cast<std::int64_t>(size_of(o.to.dtype()));
+  return run_rounds(
+             gathers ? 2 : 1, 1,
+             [&](std::int64_t) {
+               boxes_.post(0, {});
+               return true;
+             },
+             [&](std::int64_t k) {
+               if (k == 0) return add(o, mine, false, [&](int r) { return place.of(r) + begin; });
+               copy_parts(o, place);
+               return true;
+             }) &&
+         read_by_all();
+}
+
+bool MpiCollectives::gather_in_place(const MpiOperation& o, const Place& place) {
+  return run_rounds(
+             1, 1,
+             [&](std::int64_t) {
+               boxes_.post(0, {});
+               return true;
+             },
+             [&](std::int64_t) {
+               copy_parts(o, place);
+               return true;
+             }) &&
+         read_by_all();
+}
+
+// The other ranks' parts, from their tensors.
+void MpiCollectives::copy_parts(const MpiOperation& o, const Place& place) {
+  const std::size_t width = size_of(o.to.dtype());
+  for (int r = 0; r < size_; ++r) {
+    const Part part = part_of(0, o.to.numel(), r, size_);
+    const std::size_t begin = static_cast<std::size_t>(part.begin) * width;
+    if (r != rank_ && part.size() > 0)
+      std::memcpy(static_cast<std::byte*>(o.to.raw()) + begin, place.of(r) + begin,
+                  static_cast<std::size_t>(part.size()) * width);
+  }
+}
+
+bool MpiCollectives::read_by_all() {
+  for (;;) {
+    const std::uint32_t mark = boxes_.mark();
+    if (boxes_.all_read()) return true;
+    if (!boxes_.wait(mark, true)) return false;
+  }
 }
 
 // Each round handles one piece of every rank's part: the other ranks send their contributions to
@@ -525,7 +591,8 @@ bool MpiCollectives::all_here(std::int64_t round) {
 void MpiCollectives::compare(int peer) const {
   const BoxLabel& theirs = boxes_.label(peer);
   if (theirs.number == label_.number && theirs.kind == label_.kind &&
-      theirs.dtype == label_.dtype && theirs.bytes == label_.bytes)
+      theirs.dtype == label_.dtype && theirs.bytes == label_.bytes &&
+      theirs.memory == label_.memory && theirs.offset == label_.offset)
     return;
   throw OtherCollective(Exit::hang,
                         fmt::format("collective {} is another one on rank {} than on rank {}",

@@ -3,6 +3,9 @@
 // other's boxes in shared memory, with one copy in and one out, and wake each other when they
 // sleep; boxes go to the ranks of other hosts as messages.
 //
+// What lies in memory that all ranks of a host share (MpiCollectives::persistent) is read in place
+// instead, and the boxes only say when.
+//
 // Why not MPI's own non-blocking collectives, driven by the progress thread:
 //   order  MPI_Ireduce_scatter may add in any order, so sums would have to be made here all the
 //          same, from an all-to-all of pieces;
@@ -22,10 +25,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "core/error.h"
 #include "core/parts.h"
+#include "parallel/shared_memory.h"
 #include "parallel/watchdog.h"
 #include "tensor/tensor.h"
 
@@ -37,6 +43,9 @@ struct BoxLabel {
   std::uint32_t kind = 0, dtype = 0;
   std::uint64_t bytes = 0;   // of the whole collective
   std::uint64_t rounds = 0;  // boxes that the writer fills for it
+  // Where its tensor lies in shared memory (MpiCollectives::persistent): which, from 1, and the
+  // byte in it. 0: the boxes carry the data.
+  std::uint64_t memory = 0, offset = 0;
 };
 
 // All calls come from one thread, except interrupt(). Memory is bounded: depth() boxes for this
@@ -52,6 +61,8 @@ class Mailboxes {
   std::size_t room() const { return room_; }
   // Boxes of a rank that may be in flight at once.
   std::int64_t depth() const { return static_cast<std::int64_t>(depth_); }
+  // All ranks are on this host.
+  bool one_host() const { return one_host_; }
 
   // This rank's next box: whether it may be filled, its addresses (64-byte aligned), and its
   // sending.
@@ -61,6 +72,9 @@ class Mailboxes {
   std::byte* for_rank(int peer) { return for_all() + room_ * static_cast<std::size_t>(peer + 1); }
   // bytes_each: what for_rank() holds for each rank; empty: nothing.
   void post(std::size_t bytes_all, const std::vector<std::size_t>& bytes_each);
+
+  // Whether the ranks of this host have released all of this rank's boxes.
+  bool all_read() const;
 
   // The oldest box of `peer` not yet released: whether it has arrived, and its addresses. Not for
   // this rank itself.
@@ -105,7 +119,6 @@ class Mailboxes {
   std::byte* own_box() { return boxes_ + box_bytes() * (posted_ % depth_); }
   const std::byte* box_of(const Peer& p) const;
   void open_window();
-  std::byte* map(const char* name, bool fresh);
   void receive(int peer, std::uint64_t number);
   static void ring(Control& control, std::uint32_t wakes);
 
@@ -114,9 +127,9 @@ class Mailboxes {
   int rank_ = 0, size_ = 1;
   std::size_t room_ = 0;
   std::uint64_t depth_ = 0;
-  std::vector<void*> maps_;  // shared memory of the ranks of this host
-  std::size_t mapped_bytes_ = 0;
-  std::vector<Peer> peers_;  // of all ranks, this one's own unused
+  bool one_host_ = true;
+  std::shared_ptr<SharedMemory> memory_;  // the boxes of the ranks of this host
+  std::vector<Peer> peers_;               // of all ranks, this one's own unused
   Control* control_ = nullptr;
   std::byte* boxes_ = nullptr;
   std::uint64_t posted_ = 0;
@@ -196,6 +209,10 @@ class MpiCollectives {
   MpiCollectives(MPI_Comm comm, const std::atomic<bool>& stop);
   void close(bool orderly) { boxes_.close(orderly); }
   void interrupt() { boxes_.interrupt(); }
+  // Collective. A zeroed tensor of the host. Where all ranks are on one host it lies in memory that
+  // they share: sums and gathers of it, or of slices of it, read the other ranks' tensors in place,
+  // which saves two of the three copies that boxes take.
+  Tensor persistent(const Shape& shape, DType dtype);
   // Waits until device tensors are written. False: stopped.
   bool ready(const MpiOperation& o) const { return memory_.reached(o.written); }
 
@@ -207,6 +224,18 @@ class MpiCollectives {
   // Fills box `round` of this rank, or takes that box of all other ranks. False: stopped.
   using Step = std::function<bool(std::int64_t round)>;
 
+  // A tensor in memory that all ranks share.
+  struct Place {
+    std::shared_ptr<SharedMemory> memory;
+    std::uint64_t number = 0, offset = 0;  // as in the label
+    const std::byte* of(int rank) const { return memory->of(rank) + offset; }
+  };
+
+  Place place_of(const MpiOperation& o);
+  bool reduce_in_place(const MpiOperation& o, const Place& place);
+  bool gather_in_place(const MpiOperation& o, const Place& place);
+  void copy_parts(const MpiOperation& o, const Place& place);
+  bool read_by_all();
   bool reduce(const MpiOperation& o);
   bool reduce_small(const MpiOperation& o);
   bool gather(const MpiOperation& o);
@@ -219,11 +248,14 @@ class MpiCollectives {
   template <class TermOf>
   bool add(const MpiOperation& o, Part where, bool rounded, TermOf&& term_of);
 
+  MPI_Comm comm_;
   int rank_ = 0, size_ = 1;
   const std::atomic<bool>& stop_;
   Mailboxes boxes_;
   MpiMemory memory_;
-  BoxLabel label_;                    // of the operation in progress
+  std::mutex shared_mutex_;
+  std::vector<std::weak_ptr<SharedMemory>> shared_;  // of persistent(); the tensors own it
+  BoxLabel label_;                                   // of the operation in progress
   std::vector<std::int64_t> rounds_;  // per rank, known once its first box has arrived
   std::vector<std::size_t> each_;     // bytes for each rank in the box being filled
   std::vector<const void*> terms_;

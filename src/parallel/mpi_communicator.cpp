@@ -136,6 +136,10 @@ class MpiCommunicator final : public Communicator {
                   .from_counts = {from_counts.begin(), from_counts.end()}});
   }
 
+  Tensor persistent(const Shape& shape, DType dtype) override {
+    return collectives_ ? collectives_->persistent(shape, dtype) : Tensor::persistent(shape, dtype);
+  }
+
   double wait(Ticket ticket) override {
     if (size_ == 1) return 0;
     const double start = now_seconds();

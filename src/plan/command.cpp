@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/host.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "plan/gpus.h"
 #include "plan/plan.h"
@@ -294,7 +295,7 @@ int plan(const Deck& deck, PlanCommand command, MPI_Comm world) {
     fmt::print("\nfor micro-batches of equal cost:\n{}\n", batch_sizes_line(p));
   if (command.json.empty()) return 0;
   std::ofstream out(command.json, std::ios::trunc);
-  out << to_json(p, deck, request).dump(2) << "\n";
+  out << dump_json(to_json(p, deck, request), 2) << "\n";
   out.close();
   WEFT_CHECK(bool(out), Exit::usage, "name a file in a folder that can be written",
              "cannot write {}", command.json);

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/host.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "data/clip_source.h"
 #include "jobs/encode/encode.h"
@@ -363,7 +364,7 @@ int plan_job(const Deck& deck, const PlanRequest& request, const std::string& jo
     plan_generate(deck, request, ranks, j);
   if (json.empty()) return 0;
   std::ofstream out(json, std::ios::trunc);
-  out << j.dump(2) << "\n";
+  out << dump_json(j, 2) << "\n";
   out.close();
   WEFT_CHECK(bool(out), Exit::usage, "name a file in a folder that can be written",
              "cannot write {}", json);

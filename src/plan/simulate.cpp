@@ -570,7 +570,7 @@ int simulate(const Deck& deck, const SimulateRequest& request) {
   }
   if (!request.json.empty()) {
     out["deck"] = to_toml(deck);
-    write_file(request.json, out.dump(1) + "\n");
+    write_file(request.json, dump_json(out, 1) + "\n");
   }
   if (!request.plot.empty()) write_file(request.plot, efficiency_plot(std::move(curves)));
   return 0;

@@ -222,7 +222,7 @@ void load_facts(Run& run) {
     if (key == "xxh3" || key == "id") continue;  // for weft itself
     if (key == "ranks" && value.is_string())
       run.ranks_number = std::strtod(value.get<std::string>().c_str(), nullptr);
-    run.facts.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
+    run.facts.emplace_back(key, value.is_string() ? value.get<std::string>() : dump_json(value));
   }
 }
 

@@ -16,6 +16,7 @@
 #include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "report/data.h"
 #include "report/html.h"
@@ -80,7 +81,7 @@ std::int64_t steps_of_metrics(const fs::path& dir) {
   in.seekg(std::max<std::streamoff>(0, in.tellg() - std::streampos(most)));
   std::int64_t done = 0;
   for (std::string line; std::getline(in, line);) {
-    const Json j = Json::parse(line, nullptr, false);  // cut off: discarded, which is no object
+    const Json j = try_parse_json<Json>(line);  // cut off: discarded, which is no object
     if (!j.is_object() || !seal_holds(line)) continue;
     const auto step = j.find("step");
     if (step != j.end() && step->is_number_integer()) done = step->get<std::int64_t>() + 1;
@@ -294,7 +295,7 @@ std::string table_of_jobs(const std::vector<KnownJob>& jobs, double now) {
 std::string jobs_as_json(const std::vector<KnownJob>& jobs, double now) {
   Json all = Json::array();
   for (const KnownJob& job : jobs) all.push_back(json_of(job, now));
-  return all.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return dump_json(all, 2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 Command status_command() {

@@ -7,20 +7,12 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "ops/cost.h"
 #include "tensor/tensor.h"
 #include "train/task.h"
 
 namespace weft {
 namespace {
-
-double numel(const Tensor& t) { return static_cast<double>(t.numel()); }
-
-// If `large` is wider, the convolution reads `small` [.., W, ..] upsampled twofold, which takes 4/9
-// of the products (ops/conv.h).
-double convolution(const Tensor& y, const Tensor& w, const Tensor& small, const Tensor& large) {
-  const double upsampled = large.dim(3) > small.dim(3) ? 4.0 / 9.0 : 1.0;
-  return 2 * upsampled * numel(y) * numel(w) / static_cast<double>(w.dim(0));
-}
 
 struct DryRun {
   double forward = 0, backward = 0, flops = 0, bytes_sent = 0, all_reduce_bytes = 0;
@@ -132,38 +124,6 @@ Rates read_rates(const std::string& file) {
   return rates;
 }
 
-double operations_of(const std::string& name, std::span<const Tensor> t) {
-  const auto last = t.size() - 1;
-  if (name == "conv_forward") return convolution(t[last], t[1], t[0], t[last]);
-  if (name == "conv_backward_input") return convolution(t[0], t[1], t[2], t[0]);
-  if (name == "conv_backward_weight") return convolution(t[1], t[2], t[0], t[1]);
-  if (name == "linear_forward" || name == "linear_gelu_forward" || name == "fp8_linear_forward")
-    return 2 * numel(t[0]) * static_cast<double>(t[1].dim(0));
-  if (name == "linear_backward_input" || name == "linear_gelu_backward_input" ||
-      name == "fp8_linear_backward_input")
-    return 2 * numel(t[0]) * static_cast<double>(t[1].dim(1));
-  if (name == "linear_backward_weight") return 2 * numel(t[0]) * static_cast<double>(t[1].dim(-1));
-  // kv [L,2,H,D] with weights [C,C]: two products of L C C, and twice that backward.
-  if (name == "absorb_forward") return 2 * numel(t[0]) * static_cast<double>(t[1].dim(0));
-  if (name == "absorb_backward") return 4 * numel(t[0]) * static_cast<double>(t[1].dim(0));
-
-  const double a_position = name.ends_with("_backward") ? 10 : 4;
-  // qkv, wq, wk, rope, out [B,T,S,C], lse [sequences,H,length].
-  if (name == "self_attention_forward" || name == "self_attention_backward")
-    return a_position * numel(t[4]) * static_cast<double>(t[5].dim(2));
-  // q [B,N,C], k [rows,C] or [B,rows of one,C].
-  if (name == "attention_forward" || name == "attention_backward")
-    return a_position * numel(t[0]) * numel(t[1]) / static_cast<double>(t[0].dim(0) * t[0].dim(2));
-  // q [B,N,C], kv [all rows, 2C], offsets [B+1]: a sample's share of the rows.
-  if (name == "cross_attention_forward" || name == "cross_attention_backward")
-    return a_position * numel(t[0]) * static_cast<double>(t[1].dim(0)) /
-           static_cast<double>(t[2].numel() - 1);
-  // qkv [N,P,3,C], out [N,P,C].
-  if (name == "wide_attention_forward" || name == "wide_attention_backward")
-    return a_position * numel(t[1]) * static_cast<double>(t[1].dim(1));
-  return 0;
-}
-
 void OpTimes::met(const std::string& name, std::span<const Tensor> tensors) {
   if (tensors.empty()) return;
   double bytes = 0;
@@ -178,14 +138,14 @@ void OpTimes::met(const std::string& name, std::span<const Tensor> tensors) {
     all_reduce_bytes_ += bytes;
     return;
   }
-  const double flops = operations_of(name, tensors);
+  const double flops = ops::operations_of(name, tensors);
   const bool backward = name.ends_with("_backward");
   double rate = backward ? rates_.attention_backward : rates_.attention_forward;
   if (name == "attention_forward" && rates_.wide_heads_forward > 0)
     rate = rates_.wide_heads_forward;
   if (name == "attention_backward" && rates_.wide_heads_backward > 0)
     rate = rates_.wide_heads_backward;
-  if (name.starts_with("linear") || name.starts_with("absorb")) rate = rates_.products;
+  if (name.find("linear") != name.npos || name.starts_with("absorb")) rate = rates_.products;
   if (name.starts_with("fp8_linear")) {
     rate = rates_.fp8_products > 0 ? rates_.fp8_products : rates_.products;
     // Rounding comes before the product: both operands are read twice, and a byte is written for

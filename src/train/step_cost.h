@@ -67,13 +67,8 @@ struct BucketSchedule {
   bool sharded = false;  // gathered and summed in every micro-batch (parallel.zero = 3)
 };
 
-// The least number of operations of one call: a product 2 M N K, a convolution 2 numel(y) Cin kt kh
-// kw, an upsampled one 4/9 of that (ops/conv.h), attention of P positions to P others with C
-// channels 4 P P C forward and 2.5 times that backward. 0 for operations that memory bounds.
-double operations_of(const std::string& name, std::span<const Tensor> tensors);
-
 // While it lives, adds up what the operations of this thread's dry runs would take: of each the
-// larger of FLOPs over their rate and tensors' bytes over the bandwidth.
+// larger of FLOPs (ops/cost.h) over their rate and tensors' bytes over the bandwidth.
 class OpTimes : public ops::OpWatch {
  public:
   explicit OpTimes(const Rates& rates) : rates_(rates) { ops::set_op_watch(this); }

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/host.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "data/step_plan.h"
 
@@ -142,7 +143,7 @@ std::string ValidationResult::json(std::int64_t step) const {
   j["buckets"] = nlohmann::ordered_json::object();
   for (const auto& [name, loss] : buckets) j["buckets"][name] = loss;
   for (const auto& [name, value] : total.terms) j["terms"][name] = value;
-  return j.dump();
+  return dump_json(j);
 }
 
 std::string ValidationResult::text() const {

@@ -2,17 +2,18 @@
 
 #include <cxxabi.h>
 #include <elf.h>
+#include <fcntl.h>
 #include <link.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
-#include <vector>
+#include <span>
+#include <string>
 
 #include "fibers.h"
 
@@ -22,8 +23,17 @@ namespace {
 // Kernels are often in unnamed namespaces, which dladdr() does not see, so the file's own table is
 // read.
 std::string symbol_at(std::uintptr_t offset) {
-  std::ifstream file("/proc/self/exe", std::ios::binary);
-  const std::vector<char> image{std::istreambuf_iterator<char>(file), {}};
+  // Mapped once: each kernel asks at its first launch.
+  static const std::span<const char> image = [] {
+    const int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    struct stat s {};
+    void* p = MAP_FAILED;
+    if (file >= 0 && fstat(file, &s) == 0)
+      p = mmap(nullptr, static_cast<std::size_t>(s.st_size), PROT_READ, MAP_PRIVATE, file, 0);
+    if (file >= 0) close(file);
+    if (p == MAP_FAILED) return std::span<const char>();
+    return std::span(static_cast<const char*>(p), static_cast<std::size_t>(s.st_size));
+  }();
   if (image.size() < sizeof(Elf64_Ehdr)) return "";
   const auto* header = reinterpret_cast<const Elf64_Ehdr*>(image.data());
   const auto* sections = reinterpret_cast<const Elf64_Shdr*>(image.data() + header->e_shoff);

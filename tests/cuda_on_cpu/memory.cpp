@@ -47,7 +47,7 @@ bool strict() {
 std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
 void map_poison(std::byte* at, std::size_t bytes) {
-  constexpr std::size_t chunk = 64u << 20;
+  constexpr std::size_t chunk = 16u << 20;  // each process writes as much
   static const int file = [] {
     const int f = memfd_create("poison", MFD_CLOEXEC);
     const std::vector<unsigned char> ones(1u << 20, poison_byte);

@@ -2,6 +2,7 @@
 // it can show is in tests/e2e/test_doctor.py.
 #include <gmock/gmock.h>
 
+#include "core/json.h"
 #include "doctor/doctor.h"
 
 namespace weft {
@@ -252,7 +253,7 @@ TEST(Doctor, FailsWhenSrunStartedTasksThatDoNotKnowEachOther) {
 
 TEST(Doctor, FactsTravelUnchanged) {
   const RankFacts before = healthy(1)[2];
-  const RankFacts after = nlohmann::json::parse(nlohmann::json(before).dump()).get<RankFacts>();
+  const RankFacts after = parse_json(dump_json(nlohmann::json(before))).get<RankFacts>();
   EXPECT_EQ(nlohmann::json(before), nlohmann::json(after));
   EXPECT_EQ(after.host_gpus[3].processes[0].pid, before.host_gpus[3].processes[0].pid);
 }

@@ -102,6 +102,8 @@ class BenchStep(WeftTest):
     def test_profile_and_weights(self):
         job = self.bench(STDIT3, "--shape", "1x3x6x4", "--profile", "--outputs", "after.safetensors")
         self.assertIn("linear_forward", job.out)
+        totals = json.loads(job.out.splitlines()[-1].removeprefix("profile: "))
+        self.assertGreater(min(totals.values()), 0)
         losses = self.report()["loss"]
         self.bench(STDIT3, "--shape", "1x3x6x4", "--weights", "after.safetensors")
         self.assertLess(self.report()["loss"][0], losses[-1])  # what all of its steps have learnt

@@ -1,4 +1,4 @@
-"""run.trace and RUN/dump_trace: one file of all ranks in Chrome's trace format, with clocks aligned.
+"""run.trace and RUN/dump_trace: one file of all ranks in Chrome's trace format, with clocks aligned; run.profile.
 
 What is checked is what Perfetto needs: https://ui.perfetto.dev opens the file as it is.
 """
@@ -121,6 +121,21 @@ class Trace(WeftTest):
         (run / "stop").touch()
         self.assertEqual(job.wait(), 75)
         self.assertFalse((run / "trace.json.tmp").exists())
+
+    def test_profile(self):
+        job = self.train("run", "run.profile=operations", "train.steps=4")
+        rows = {line.split()[0]: line.split() for line in job.out.splitlines() if line.rstrip().endswith("%")}
+        self.assertIn("self_attention_forward", rows)
+        self.assertEqual(rows["velocity_loss_forward"][1], rows["velocity_loss_backward"][1])
+        totals = json.loads(next(line for line in job.out.splitlines() if line.startswith("profile: ")).removeprefix("profile: "))
+        self.assertEqual(set(totals), {"seconds", "operations", "limit", "f32_products", "bf16_products", "copies"})
+        self.assertGreater(min(totals.values()), 0)
+        self.assertLess(totals["operations"], totals["seconds"])
+        shapes = self.train("shapes", "run.profile=shapes", "train.steps=4")
+        self.assertRegex(shapes.out, r"self_attention_forward \[\d+, ")
+        failed = self.train("failed", "run.profile=operations", "data.path=none.h5", expect=None)
+        self.refused(failed, 3, "none.h5")
+        self.assertNotIn("profile: ", failed.out)
 
 
 if __name__ == "__main__":

@@ -305,11 +305,14 @@ void conv_cases(CaseSize size, Cases& cases) {
       for (const bool accumulate : {false, true})
         if (s.conv.kt < 7) add_backward(cases, s, dtype, accumulate);
     }
-  // Large enough for Winograd's transforms on the CPU: of planes, of volumes, and of a volume with
-  // more weights than activations.
+  // Large enough for Winograd's transforms on the CPU: of planes and volumes, with few weights and
+  // with many; and for what goes to few channels there.
   const Size large[] = {{{1, 1, 33, 30, 128}, 112, Conv::same(3), "same"},
                         {{1, 7, 16, 17, 72}, 36, Conv::volume(3), "volume"},
-                        {{1, 8, 5, 5, 256}, 232, Conv::volume(3), "volume"}};
+                        {{1, 1, 16, 14, 352}, 368, Conv::strided(3, 1, 2), "dilated"},
+                        {{1, 8, 5, 5, 256}, 232, Conv::volume(3), "volume"},
+                        {{1, 3, 33, 34, 36}, 3, Conv::causal(3), "narrow"},
+                        {{2, 1, 30, 35, 34}, 1, Conv::same(7), "narrow"}};
   for (const Size& s : large) add_forward(cases, s, DType::f32, true, true, true);
   for (const DType dtype : {DType::f32, DType::bf16}) {
     add_resize_taps(cases, 7, 5, {1, 3, 6}, dtype);  // 6 cells for 5 pixels: fewer than before

@@ -9,9 +9,11 @@
 #include "cli/cli.h"
 #include "core/error.h"
 #include "core/host.h"
+#include "core/json.h"
 #include "parallel/rank_device.h"
 #include "tensor/tensor.h"
 #include "tests/kernels/cases.h"
+#include "tests/kernels/rounding.h"
 #include "train/memory_plan.h"
 
 namespace weft {
@@ -24,7 +26,32 @@ struct KernelsRequest {
   std::string json;         // file for the results
   bool check_only = false;  // for compute-sanitizer and tests
   bool time_only = false;
+  bool rounding = false;
 };
+
+// Prints a line a shape, pass, side and way: the largest error and the root mean square, as shares
+// of the result's root mean square, how many times those of plain summation they are, and the time.
+int print_rounding(const std::string& filter) {
+  fmt::print(
+      "{}\n{}\n{:<24} {:<16} {:<15} {:>6} {:>9} {:<4} {:<16} {:>9} {:>9} {:>6} {:>6} {:>8}\n",
+      version_line(), describe_cpu(), "layer", "input", "pass", "terms", "plain sum", "side", "way",
+      "largest", "rms", "times", "times", "ms");
+  for (const RoundingShape& s : rounding_shapes()) {
+    if (s.name.find(filter) == std::string::npos) continue;
+    for (const RoundingCase& c : measure_rounding(s, 3e7))
+      for (const RoundingRow& r : c.rows) {
+        fmt::print(
+            "{:<24} {:<16} {:<15} {:>6} {:>9.1e} {:<4} {:<16} {:>9.1e} {:>9.1e} {:>6.2f} {:>6.2f} "
+            "{:>8.2f}{}\n",
+            c.shape, s.x.str(), c.pass, c.terms, c.plain.largest, r.side,
+            r.taken ? r.way : "(" + r.way + ")", r.error.largest, r.error.rms,
+            r.error.largest / c.plain.largest, r.error.rms / c.plain.rms, r.seconds * 1e3,
+            r.error.largest > rounding_bound * c.plain.largest ? " !" : "");
+        std::fflush(stdout);
+      }
+  }
+  return 0;
+}
 
 // What this device reaches at best: bytes a second of a plain copy, operations a second of a large
 // matrix product.
@@ -43,6 +70,10 @@ int run_kernels(const KernelsRequest& request) {
   const auto arena = Arena::reserve(arena_capacity(MemoryDeck(), 1));
   const ArenaScope scope(*arena);
   const auto host_arena = Arena::reserve(std::size_t{1} << 40, DeviceKind::cpu);
+  if (request.rounding) {
+    const ArenaScope on_host(*host_arena);
+    return print_rounding(request.filter);
+  }
 
   const bool timed = !request.check_only, checks = on_cuda() && !request.time_only;
   const Ceilings ceilings =
@@ -129,7 +160,7 @@ int run_kernels(const KernelsRequest& request) {
         {"product_bf16_flops", ceilings.bf16},
         {"cases", table}};
     std::ofstream out(request.json);
-    out << j.dump(2) << '\n';
+    out << dump_json(j, 2) << '\n';
     WEFT_CHECK(bool(out), Exit::usage, "name a file that can be written", "cannot write {}",
                request.json);
   }
@@ -151,6 +182,10 @@ Command kernels_command() {
   c.option("--json", r->json, "file for the results");
   c.option("--check-only", r->check_only, "no timing");
   c.option("--time-only", r->time_only, "no checks");
+  c.option(
+      "--rounding", r->rounding,
+      "only how convolutions and products on the CPU round, beside plain sums (--filter: part of "
+      "a layer's name)");
   return c;
 }
 

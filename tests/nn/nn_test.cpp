@@ -485,29 +485,52 @@ TEST_F(NnTest, Attention) {
 }
 
 // Whether the absorbed form is taken is a matter of speed: a caption that is long enough for the
-// plain form has the same output when the longer caption beside it is taken away.
+// plain form has the same output and gradients when the longer caption beside it, whose output has
+// none, is taken away.
 TEST_F(NnTest, AbsorbedAndPlainCrossAttentionAgree) {
-  const std::int64_t N = 40, H = 2, C = 48;
-  nn::CrossAttention cross;
-  cross.q = add_linear("q", C, C);
-  cross.kv = add_linear("kv", 2 * C, C);
-  cross.proj = add_linear("proj", C, C);
-  ready();
-  const Tensor x = to_tensor(random_values(2 * N * C, 1), {2, 1, N, C});
-  const Tensor y = to_tensor(random_values(20 * C, 2), {20, C});
-  Tape tape(Tape::Mode::infer);
-  const nn::Context c{tape, table_};
-  // 17 rows are padded to 32 keys: 4 H 32 > 3 C, so that the first run is plain and the second
-  // absorbed.
-  const Tensor both = nn::cross_attention(c, make_var(x), make_var(y), cross,
-                                          to_tensor({0, 3, 20}, {3}, DType::i32), {3, 17}, H)
-                          ->value;
-  const Tensor alone = nn::cross_attention(c, make_var(x.slice(0, 1)), make_var(y.slice(0, 3)),
-                                           cross, to_tensor({0, 3}, {2}, DType::i32), {3}, H)
-                           ->value;
-  EXPECT_LT(relative_error(to_values(alone), to_values(both.slice(0, 1))), 1e-6);
-  EXPECT_FALSE(same_bits(alone, both.slice(0, 1)))
-      << "both took the same form: the test compares nothing";
+  const std::int64_t N = 50, H = 2, C = 48;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    table_ = ParameterTable();
+    nn::CrossAttention cross;
+    cross.q = add_linear("q", C, C);
+    cross.kv = add_linear("kv", 2 * C, C);
+    cross.proj = add_linear("proj", C, C);
+    ready(dtype == DType::bf16);
+    const Tensor x = to_tensor(random_values(2 * N * C, 1), {2, 1, N, C}, dtype);
+    const Tensor y = to_tensor(random_values(20 * C, 2), {20, C}, dtype);
+    Vec g = random_values(2 * N * C, 3);
+    std::fill(g.begin() + N * C, g.end(), 0.0);
+    struct Result {
+      Tensor out;
+      std::vector<Vec> gradients;
+    };
+    const auto run = [&](const Vec& offsets, const std::vector<std::int64_t>& lengths) {
+      table_.begin_step([](int) {});
+      Tape tape;
+      const auto samples = std::ssize(lengths);
+      const Var in = make_var(x.slice(0, samples));
+      const Var rows = make_var(y.slice(0, static_cast<std::int64_t>(offsets.back())));
+      const Var out =
+          nn::cross_attention({tape, table_}, in, rows, cross,
+                              to_tensor(offsets, {samples + 1}, DType::i32), lengths, H);
+      const Tensor first = out->value.slice(0, 1);
+      out->grad = to_tensor(g, x.shape(), dtype).slice(0, samples);
+      tape.backward();
+      return Result{first,
+                    {to_values(in->grad.slice(0, 1)), to_values(rows->grad.slice(0, 3)),
+                     to_values(cross.q.weight->grad), to_values(cross.q.bias->grad),
+                     to_values(cross.proj.weight->grad), to_values(cross.proj.bias->grad)}};
+    };
+    // 17 rows are padded to 32 keys: 4 H 32 > 3 C, so that the first run is plain and the second
+    // absorbed.
+    const Result both = run({0, 3, 20}, {3, 17}), alone = run({0, 3}, {3});
+    const double bound = dtype == DType::bf16 ? 0x1p-6 : 1e-6;
+    EXPECT_LT(relative_error(to_values(alone.out), to_values(both.out)), bound);
+    for (std::size_t k = 0; k < both.gradients.size(); ++k)
+      EXPECT_LT(relative_error(alone.gradients[k], both.gradients[k]), 2 * bound) << k;
+    EXPECT_FALSE(same_bits(alone.out, both.out))
+        << "both took the same form: the test compares nothing";
+  }
 }
 
 // What an operation hands on may not be written by it afterwards: two inputs never share one

@@ -2,8 +2,10 @@
 #include "ops/layout.h"
 
 #include <algorithm>
+#include <set>
 
 #include "reference.h"
+#include "tests/kernels/rounding.h"
 
 namespace weft::test {
 namespace {
@@ -211,18 +213,42 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{2, 1, 11, 14, 64}, 72, Conv::strided(3, 2), DType::f32, false},
         Case{{2, 1, 11, 14, 64}, 72, Conv::strided(1, 2), DType::f32, false},
         Case{{2, 1, 12, 20, 3}, 64, Conv::strided(3, 2), DType::f32, false},
+        Case{{2, 1, 5, 4, 96}, 320, Conv::same(3), DType::f32, false},
+        Case{{2, 1, 9, 7, 128}, 240, Conv::strided(3, 2), DType::f32, false},
         Case{{1, 1, 9, 10, 64}, 64, Conv::strided(3, 1, 1, 32), DType::f32, false},
         Case{{2, 1, 12, 9, 96}, 96, Conv::strided(3, 1, 1, 96), DType::f32, false},
         Case{{1, 1, 70, 5, 24}, 24, Conv::strided(3, 1, 1, 24), DType::f32, false},
         Case{{2, 1, 12, 9, 40}, 40, Conv::strided(3, 2, 1, 40), DType::f32, false},
         Case{{1, 1, 11, 9, 48}, 48, Conv::strided(3, 1, 2, 48), DType::f32, false}));
 
+// So many weights that, transformed, they go past the caches: of one pixel, whose result is a
+// product with each of the nine matrices.
+TEST_F(OpTest, ConvOfOnePixelByManyWeights) {
+  constexpr std::int64_t side = 15, ins = 464, outs = 520, at = 6;
+  const Vec pixel = random_values(ins, 1), weights = random_values(outs * ins * 9, 2);
+  Vec image(side * side * ins);
+  std::ranges::copy(pixel, image.begin() + (at * side + at) * ins);
+  const Tensor x = to_tensor(image, {1, 1, side, side, ins}),
+               w = to_tensor(weights, {outs, ins, 3, 3});
+  Tensor y = poisoned({1, 1, side, side, outs});
+  ops::conv_forward(x, w, Tensor(), Tensor(), Conv::same(3), y);
+  Vec wanted(side * side * outs);
+  for (std::int64_t o = 0; o < outs; ++o)
+    for (std::int64_t k = 0; k < 9; ++k) {
+      double& sum = wanted[((at + 1 - k / 3) * side + at + 1 - k % 3) * outs + o];
+      for (std::int64_t i = 0; i < ins; ++i) sum += pixel[i] * weights[(o * ins + i) * 9 + k];
+    }
+  EXPECT_LT(relative_error(to_values(y), wanted), 3e-6);
+}
+
 // A sample's result is the same in a batch and alone, whichever way it is computed.
 TEST_F(OpTest, ConvOfASampleDoesNotDependOnTheBatch) {
   const Case cases[] = {
       {{2, 1, 33, 30, 128}, 112, Conv::same(3)}, {{2, 7, 16, 17, 72}, 36, Conv::volume(3)},
-      {{2, 8, 5, 5, 256}, 232, Conv::volume(3)}, {{2, 3, 9, 12, 18}, 9, Conv::volume(7)},
-      {{2, 1, 9, 7, 70}, 3, Conv::same(3)},      {{2, 3, 5, 6, 72}, 30, Conv::volume_up()}};
+      {{2, 8, 5, 5, 256}, 232, Conv::volume(3)}, {{2, 1, 15, 14, 352}, 368, Conv::same(3)},
+      {{2, 2, 33, 34, 36}, 3, Conv::volume(3)},  {{2, 3, 9, 12, 18}, 9, Conv::volume(7)},
+      {{2, 1, 9, 7, 70}, 3, Conv::same(3)},      {{2, 3, 5, 6, 72}, 30, Conv::volume_up()},
+      {{2, 1, 25, 19, 150}, 70, Conv::down()}};
   for (const Case& c : cases) {
     const Shape ys = c.conv.output(c.x, c.out), ws = weight_shape(c);
     const Tensor x = to_tensor(random_values(c.x.numel(), 1), c.x, c.dtype);
@@ -236,6 +262,37 @@ TEST_F(OpTest, ConvOfASampleDoesNotDependOnTheBatch) {
     }
     EXPECT_EQ(to_values(together), to_values(alone)) << c.x.str();
   }
+}
+
+// Against fp64, no way rounds much worse than a plain sum: a ReLU's input near zero would tip.
+TEST_F(OpTest, ConvRoundsNotMuchWorseThanAPlainSum) {
+  const RoundingShape shapes[] = {
+      {"winograd", {1, 1, 33, 30, 128}, 112, Conv::same(3)},
+      {"dilated", {1, 1, 32, 30, 128}, 128, Conv::strided(3, 1, 2)},
+      {"pairs of frames", {1, 7, 16, 17, 72}, 72, Conv::volume(3)},
+      {"panels of weights", {1, 8, 5, 5, 256}, 256, Conv::volume(3)},
+      {"fourier", {1, 3, 9, 12, 18}, 16, Conv::volume(7)},
+      {"depthwise", {2, 1, 12, 9, 40}, 40, Conv::strided(3, 1, 1, 40)},
+      {"depthwise of stride 2", {2, 1, 12, 9, 40}, 40, Conv::strided(3, 2, 1, 40)},
+      {"product", {1, 1, 20, 20, 256}, 64, Conv::same(1)},
+      {"small", {3, 1, 6, 4, 64}, 64, Conv::same(3)},
+      {"small dilated", {3, 1, 12, 10, 64}, 64, Conv::strided(3, 1, 4)},
+      {"stride 2", {2, 1, 21, 18, 64}, 32, Conv::strided(3, 2)},
+      {"groups", {2, 1, 9, 10, 64}, 64, Conv::strided(3, 1, 1, 16)},
+      {"stem", {1, 1, 24, 30, 3}, 64, Conv::strided(3, 2)},
+  };
+  std::set<std::string> ways;
+  for (const RoundingShape& s : shapes)
+    for (const RoundingCase& c : measure_rounding(s, 3e6))
+      for (const RoundingRow& r : c.rows) {
+        if (r.taken) ways.insert(r.way);
+        // What is there for its rounding has to be better.
+        const double bound = r.way == "blocked" ? 0.75 : rounding_bound;
+        EXPECT_LE(r.error.largest, bound * c.plain.largest)
+            << c.shape << ", " << c.pass << ", " << r.way << " of " << r.side;
+      }
+  EXPECT_EQ(ways, (std::set<std::string>{"blocked", "depthwise", "fourier", "oneDNN", "product",
+                                         "winograd", "winograd_volume"}));
 }
 
 TEST_F(OpTest, ConvOutputShapes) {

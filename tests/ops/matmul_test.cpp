@@ -83,13 +83,12 @@ TEST_P(Linear, ForwardAndBackward) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, Linear,
-                         testing::Values(Case{1, 1, 1, DType::f32}, Case{7, 5, 3, DType::f32},
-                                         Case{130, 96, 48, DType::f32},
-                                         Case{257, 65, 33, DType::f32},
-                                         Case{2, 384, 64, DType::f32},
-                                         Case{64, 128, 256, DType::bf16},
-                                         Case{33, 24, 40, DType::bf16}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, Linear,
+    testing::Values(Case{1, 1, 1, DType::f32}, Case{7, 5, 3, DType::f32},
+                    Case{130, 96, 48, DType::f32}, Case{257, 65, 33, DType::f32},
+                    Case{2, 384, 64, DType::f32}, Case{1050, 128, 40, DType::f32},
+                    Case{64, 128, 256, DType::bf16}, Case{33, 24, 40, DType::bf16}));
 
 // The two fused forms against the same steps in f64.
 TEST_P(Linear, WithGelu) {

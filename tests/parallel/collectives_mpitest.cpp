@@ -125,6 +125,38 @@ TEST_P(CollectivesTest, AllGatherOfAnyTypeKeepsEveryBit) {
   }
 }
 
+// Slices of memory that the ranks share. The second round overwrites what others read in the first.
+TEST_P(CollectivesTest, PersistentTensorsToTheBit) {
+  std::int64_t begin = 0;
+  for (const std::int64_t n : lengths) begin += n;
+  const Tensor memory = comm_->persistent({begin}, DType::f32);
+  const std::span<const float> zeros = memory.span<float>();
+  EXPECT_TRUE(std::ranges::all_of(zeros, [](float x) { return x == 0; }));
+  for (const std::uint64_t stream : {21, 22})
+    for (const std::int64_t n : lengths) {
+      begin = begin < n ? memory.numel() - n : begin - n;
+      Tensor t = memory.slice(begin, begin + n);
+      const std::vector<float> mine = values(n, rank_, stream);
+      const std::vector<float> expected = sum_of(n, size_, stream, CommDtype::f32);
+      const auto found = [&] {
+        const std::span<const float> now = t.span<float>();
+        return std::vector<float>(now.begin(), now.end());
+      };
+      t.set(std::span<const float>(mine));
+      comm_->wait(comm_->reduce_scatter_sum(t));
+      EXPECT_TRUE(same_bits(part(found()), part(expected))) << n;
+      comm_->wait(comm_->all_gather(t));
+      EXPECT_TRUE(same_bits(found(), expected)) << n;
+      t.set(std::span<const float>(mine));
+      comm_->wait(comm_->all_reduce_sum(t));
+      EXPECT_TRUE(same_bits(found(), expected)) << n;
+      t.set(std::span<const float>(mine));
+      comm_->wait(comm_->reduce_scatter_sum(t, CommDtype::bf16));
+      EXPECT_TRUE(same_bits(part(found()), part(sum_of(n, size_, stream, CommDtype::bf16))))
+          << n << " bf16";
+    }
+}
+
 TEST_P(CollectivesTest, AllToAllWithUnevenCounts) {
   // From rank a to rank b: some none, some many boxes.
   const auto count = [&](int a, int b, std::int64_t unit) {

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/json.h"
 #include "report/data.h"
 #include "report/report.h"
 
@@ -154,7 +155,7 @@ TEST_F(Status, OfAllJobsBelowAFolder) {
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 4);
   EXPECT_THAT(table, HasSubstr("30 of 120 steps   0.5 steps/s, 3 min 00 s left, loss 0.125\n"));
   EXPECT_THAT(table, HasSubstr("encode       finished"));
-  const auto j = nlohmann::json::parse(jobs_as_json(jobs, now));
+  const auto j = parse_json(jobs_as_json(jobs, now));
   ASSERT_EQ(j.size(), 4u);
   EXPECT_EQ(j[0]["state"], "running");
   EXPECT_EQ(j[0]["seconds_left"], 180);

@@ -3,15 +3,15 @@
 
     torch_step.py DECK.toml --shape 1x15x60x106 [--captions 300] [--steps 10] [--warmup 5] [--precision bf16|autocast|f32]
                   [--no-compile] [--device cuda|cpu] --json FILE
-    torch_step.py DECK.toml --weights W --inputs I [--outputs O] [--fused] [--precision f32|autocast] [--profile] ... --json FILE
+    torch_step.py DECK.toml --weights W --inputs I [--outputs O] [--compile] [--precision f32|autocast] [--profile] ... --json FILE
 
 With --shape (gpu/check.sh): noise shapes and model as `weft bench step DECK.toml --shape ...`, weights and inputs random on both
 sides; SDPA, blocks compiled, gradient norm and clipping, fused AdamW. `bf16` keeps the weights themselves in bf16, which is the
 fastest that PyTorch offers and leaves out the float32 master weights that weft keeps; `autocast` has them. On a GPU timed with CUDA
 events.
 
-With --weights and --inputs (compare_step.py): the deck's training step as it is, on the CPU, without compiling or clipping. O
-holds the weights after all steps, warm-up too, and as first_gradient/NAME the gradients of the first.
+With --weights and --inputs (compare_step.py): the deck's training step as it is, on the CPU, without clipping. O holds the
+weights after all steps, warm-up too, and as first_gradient/NAME the gradients of the first.
 """
 import argparse
 import json
@@ -23,6 +23,7 @@ import tomllib
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+import workers  # noqa: E402
 from reference import rflow, safetensors_io, stdit3  # noqa: E402
 
 
@@ -66,8 +67,8 @@ def main():
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--precision", choices=["bf16", "autocast", "f32"], default="bf16")
-    parser.add_argument("--fused", action="store_true", help="AdamW(fused=True), as always with --shape")
-    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--no-compile", action="store_true", help="with --shape")
+    parser.add_argument("--compile", action="store_true", help="with --weights")
     parser.add_argument("--profile", action="store_true", help="adds `operations` to the JSON")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=pathlib.Path, required=True)
@@ -86,13 +87,12 @@ def main():
         with torch.device(args.device):
             model = stdit3.STDiT3(stdit3.Config(**known)).to(dtype).train()
             inputs = {k: v.to(dtype) if k in ("x", "noise", "y") else v for k, v in random_inputs(args, deck["model"]).items()}
-        # Block by block: compiled once for all of them, in seconds. The whole model took more than four minutes (PyTorch 2.11).
-        for block in () if args.no_compile else (*model.spatial_blocks, *model.temporal_blocks):
-            block.compile()
+    if compiled := args.compile if args.weights else not args.no_compile:
+        workers.compile_blocks(model, "Block")
     optimizer = torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad], lr=train.get("lr", 1e-4),
         betas=(train.get("adam_beta1", 0.9), train.get("adam_beta2", 0.999)), eps=train.get("adam_eps", 1e-8),
-        weight_decay=train.get("weight_decay", 0.01), fused=True if args.shape or args.fused else None)
+        weight_decay=train.get("weight_decay", 0.01), fused=True)
 
     def step():
         optimizer.zero_grad(set_to_none=True)
@@ -114,7 +114,7 @@ def main():
             seconds.append(took)
         losses.append(float(loss.detach()))
     result = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if cuda else "cpu", "precision": args.precision,
-              "compiled": bool(args.shape) and not args.no_compile, "shape": args.shape, "seconds": seconds, "loss": losses,
+              "compiled": compiled, "shape": args.shape, "seconds": seconds, "loss": losses,
               "peak_bytes": torch.cuda.max_memory_allocated() if cuda else 0}
     if args.outputs:
         safetensors_io.save(args.outputs, {k: v.numpy() for k, v in model.state_dict().items()} | gradients)

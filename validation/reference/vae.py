@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 SCALING = 0.18215
+BLOCKS = ("ResnetBlock2D", "ResBlock")  # which most of the time goes to: classes of diffusers and below
 
 
 def spatial(channels, blocks, groups):

@@ -338,12 +338,11 @@ void make_piece(const fs::path& path, std::span<const ImagePair> pairs, const La
       }
     }
   }
-  const std::string contents = nlohmann::json{
-      {"identity", id},
-      {"images", std::move(images)},
-      {"broken", std::move(broken)},
-      {"hash",
-       to_hex(hasher.value())}}.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const std::string contents = dump_json(nlohmann::json{{"identity", id},
+                                                        {"images", std::move(images)},
+                                                        {"broken", std::move(broken)},
+                                                        {"hash", to_hex(hasher.value())}},
+                                         -1, ' ', false, nlohmann::json::error_handler_t::replace);
   const std::uint64_t length = contents.size();
   out.write(std::as_bytes(std::span(contents)), bytes);
   out.write(std::as_bytes(std::span(&length, 1)), bytes + length);

@@ -194,25 +194,25 @@ std::vector<CutClip> from_text(const std::string& text) {
 
 namespace {
 
-constexpr int tag = 18;
+constexpr int piece_tag = 18;
 // 64-bit lengths and messages of a GiB: a gather's displacements would overflow with many clips.
 constexpr std::size_t message = std::size_t{1} << 30;
 
 void send_text(const std::string& text, int to, MPI_Comm comm) {
   const std::uint64_t bytes = text.size();
-  MPI_Send(&bytes, 1, MPI_UINT64_T, to, tag, comm);
+  MPI_Send(&bytes, 1, MPI_UINT64_T, to, piece_tag, comm);
   for (std::size_t at = 0; at < text.size(); at += message)
     MPI_Send(text.data() + at, static_cast<int>(std::min(message, text.size() - at)), MPI_CHAR, to,
-             tag, comm);
+             piece_tag, comm);
 }
 
 std::string receive_text(int from, MPI_Comm comm) {
   std::uint64_t bytes = 0;
-  MPI_Recv(&bytes, 1, MPI_UINT64_T, from, tag, comm, MPI_STATUS_IGNORE);
+  MPI_Recv(&bytes, 1, MPI_UINT64_T, from, piece_tag, comm, MPI_STATUS_IGNORE);
   std::string text(bytes, '\0');
   for (std::size_t at = 0; at < bytes; at += message)
     MPI_Recv(text.data() + at, static_cast<int>(std::min<std::size_t>(message, bytes - at)),
-             MPI_CHAR, from, tag, comm, MPI_STATUS_IGNORE);
+             MPI_CHAR, from, piece_tag, comm, MPI_STATUS_IGNORE);
   return text;
 }
 

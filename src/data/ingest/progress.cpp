@@ -15,7 +15,7 @@
 namespace weft {
 namespace {
 
-constexpr int tag = 17;
+constexpr int counts_tag = 17;
 constexpr double message_seconds = 1, look_seconds = 0.2;
 
 int size_of(MPI_Comm comm) {
@@ -59,7 +59,7 @@ void IngestProgress::add(std::int64_t frames, std::int64_t clips, std::int64_t i
   if (rank_ != 0) {
     if (since < message_seconds) return;
     // MPI sends four numbers eagerly, so this does not wait for rank 0.
-    MPI_Send(mine.data(), 4, MPI_INT64_T, 0, tag, comm_);
+    MPI_Send(mine.data(), 4, MPI_INT64_T, 0, counts_tag, comm_);
     last_ = now_seconds();
   } else if (since >= look_seconds) {
     receive();
@@ -71,10 +71,10 @@ void IngestProgress::receive() {
   for (;;) {
     int there = 0;
     MPI_Status status;
-    MPI_Iprobe(MPI_ANY_SOURCE, tag, comm_, &there, &status);
+    MPI_Iprobe(MPI_ANY_SOURCE, counts_tag, comm_, &there, &status);
     if (there == 0) return;
-    MPI_Recv(counts_[status.MPI_SOURCE].data(), 4, MPI_INT64_T, status.MPI_SOURCE, tag, comm_,
-             MPI_STATUS_IGNORE);
+    MPI_Recv(counts_[status.MPI_SOURCE].data(), 4, MPI_INT64_T, status.MPI_SOURCE, counts_tag,
+             comm_, MPI_STATUS_IGNORE);
   }
 }
 
@@ -95,7 +95,7 @@ void IngestProgress::show() {
 void IngestProgress::finish() {
   counts_[rank_][3] = 1;
   if (rank_ != 0) {
-    MPI_Send(counts_[rank_].data(), 4, MPI_INT64_T, 0, tag, comm_);
+    MPI_Send(counts_[rank_].data(), 4, MPI_INT64_T, 0, counts_tag, comm_);
     return;
   }
   for (;;) {

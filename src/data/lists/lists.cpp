@@ -240,7 +240,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 std::string dumped(const Json& value) {
-  return printable(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+  return printable(dump_json(value, -1, ' ', false, Json::error_handler_t::replace));
 }
 
 std::optional<double> number_of(const Json& value, bool is_text) {

@@ -168,7 +168,7 @@ std::string field_value(std::string_view field, bool blanks) {
 }
 
 std::string dump(const Json& value) {
-  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return dump_json(value, -1, ' ', false, Json::error_handler_t::replace);
 }
 
 std::string as_cell(const Json& value) {
@@ -218,7 +218,7 @@ std::vector<Member> members_of(const std::string& text) {
     if (!name || value == npos) return;
     while (end > value && std::string_view(" \t\r\n").find(text[end - 1]) != npos) --end;
     members.push_back(
-        {Json::parse(text.substr(name->begin, name->end - name->begin)), {value, end}});
+        {parse_json<Json>(text.substr(name->begin, name->end - name->begin)), {value, end}});
     name.reset();
     value = npos;
   };

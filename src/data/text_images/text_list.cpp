@@ -62,7 +62,7 @@ bool is_coordinate(double v) { return std::isfinite(v) && std::abs(v) <= farthes
 TextRegion read_region(const nlohmann::json& region, const std::string& where) {
   WEFT_CHECK(region.is_object() && region.contains("points") && region["points"].is_array(),
              Exit::data, json_hint, "{}: \"{}\" is not an object with `points`", where,
-             printable(region.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)));
+             printable(dump_json(region, -1, ' ', true, nlohmann::json::error_handler_t::replace)));
   TextRegion out;
   const auto& points = region["points"];
   WEFT_CHECK(points.size() >= 3 && points.size() <= most_points, Exit::data,
@@ -73,7 +73,7 @@ TextRegion read_region(const nlohmann::json& region, const std::string& where) {
     const Point point = pair ? Point{p[0].get<double>(), p[1].get<double>()} : Point{NAN, NAN};
     WEFT_CHECK(is_coordinate(point.x) && is_coordinate(point.y), Exit::data, json_hint,
                "{}: {} is not a point [x, y] in pixels", where,
-               printable(p.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)));
+               printable(dump_json(p, -1, ' ', true, nlohmann::json::error_handler_t::replace)));
     out.polygon.push_back(point);
   }
   if (const auto ignore = region.find("ignore"); ignore != region.end()) {

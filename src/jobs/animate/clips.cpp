@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/hash.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "data/lists/lists.h"
 #include "data/lists/table.h"
@@ -145,7 +146,7 @@ KeyValues values_of(const TableReader& table, const TableRow& row, const std::st
         !value.is_string() || value.get_ref<const std::string&>().find('\0') == std::string::npos,
         Exit::data, "write it without", "{}: {} has a zero byte", table.where(row), name);
     if (!value.is_string())
-      values.emplace_back(key, value.dump());
+      values.emplace_back(key, dump_json(value));
     else if (is_path(key))
       values.emplace_back(key, beside_list(file, value.get<std::string>()));
     else
@@ -462,8 +463,8 @@ std::string clip_key(const ClipRequest& clip, const std::string& weights) {
   for (const std::string* file :
        {&a.picture, &a.speech, &a.ref_eyeblink, &a.ref_pose, &a.landmarks, &a.coefficients})
     j["files"].push_back(file->empty() ? "" : file_identity(*file));
-  return to_hex(
-      hash128(std::string_view(j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))));
+  return to_hex(hash128(
+      std::string_view(dump_json(j, -1, ' ', false, nlohmann::json::error_handler_t::replace))));
 }
 
 }  // namespace weft

@@ -51,7 +51,7 @@ std::vector<float> numbers_of(const nlohmann::json& rows, std::int64_t& width,
     width = std::ssize(row);
     for (const auto& value : row) {
       WEFT_CHECK(value.is_number(), Exit::data, "write numbers",
-                 "{} contains {}, which is not a number", path, value.dump().substr(0, 40));
+                 "{} contains {}, which is not a number", path, dump_json(value).substr(0, 40));
       values.push_back(value.get<float>());
     }
   }

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "media/media_source.h"
 
@@ -46,7 +47,7 @@ std::string table_of_files(const std::vector<MediaItem>& items, TableForm form) 
     } else {
       nlohmann::ordered_json row{{"path", path}};
       if (texts) row["text"] = item.text;
-      table += row.dump();
+      table += dump_json(row);
     }
     table += '\n';
   }

@@ -40,7 +40,7 @@ std::string to_text(const Summary& s) {
                   {"batches", s.share.batches},   {"requesting", s.share.requesting},
                   {"own", s.share.own},           {"failures", s.failures},
                   {"stopped", s.stopped}};
-  return j.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return dump_json(j, -1, ' ', false, Json::error_handler_t::replace);
 }
 
 Summary read_summary(const std::string& text) {
@@ -403,7 +403,7 @@ void ListEngine::write(const ListReport& report, const Json& header) const {
   }
   try {
     replace_file(settings_.directory / settings_.report,
-                 j.dump(2, ' ', false, Json::error_handler_t::replace) + "\n", Exit::data,
+                 dump_json(j, 2, ' ', false, Json::error_handler_t::replace) + "\n", Exit::data,
                  Durable::no);
   } catch (const Error& e) {
     log::warn("{}", e.what());  // the results are there without it

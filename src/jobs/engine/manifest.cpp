@@ -106,7 +106,7 @@ void note_deaths(const InHand& in_hand, ManifestLines& lines) {
     const int before = deaths_of(lines, name, key);
     const int died = before == 0 || suspects > 1 ? 1 : before + 1;
     const Json line = {{"name", name}, {"key", key}, {"rank", 0}, {"died", died}};
-    lines[name] = {key, seal_json(line.dump())};
+    lines[name] = {key, seal_json(dump_json(line))};
   }
   log::warn("in progress when a rank died: {}", printable(names, 500));
 }
@@ -209,7 +209,8 @@ ManifestLines Manifest::gather(const fs::path& directory, const std::string& ste
   out.close();
   // A kill before the parts are gone must not count these deaths twice.
   for (const fs::path& part : of_dead)
-    std::ofstream(part, std::ios::app) << "\n" << seal_json(Json{{"ended", true}}.dump()) << "\n";
+    std::ofstream(part, std::ios::app) << "\n"
+                                       << seal_json(dump_json(Json{{"ended", true}})) << "\n";
   // The parts go only after the rename: a kill in between leaves all lines readable.
   rename_file(made, whole, Exit::data);
   for (const fs::path& part : parts) fs::remove(part, failed);
@@ -258,7 +259,7 @@ void Manifest::close() {
 }
 
 void Manifest::write(const Json& line, Sync sync) {
-  const std::string text = seal_json(line.dump()) + "\n";
+  const std::string text = seal_json(dump_json(line)) + "\n";
   const std::lock_guard lock(mutex_);
   if (file_ == nullptr && line.contains("ended")) return;  // nothing was begun
   if (file_ == nullptr) {
@@ -388,7 +389,7 @@ void write_whole(const fs::path& directory, const std::string& file,
 
 std::string as_utf8(const std::string& name) {
   const nlohmann::json j = name;
-  return nlohmann::json::parse(j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  return parse_json(dump_json(j, -1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 std::string plain_text(const std::string& name, std::string_view others) {

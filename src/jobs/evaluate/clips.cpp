@@ -305,7 +305,7 @@ EvaluatedClip clip_of_row(const Deck& deck, const TableReader& table, const Tabl
   clip.text = caption_of(table, row);
   const Json reference = table.value(row, "reference");
   WEFT_CHECK(reference.is_null() || reference.is_string(), Exit::data, "name a file",
-             "{}, column reference: {} is not a path", table.where(row), reference.dump());
+             "{}, column reference: {} is not a path", table.where(row), dump_json(reference));
   if (reference.is_string()) {
     clip.reference = beside_list(c.clips, reference.get<std::string>());
   } else if (!c.references.empty() && !clip.path.empty()) {
@@ -402,7 +402,7 @@ int evaluate_clips(const Deck& deck, const ListStart& start, MPI_Comm world) {
     write_clip_table(deck, rows, measures, engine, summary);
     const fs::path folder = engine.settings().directory;
     replace_file(folder / "scores.json",
-                 as_json(summary).dump(2, ' ', false, Json::error_handler_t::replace) + "\n",
+                 dump_json(as_json(summary), 2, ' ', false, Json::error_handler_t::replace) + "\n",
                  Exit::data, Durable::no);
     fmt::print("{}", as_text(summary));
     log::write_info(fmt::format("results   {}", output_table(deck)));

@@ -137,7 +137,7 @@ void write_results(const EvaluationRecord& record, const Json& json, const std::
                    const std::string& page) {
   const fs::path& folder = record.folder;
   write_text(folder / "evaluation.json",
-             json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+             dump_json(json, 2, ' ', false, Json::error_handler_t::replace) + "\n");
   write_text(folder / "evaluation.txt", table);
   if (!page.empty()) write_text(folder / "evaluation.html", page);
   fmt::print("{}", table);

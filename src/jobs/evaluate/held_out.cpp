@@ -104,7 +104,7 @@ int evaluate_held_out(const Deck& deck, const ListStart& start, MPI_Comm world) 
   const auto write = [&](const char* name, const std::string& text) {
     replace_file(fs::path(e.output) / name, text, Exit::data, Durable::no);
   };
-  write("evaluation.json", j.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  write("evaluation.json", dump_json(j, 2, ' ', false, Json::error_handler_t::replace) + "\n");
   write("evaluation.txt", table);
   fmt::print("{}", table);
   log::write_info(fmt::format("results   {}", (fs::path(e.output) / "evaluation.json").string()));

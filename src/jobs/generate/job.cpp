@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/hash.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "data/clip_source.h"
 #include "data/synthetic.h"
@@ -237,7 +238,7 @@ std::string item_key(const nlohmann::json& common, const ClipItem& item, const P
   j["size"] = {item.pixels.frames, item.pixels.height, item.pixels.width};
   j["mask"] = p.mask_strategy;
   for (const std::string& file : p.references) j["references"].push_back(file_identity(file));
-  return to_hex(hash128(std::string_view(j.dump())));
+  return to_hex(hash128(std::string_view(dump_json(j))));
 }
 
 // The name of a clip's files, unlike those in `names`, to which it is added.

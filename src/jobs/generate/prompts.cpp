@@ -234,8 +234,8 @@ std::string option_text(const nlohmann::json& value, const std::string& key,
   if (value.is_string()) return value.get<std::string>();
   const bool number = (key == "num_frames" && value.is_number_integer());
   WEFT_CHECK(number, Exit::data, "write it as text in double quotes", "{}: option \"{}\" is {}",
-             where, key, value.dump());
-  return value.dump();
+             where, key, dump_json(value));
+  return dump_json(value);
 }
 
 void read_options(const std::string& json, const std::string& where, Prompt& p) {

@@ -10,6 +10,7 @@
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/host.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "data/step_plan.h"
 #include "jobs/generate/clip_writer.h"
@@ -148,7 +149,7 @@ void TrainingSamples::make(std::int64_t step, const std::function<void()>& progr
     ClipMaker maker(deck_, job_, model, *parts_.codec, *features_, group_);
     ClipWriter writer(folder(step), nullptr, rank_, frames_.piece, [&](const FinishedClip& clip) {
       const std::lock_guard lock(mutex);
-      lines += manifest_line(clip).dump() + "\n";
+      lines += dump_json(manifest_line(clip)) + "\n";
     });
     for (std::size_t b = 0; b < batches_.size(); ++b) {
       if (owners[b] != group_number_) continue;
@@ -168,7 +169,7 @@ void TrainingSamples::make(std::int64_t step, const std::function<void()>& progr
     for (std::size_t at = 0; at < of_rank.size();) {
       const std::size_t end = of_rank.find('\n', at);
       const std::string line = of_rank.substr(at, end - at);
-      by_name[Json::parse(line).at("name")] = line;
+      by_name[parse_json<Json>(line).at("name")] = line;
       at = end + 1;
     }
   if (rank_ != 0) return;

@@ -155,11 +155,11 @@ RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Co
         make_folder(output);
         run_command(command, wanted, output, stop, refined);
         const nlohmann::json j = {{"command", command}, {"texts", refined}};
-        replace_file(path, j.dump(1), Exit::data, Durable::yes);
+        replace_file(path, dump_json(j, 1), Exit::data, Durable::yes);
       }
       log::info("refine    {}, {} of them cached", counted(std::ssize(texts), "text"),
                 texts.size() - wanted.size());
-      known = nlohmann::json(refined).dump();
+      known = dump_json(nlohmann::json(refined));
     }
     broadcast_sized(known, world);
     const Texts refined = parse_json(known).get<Texts>();

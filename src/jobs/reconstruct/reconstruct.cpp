@@ -233,7 +233,7 @@ void report(const json& all, const fs::path& out) {
             fmt::join(all["latent"]["mean"].get<std::vector<double>>(), ", "),
             fmt::join(all["latent"]["deviation"].get<std::vector<double>>(), ", "));
   const fs::path file = out / "reconstruct.json";
-  replace_file(file, all.dump(2) + "\n", Exit::data, Durable::no);
+  replace_file(file, dump_json(all, 2) + "\n", Exit::data, Durable::no);
   log::info("results   {}", file.string());
 }
 
@@ -301,7 +301,7 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
       progress.advance(i + 1, static_cast<double>(i + 1), static_cast<double>(inputs.size()));
     }
     // File names need not be UTF-8, JSON must be.
-    of_ranks = dispatcher.gather(mine.dump(-1, ' ', false, json::error_handler_t::replace));
+    of_ranks = dispatcher.gather(dump_json(mine, -1, ' ', false, json::error_handler_t::replace));
   }
 
   // 3. The results.

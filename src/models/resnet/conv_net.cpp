@@ -323,6 +323,71 @@ Var run_folded(const ConvNormCall& call) {
       false);
 }
 
+// ---- Norms in the cache.
+//
+// A 1x1 convolution writes as many values as the norm behind it reads and writes again, which for
+// large maps of few channels takes as long as the products. Where no backward follows and the norm
+// is by running statistics, such a map goes a band of pixels at a time, whose values are then still
+// in the cache. A band is large enough for its products to run at their full rate. Bands follow
+// from shapes alone.
+
+constexpr std::int64_t band_bytes = 4 << 20, least_band = 2048;  // the second: pixels
+
+std::int64_t pixels_of(const Tensor& x) { return x.numel() / x.dim(-1); }
+
+// Pixels of a band; 0: the layer does not go in bands.
+std::int64_t band_of(nn::Context c, const ConvLayer& l, const Tensor& x,
+                     const nn::BatchNormGroup& group) {
+  const ops::Conv& g = l.geometry;
+  if (c.tape.recording() || c.tape.counts_uses() || !group.use_running || on_cuda()) return 0;
+  if (g.kt * g.kh * g.kw != 1 || g.stride_t * g.stride != 1 || g.groups != 1 || g.upsample ||
+      g.front + g.back + g.top + g.bottom + g.left + g.right != 0)
+    return 0;
+  const auto pixel = l.out.channels * static_cast<std::int64_t>(size_of(x.dtype()));
+  const std::int64_t band = std::max(least_band, band_bytes / pixel);
+  return pixels_of(x) >= 2 * band ? band : 0;
+}
+
+Tensor running_statistics(const nn::BatchNorm& norm, const nn::BatchNormGroup& group) {
+  Tensor stats = Tensor::empty({4, norm.weight->shape[0]}, DType::f32);
+  ops::batch_norm_running_statistics(norm.running_mean->value, norm.running_var->value, group.eps,
+                                     stats);
+  return stats;
+}
+
+// act(norm(conv(x)) + residual), or with `theirs` the norm of the residual.
+Var run_in_bands(nn::Context c, const ConvNormCall& call, const nn::BatchNorm* theirs,
+                 std::int64_t band, const nn::BatchNormGroup& group) {
+  const ConvLayer& l = *call.layer;
+  const nn::BatchNorm& norm = l.norm;
+  nn::detail::use(c, {l.conv.weight, l.conv.bias, norm.weight, norm.bias});
+  const Tensor& x = call.x->value;
+  const DType dtype = x.dtype();
+  const Tensor& weight = dtype == DType::bf16 ? l.conv.weight->working : l.conv.weight->value;
+  const Tensor bias = l.conv.bias != nullptr ? l.conv.bias->value : Tensor();
+  const Tensor stats = running_statistics(norm, group);
+  Tensor their_stats, their_gamma, their_beta;
+  if (theirs != nullptr) {
+    nn::detail::use(c, {theirs->weight, theirs->bias});
+    their_stats = running_statistics(*theirs, group);
+    their_gamma = theirs->weight->value, their_beta = theirs->bias->value;
+  }
+  Tensor y = Tensor::empty(l.geometry.output(x.shape(), l.out.channels), dtype);
+  const std::int64_t pixels = pixels_of(x);
+  const auto rows = [pixels](const Tensor& t) { return t.view({pixels, 1, 1, 1, t.dim(-1)}); };
+  const Tensor in = rows(x), out = rows(y),
+               added = call.residual ? rows(call.residual->value) : Tensor();
+  for (std::int64_t first = 0, last; first < pixels; first = last) {
+    last = pixels - first < 2 * band ? pixels : first + band;
+    Tensor some = out.slice(first, last);
+    ops::conv_forward(in.slice(first, last), weight, bias, Tensor(), l.geometry, some);
+    ops::batch_norm_apply(some, stats, norm.weight->value, norm.bias->value,
+                          added.defined() ? added.slice(first, last) : added, their_stats,
+                          their_gamma, their_beta, call.act, some);
+  }
+  return make_var(y);
+}
+
 }  // namespace
 
 Var convolve(nn::Context c, const Var& x, const ConvLayer& l) {
@@ -335,11 +400,22 @@ Var convolve(nn::Context c, const Var& x, const ConvLayer& l) {
 Var conv_norm(nn::Context c, const Var& x, const ConvLayer& l, nn::BatchNormGroup& group,
               nn::Activation act, const Var& residual) {
   if (l.folded()) return run_folded({x, &l, act, residual});
+  if (const std::int64_t band = band_of(c, l, x->value, group); band > 0)
+    return run_in_bands(c, {x, &l, act, residual}, nullptr, band, group);
   return nn::batch_norm(c, convolve(c, x, l), l.norm, group, act, residual);
 }
 
 std::vector<Var> conv_norms(nn::Context c, std::vector<ConvNormCall> calls,
                             nn::BatchNormGroup& group) {
+  // Those that are only run exchange nothing: one after the other, as conv_norm() does it.
+  if (!c.tape.recording() && !c.tape.counts_uses() && group.use_running) {
+    std::vector<Var> out;
+    for (ConvNormCall& call : calls) {
+      out.push_back(conv_norm(c, call.x, *call.layer, group, call.act, call.residual));
+      call = {};  // what nothing else holds is freed before the next
+    }
+    return out;
+  }
   std::vector<Var> folded;
   std::vector<nn::BatchNormCall> norms;
   for (ConvNormCall& call : calls) {
@@ -360,6 +436,11 @@ Var conv_norm_add(nn::Context c, ConvNormCall a, ConvNormCall b, nn::BatchNormGr
     a.residual = run_folded(b);
     b.x.reset();
     return run_folded(a);
+  }
+  if (const std::int64_t band = band_of(c, *a.layer, a.x->value, group); band > 0) {
+    a.act = nn::Activation::relu;
+    a.residual = convolve(c, std::exchange(b.x, nullptr), *b.layer);
+    return run_in_bands(c, a, &b.layer->norm, band, group);
   }
   const Var y = convolve(c, std::exchange(a.x, nullptr), *a.layer),
             z = convolve(c, std::exchange(b.x, nullptr), *b.layer);

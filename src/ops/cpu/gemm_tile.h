@@ -1,7 +1,7 @@
 // Small matrix products on scratch memory, for attention: C[m,n] (+)= A B, with A read through two
 // strides (so it may be a transpose) and B, C row-major with rows of a whole number of vectors.
 // Elements of A and B are floats, or pairs of bf16 that follow each other along the depth; C is
-// f32.
+// f32. What C holds is added at the end, not summed on: sums of sums round less than a long one.
 
 #pragma once
 
@@ -43,6 +43,19 @@ static inline vf add_product(const Pair*, vf sum, vf a, vf b) {
 }
 #endif
 
+#ifdef __AVX512F__
+// W pairs of one row and the next (null: zeros), of which n count.
+static inline vu pairs_of(const bf16* one, const bf16* two, int n) {
+  const auto bits = [n](const bf16* x) {
+    if (x == nullptr) return _mm256_setzero_si256();
+    if (n == W) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+    return _mm256_maskz_loadu_epi16(first_lanes(n), x);
+  };
+  return (vu)_mm512_or_si512(_mm512_cvtepu16_epi32(bits(one)),
+                             _mm512_slli_epi32(_mm512_cvtepu16_epi32(bits(two)), 16));
+}
+#endif
+
 // A function of its own: inlined beside others, the compiler keeps accumulators in memory.
 template <int MR, int NV, class E>
 [[gnu::noinline]] static void tile(std::int64_t depth, const E* a, std::int64_t row_stride,
@@ -52,7 +65,7 @@ template <int MR, int NV, class E>
 #pragma GCC unroll 12
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < NV; ++j) acc[i][j] = accumulate ? load(c + i * ldc + j * W) : vf{};
+    for (int j = 0; j < NV; ++j) acc[i][j] = vf{};
   for (std::int64_t k = 0; k < depth; ++k) {
     vf bv[NV];
 #pragma GCC unroll 4
@@ -67,7 +80,10 @@ template <int MR, int NV, class E>
 #pragma GCC unroll 12
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < NV; ++j) store(c + i * ldc + j * W, acc[i][j]);
+    for (int j = 0; j < NV; ++j) {
+      float* to = c + i * ldc + j * W;
+      store(to, accumulate ? load(to) + acc[i][j] : acc[i][j]);
+    }
 }
 
 // The last rows of a panel, fewer than a whole tile.
@@ -131,14 +147,56 @@ static void small_gemm(std::int64_t m, std::int64_t n, std::int64_t depth, const
 // column does not fall on few sets of the first-level cache.
 static inline std::int64_t padded_stride(std::int64_t n) { return ((n + W - 1) / W | 1) * W; }
 
+#ifdef __AVX512F__
+// A block of 16 x 16 elements of four bytes, by halves of what is left: neighbours, pairs,
+// quarters.
+static inline void transpose_block(const void* from, std::int64_t from_ld, void* to,
+                                   std::int64_t to_ld) {
+  const auto* const in = static_cast<const std::uint32_t*>(from);
+  auto* const out = static_cast<std::uint32_t*>(to);
+  __m512i a[16], b[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(in + i * from_ld);
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4)
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
+      a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
+    }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const __m512i even[2] = {_mm512_shuffle_i32x4(a[j], a[j + 4], 0x88),
+                             _mm512_shuffle_i32x4(a[j + 8], a[j + 12], 0x88)};
+    const __m512i odd[2] = {_mm512_shuffle_i32x4(a[j], a[j + 4], 0xdd),
+                            _mm512_shuffle_i32x4(a[j + 8], a[j + 12], 0xdd)};
+    _mm512_storeu_si512(out + j * to_ld, _mm512_shuffle_i32x4(even[0], even[1], 0x88));
+    _mm512_storeu_si512(out + (j + 4) * to_ld, _mm512_shuffle_i32x4(odd[0], odd[1], 0x88));
+    _mm512_storeu_si512(out + (j + 8) * to_ld, _mm512_shuffle_i32x4(even[0], even[1], 0xdd));
+    _mm512_storeu_si512(out + (j + 12) * to_ld, _mm512_shuffle_i32x4(odd[0], odd[1], 0xdd));
+  }
+}
+#endif
+
 // to[d, i] = from[i, d] for n rows of `from` (ld `from_ld`), `to` having `to_ld` elements a row.
 template <class E>
 static void transpose(const E* from, std::int64_t from_ld, std::int64_t n, std::int64_t depth,
                       E* to, std::int64_t to_ld) {
+  static_assert(sizeof(E) == 4);
   // Blocks of 16 rows keep the lines being written to in the cache.
   for (std::int64_t i0 = 0; i0 < n; i0 += 16) {
     const std::int64_t i1 = i0 + 16 < n ? i0 + 16 : n;
-    for (std::int64_t d = 0; d < depth; ++d)
+    std::int64_t d = 0;
+#ifdef __AVX512F__
+    for (; i1 - i0 == 16 && d + 16 <= depth; d += 16)
+      transpose_block(from + i0 * from_ld + d, from_ld, to + d * to_ld + i0, to_ld);
+#endif
+    for (; d < depth; ++d)
       for (std::int64_t i = i0; i < i1; ++i) to[d * to_ld + i] = from[i * from_ld + d];
   }
 }

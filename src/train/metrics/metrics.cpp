@@ -150,12 +150,12 @@ void MetricsWriter::write(const StepMetrics& m) {
     j["rank_wait"] = of_ranks(m.rank_wait);
     if (!m.rank_data_wait.empty()) j["rank_data_wait"] = of_ranks(m.rank_data_wait);
   }
-  metrics_.write(j.dump());
+  metrics_.write(dump_json(j));
   if (m.layer_norms.empty()) return;
   if (!layer_norms_) layer_norms_.emplace(run_dir_ / "layer_norms.jsonl", first_step_);
   nlohmann::ordered_json layers{{"step", m.step}};
   for (const auto& [layer, norm] : m.layer_norms) layers["norms"][layer] = norm;
-  layer_norms_->write(layers.dump());
+  layer_norms_->write(dump_json(layers));
 }
 
 // ---- Watches ----

@@ -162,7 +162,7 @@ void RunFacts::write(const std::filesystem::path& run_dir) const {
   nlohmann::ordered_json j = {{"id", id_}};
   for (const auto& [name, value] : rows_) j[name] = value;
   for (const auto& [kind, bytes] : memory_) j["memory_plan"][kind] = bytes;
-  write_text(run_dir / "run.json", seal_json(j.dump(2)) + "\n");
+  write_text(run_dir / "run.json", seal_json(dump_json(j, 2)) + "\n");
 }
 
 void RunFacts::count(const StepMetrics& m) {

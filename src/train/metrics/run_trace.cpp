@@ -17,6 +17,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/host.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "core/trace.h"
 
@@ -32,7 +33,7 @@ constexpr int rows_a_lane = 100, threads_a_rank = 1000;
 static_assert(trace::lanes * rows_a_lane <= threads_a_rank);
 
 std::string quoted(const std::string& text) {
-  return nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  return dump_json(nlohmann::json(text), -1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
 
 // Microseconds with the nanoseconds as decimals: a double is too short for them in long runs.

@@ -9,6 +9,7 @@
 #include <map>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "tests/folder.h"
 
 namespace weft {
@@ -87,7 +88,7 @@ TEST_F(ScoreTable, QuotesAsPandas) {
 }
 
 TEST_F(ScoreTable, WritesJsonInCells) {
-  EXPECT_EQ(scored(file("path\na\n"), {{"a", Json::parse(R"([[1,2.5],"x"])")}}, {"ocr_boxes"}),
+  EXPECT_EQ(scored(file("path\na\n"), {{"a", parse_json<Json>(R"([[1,2.5],"x"])")}}, {"ocr_boxes"}),
             "path,ocr_boxes\na,\"[[1,2.5],\"\"x\"\"]\"\n");
   EXPECT_EQ(scored(file("path\na\n"), {{"a", "it's, so"}}, {"ocr_fault"}),
             "path,ocr_fault\na,\"it's, so\"\n");

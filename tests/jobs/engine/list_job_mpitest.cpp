@@ -312,7 +312,8 @@ TEST_F(ListJobTest, AFailedItemMayLeaveALineAndTheJobFinish) {
     last.finish_with_failures = true;
     last.finish = [&](const ListReport& report) {
       EXPECT_EQ(report.failures.size(), good ? 0u : 1u);
-      std::ofstream(settings_.directory / "all") << engine.lines().at("square6").parsed().dump();
+      std::ofstream(settings_.directory / "all")
+          << dump_json(engine.lines().at("square6").parsed());
     };
     const int code = engine.end(last);
     EXPECT_EQ(code, good ? 0 : static_cast<int>(Exit::data));
@@ -349,7 +350,9 @@ TEST_F(ListJobTest, AStopComesBeforeFailures) {
 void leave_part(const ListSettings& settings, const std::vector<std::string>& names, bool orderly) {
   fs::create_directories(settings.directory);
   std::ofstream part(settings.directory / (settings.stem + ".rank7.jsonl"));
-  const auto line = [&](const nlohmann::ordered_json& j) { part << seal_json(j.dump()) << "\n"; };
+  const auto line = [&](const nlohmann::ordered_json& j) {
+    part << seal_json(dump_json(j)) << "\n";
+  };
   for (const std::string& name : names) line({{"begun", name}, {"key", "k"}});
   if (orderly) line({{"ended", true}});
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "data/text_images/polygon.h"
 
 namespace weft {
@@ -134,7 +135,7 @@ TEST(DetectionScores, AddsUpLines) {
   nlohmann::ordered_json line;
   put_matches(line, TextMatcher(regions, boxes), scores.thresholds);
   scores.add(line);
-  scores.add(nlohmann::ordered_json::parse(line.dump()));
+  scores.add(parse_json<nlohmann::ordered_json>(dump_json(line)));
   EXPECT_EQ(scores.images, 2);
   EXPECT_EQ(scores.ignored, 2);
   EXPECT_EQ(scores.counts[0].wanted, 2);

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "models/dbnet/boxes.h"
 #include "models/dbnet/detector.h"
+#include "tests/ops/reference.h"
 
 namespace weft::test {
 namespace {
@@ -105,6 +106,44 @@ TEST_F(TextBoxes, CountAboveTheLeastScoreOnly) {
   boxes[1].score = std::nextafter(0.3f, 1.0f);
   boxes[2].score = 0.9f;
   EXPECT_EQ(count_text(boxes, deck_), 2);
+}
+
+// A head that is only run goes a few rows at a time, where the map has more than those.
+TEST(DbnetHead, OnlyRunGivesTheSameMap) {
+  const auto arena = Arena::reserve(std::size_t{1} << 30);
+  const ArenaScope scope(*arena);
+  DbnetDeck deck;
+  deck.backbone = "resnet18";
+  deck.asf = false;
+  Dbnet net(deck, false);
+  net.params().allocate_for_inference(false);
+  std::uint64_t seed = 0;
+  for (const auto& p : net.params().all()) {
+    const double scale = 1 / std::sqrt(static_cast<double>(p->shape.numel() / p->shape[0]));
+    std::vector<float> v;
+    for (const double r : random_values(p->shape.numel(), ++seed, scale))
+      v.push_back(static_cast<float>(p->name.ends_with("running_var") ? 0.5 + r * r : r));
+    p->set(0, v);
+  }
+  const Shape shape{1, 1, 64, 1088, 3};
+  const Tensor image = to_tensor(random_values(shape.numel(), 1), shape, DType::f32);
+  nn::BatchNormGroup group;
+  group.use_running = true;
+  std::vector<float> maps[2];
+  for (const bool runs : {false, true}) {
+    Tape tape(runs ? Tape::Mode::infer : Tape::Mode::discard);
+    const Tensor map =
+        net.forward({tape, net.params()}, make_var(image, false), group, false).probability->value;
+    EXPECT_EQ(map.shape(), (Shape{1, 1, 64, 1088, 1}));
+    maps[runs].assign(map.span<float>().begin(), map.span<float>().end());
+  }
+  double most = 0, difference = 0;
+  for (std::size_t i = 0; i < maps[0].size(); ++i) {
+    most = std::max<double>(most, std::abs(maps[0][i]));
+    difference = std::max<double>(difference, std::abs(maps[0][i] - maps[1][i]));
+  }
+  EXPECT_GT(most, 0.1);
+  EXPECT_LT(difference, 1e-5 * most);
 }
 
 std::vector<std::uint8_t> picture(std::int64_t rows, std::int64_t columns) {

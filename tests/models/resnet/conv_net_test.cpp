@@ -151,6 +151,35 @@ TEST_F(ConvNetTest, Bf16KeepsOneCopy) {
   EXPECT_EQ(conv->bias.dtype(), DType::f32);
 }
 
+// Maps so large that a layer that is only run goes in bands: as convolution and norm one by one.
+TEST_F(ConvNetTest, LargeMapsOnlyRun) {
+  const ConvLayer *a = net.add("a", "norm_a", 4, 1024, ops::Conv::same(1)),
+                  *b = net.add("b", "norm_b", 3, 1024, ops::Conv::same(1), true);
+  load();
+  const auto input = [&](std::int64_t channels, std::uint64_t seed) {
+    const Shape s{1, 1, 65, 64, channels};
+    return make_var(to_tensor(random_values(s.numel(), seed), s, DType::f32), false);
+  };
+  const Var in_a = input(4, 1), in_b = input(3, 2), residual = input(1024, 3);
+  Tape tape(Tape::Mode::infer);
+  const nn::Context c{tape, table};
+  nn::BatchNormGroup group;
+  group.use_running = true;
+  const auto expect_same = [&](const Var& got, const Var& wanted) {
+    const auto g = got->value.span<float>(), w = wanted->value.span<float>();
+    ASSERT_EQ(g.size(), w.size());
+    double most = 0;
+    for (std::size_t i = 0; i < g.size(); ++i) most = std::max<double>(most, std::abs(g[i] - w[i]));
+    EXPECT_LT(most, 1e-5);
+  };
+  for (const Var& r : {Var(), residual})
+    expect_same(conv_norm(c, in_a, *a, group, nn::Activation::relu, r),
+                nn::batch_norm(c, convolve(c, in_a, *a), a->norm, group, nn::Activation::relu, r));
+  expect_same(conv_norm_add(c, {in_a, a}, {in_b, b}, group),
+              nn::batch_norm_add(c, {convolve(c, in_a, *a), &a->norm},
+                                 {convolve(c, in_b, *b), &b->norm}, group, nn::Activation::relu));
+}
+
 // One description of a network, with its norms and folded: the same maps.
 TEST(ResNetTest, FoldedGivesTheSameMaps) {
   const auto arena = Arena::reserve(std::size_t{64} << 20);

@@ -35,6 +35,8 @@ struct Prepare {
   const float* weight = nullptr;  // [padded D]
   const float* cosine = nullptr;  // [positions, padded D], each value twice
   const float* sine = nullptr;    // the same with the sign of the even elements flipped
+
+  bool nothing() const { return weight == nullptr && cosine == nullptr; }
 };
 
 // The partner of each element within its interleaved pair.
@@ -44,14 +46,24 @@ vf swap_pairs(vf x) {
   return __builtin_shuffle(x, index);
 }
 
+// inverse[r] = 1 / the root mean square of row first + r. All sums come before the first division,
+// which each row would otherwise wait for.
+constexpr std::int64_t rms_rows = 64;
 template <class T>
-float inverse_rms(const T* x, std::int64_t d) {
-  vf squares{};
-  for_vectors(d, [&](std::int64_t i, int n) {
-    const vf v = load_n(x + i, n);
-    squares += v * v;
-  });
-  return 1.0f / std::sqrt(hsum(squares) / static_cast<float>(d) + epsilon);
+void inverse_rms(Rows<const T> x, std::int64_t first, std::int64_t n, std::int64_t d,
+                 float* inverse) {
+  for (std::int64_t r = 0; r < n; ++r) {
+    const T* in = x[first + r];
+    vf squares{};
+    for_vectors(d, [&](std::int64_t i, int m) {
+      __builtin_prefetch((r + 8 < n ? in + 8 * x.stride : in + d) + i);
+      const vf v = load_n(in + i, m);
+      squares += v * v;
+    });
+    inverse[r] = hsum(squares);
+  }
+  for (std::int64_t r = 0; r < n; ++r)
+    inverse[r] = 1.0f / std::sqrt(inverse[r] / static_cast<float>(d) + epsilon);
 }
 
 // to[i, 0..dp) = rope(norm(x_i)) * factor, zero beyond d.
@@ -59,13 +71,17 @@ template <class T>
 void pack(Rows<const T> x, std::int64_t first, std::int64_t n, std::int64_t d, const Prepare& p,
           float factor, float* to) {
   const std::int64_t dp = padded(d);
+  float scales[rms_rows];
   for (std::int64_t r = 0; r < n; ++r) {
+    if (p.weight && r % rms_rows == 0)
+      inverse_rms(x, first + r, std::min(rms_rows, n - r), d, scales);
     const T* in = x[first + r];
     float* out = to + r * dp;
-    const float scale = p.weight ? factor * inverse_rms(in, d) : factor;
+    const float scale = p.weight ? factor * scales[r % rms_rows] : factor;
     const float* c = p.cosine ? p.cosine + (first + r) * dp : nullptr;
     const float* s = p.sine ? p.sine + (first + r) * dp : nullptr;
     for_vectors(d, [&](std::int64_t i, int m) {
+      if (!p.weight) __builtin_prefetch((r + 8 < n ? in + 8 * x.stride : in + d) + i);
       vf v = load_n(in + i, m) * scale;
       if (p.weight) v *= load(p.weight + i);
       if (c) v = v * load(c + i) + swap_pairs(v) * load(s + i);
@@ -80,7 +96,10 @@ template <class T>
 void unpack_gradient(Rows<const T> x, std::int64_t first, std::int64_t n, std::int64_t d,
                      const Prepare& p, float factor, float* g, Rows<T> dx, float* dw) {
   const std::int64_t dp = padded(d);
+  float scales[rms_rows];
   for (std::int64_t r = 0; r < n; ++r) {
+    if (p.weight && r % rms_rows == 0)
+      inverse_rms(x, first + r, std::min(rms_rows, n - r), d, scales);
     const T* in = x[first + r];
     T* out = dx[first + r];
     float* gr = g + r * dp;
@@ -96,7 +115,7 @@ void unpack_gradient(Rows<const T> x, std::int64_t first, std::int64_t n, std::i
       for_vectors(d, [&](std::int64_t i, int m) { store_n(out + i, load(gr + i) * factor, m); });
       continue;
     }
-    const float rstd = inverse_rms(in, d);
+    const float rstd = scales[r % rms_rows];
     vf dot{};
     for_vectors(d, [&](std::int64_t i, int m) {
       const vf normed = load_n(in + i, m) * rstd;
@@ -119,11 +138,31 @@ inline void add_to_last(float* scores, std::int64_t rows, std::int64_t n, std::i
     for (std::int64_t r = 0; r < rows; ++r) scores[r * np + n - 1] += bias;
 }
 
+// e^x for probabilities that are rounded to T: of bf16, whose values have 8 bits, to 18 bits, at
+// two thirds of the work.
+template <class T>
+vf vexp_for(vf x) {
+#ifdef __AVX512F__
+  if constexpr (sizeof(T) == 2) {
+    const vf power = (vf)_mm512_max_ps((__m512)splat(-150.0f), (__m512)(x * 1.44269504088896341f));
+    const vf n = (vf)_mm512_roundscale_ps((__m512)power, 0x08), r = power - n;
+    // 2^r for |r| <= 1/2, minimax of degree 4.
+    vf p = splat(9.570101276e-3f);
+    p = p * r + 5.591785908e-2f;
+    p = p * r + 2.402474433e-1f;
+    p = p * r + 6.931217909e-1f;
+    p = p * r + 9.999992847e-1f;
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+  }
+#endif
+  return vexp(x);
+}
+
 // The softmax of a block of keys: scores [rows, np], of which n columns count, times `factor`
 // become exp(score - largest so far), which put(row, column, values) takes. `top` (the largest) and
 // `sum` (of the exponentials) of each row follow from block to block, and so do the results [rows,
 // dp] of the blocks before.
-template <class Put>
+template <class T, class Put>
 void softmax_rows(const float* scores, std::int64_t rows, std::int64_t n, std::int64_t np,
                   float factor, bool first_block, float* top, float* sum, float* results,
                   std::int64_t dp, Put&& put) {
@@ -148,7 +187,7 @@ void softmax_rows(const float* scores, std::int64_t rows, std::int64_t n, std::i
     }
     vf added{};
     for_vectors(n, [&](std::int64_t i, int m) {
-      vf e = vexp(load(s + i) * factor - max);
+      vf e = vexp_for<T>(load(s + i) * factor - max);
       if (m < W) e = select_first(e, m, 0.0f);
       added += e;
       put(r, i, e);
@@ -177,11 +216,11 @@ void finish_rows(const float* results, std::int64_t first, std::int64_t rows, st
 // A row of n scores, times `factor`, becomes probabilities, zero up to a whole vector, where
 // `gradients` become zero too. Returns the softmax's correction, their sum of products: dout * out
 // instead would bring in the rounding of out.
-inline float probabilities(float* scores, float* gradients, std::int64_t n, float lse,
-                           float factor) {
+template <class T>
+float probabilities(float* scores, float* gradients, std::int64_t n, float lse, float factor) {
   vf dot{};
   for_vectors(n, [&](std::int64_t i, int m) {
-    vf p = vexp(load(scores + i) * factor - lse), g = load(gradients + i);
+    vf p = vexp_for<T>(load(scores + i) * factor - lse), g = load(gradients + i);
     if (m < W) {  // beyond the row's end the scratch is not written
       p = select_first(p, m, 0.0f);
       g = select_first(g, m, 0.0f);
@@ -231,8 +270,9 @@ void head_forward(const Head& head, Rows<const T> q, Rows<const T> k, Rows<const
       pack<T>(q, first, rows, d, pq, factor, queries);
       small_gemm(rows, n, d, queries, dp, 1, keys_t, np, scores, np, false);
       if (last) add_to_last(scores, rows, n, np, head.last_bias);
-      softmax_rows(scores, rows, n, np, 1.0f, key == 0, lse + first, sums + first, result, dp,
-                   [&](std::int64_t r, std::int64_t i, vf e) { store(scores + r * np + i, e); });
+      softmax_rows<float>(
+          scores, rows, n, np, 1.0f, key == 0, lse + first, sums + first, result, dp,
+          [&](std::int64_t r, std::int64_t i, vf e) { store(scores + r * np + i, e); });
       small_gemm(rows, dp, n, scores, np, 1, values, dp, result, dp, key > 0);
       if (last) finish_rows<T>(result, first, rows, d, lse + first, sums + first, out);
     }
@@ -274,7 +314,7 @@ void head_backward(const Head& head, Rows<const T> q, Rows<const T> k, Rows<cons
       if (last) add_to_last(scores, rows, n, np, head.last_bias);
       for (std::int64_t r = 0; r < rows; ++r) {
         float *s = scores + r * np, *ds = dscores + r * np;
-        const float sum = probabilities(s, ds, n, lse[first + r], 1.0f);
+        const float sum = probabilities<float>(s, ds, n, lse[first + r], 1.0f);
         const float delta = several ? deltas[first + r] : sum;
         for_vectors(
             n, [&](std::int64_t i, int) { store(ds + i, load(s + i) * (load(ds + i) - delta)); });
@@ -332,6 +372,40 @@ inline void pairs_of_rows(const float* from, std::int64_t n, std::int64_t dp, Pa
     }
 }
 
+// The same from rows of bf16 as they lie, zeros behind their d values.
+inline void pairs_of_rows(Rows<const bf16> x, std::int64_t first, std::int64_t n, std::int64_t d,
+                          Pair* to) {
+  const std::int64_t dp = padded(d);
+  for (std::int64_t r = 0; r < n; r += 2) {
+    const bf16 *one = x[first + r], *two = r + 1 < n ? x[first + r + 1] : nullptr;
+    for_vectors(d, [&](std::int64_t i, int m) {
+      const vu pairs = pairs_of(one + i, two ? two + i : nullptr, m);
+      __builtin_memcpy(to + r / 2 * dp + i, &pairs, sizeof pairs);
+    });
+  }
+}
+
+// Rows of a product's operand in pairs along them, `stride` pairs apart.
+struct PairRows {
+  const Pair* at;
+  std::int64_t stride;
+};
+
+// Rows of x, normed and rotated, as pairs along them (in `along`, or where they lie if nothing is
+// to be done to them; null: not wanted) and across them (in `across`, null: not wanted).
+inline PairRows operand(Rows<const bf16> x, std::int64_t first, std::int64_t n, std::int64_t d,
+                        const Prepare& p, float* block, Pair* along, Pair* across) {
+  const std::int64_t dp = padded(d);
+  if (p.nothing() && d % 2 == 0 && x.stride % 2 == 0) {
+    if (across) pairs_of_rows(x, first, n, d, across);
+    return {reinterpret_cast<const Pair*>(x[first]), x.stride / 2};
+  }
+  pack<bf16>(x, first, n, d, p, 1.0f, block);
+  if (along) pairs_in_rows(block, n, dp, along);
+  if (across) pairs_of_rows(block, n, dp, across);
+  return {along, dp / 2};
+}
+
 // Memory of a head in units of four bytes, handed out from the front.
 struct Pieces {
   float* at;
@@ -358,19 +432,16 @@ inline void head_forward_bf16(const Head& head, Rows<const bf16> q, Rows<const b
   for (std::int64_t key = 0; key < nk; key += kb) {
     const std::int64_t n = std::min(kb, nk - key), n2 = (n + 1) / 2;
     const bool last = key + n == nk;
-    pack<bf16>(k, key, n, d, pk, 1.0f, rows_f32);
-    pairs_in_rows(rows_f32, n, dp, keys);
-    transpose(keys, dp / 2, n, d2, keys_t, np);
-    pack<bf16>(v, key, n, d, Prepare{}, 1.0f, rows_f32);
-    pairs_of_rows(rows_f32, n, dp, values);
+    const PairRows key_rows = operand(k, key, n, d, pk, rows_f32, keys, nullptr);
+    transpose(key_rows.at, key_rows.stride, n, d2, keys_t, np);
+    operand(v, key, n, d, Prepare{}, rows_f32, nullptr, values);
     for (std::int64_t first = 0; first < nq; first += qb) {
       const std::int64_t rows = std::min(qb, nq - first);
       float* result = results + (head.several() ? first * dp : 0);
-      pack<bf16>(q, first, rows, d, pq, 1.0f, block);
-      pairs_in_rows(block, rows, dp, queries);
-      small_gemm(rows, n, d2, queries, dp / 2, 1, keys_t, np, scores, np, false);
+      const PairRows query = operand(q, first, rows, d, pq, block, queries, nullptr);
+      small_gemm(rows, n, d2, query.at, query.stride, 1, keys_t, np, scores, np, false);
       if (last) add_to_last(scores, rows, n, np, head.last_bias / factor);
-      softmax_rows(
+      softmax_rows<bf16>(
           scores, rows, n, np, factor, key == 0, lse + first, sums + first, result, dp,
           [&](std::int64_t r, std::int64_t i, vf e) { store_halves(p + (r * np + i) / 2, e); });
       small_gemm(rows, dp, n2, p, np / 2, 1, values, dp, result, dp, key > 0);
@@ -408,32 +479,25 @@ inline void head_backward_bf16(const Head& head, Rows<const bf16> q, Rows<const 
     const std::int64_t n = std::min(kb, nk - key), n2 = (n + 1) / 2;
     const bool last = key + n == nk;
     // dkeys holds the rows of values and keys until gradients take their place.
-    pack<bf16>(v, key, n, d, Prepare{}, 1.0f, dkeys);
-    pairs_in_rows(dkeys, n, dp, in_rows);
-    transpose(in_rows, dp / 2, n, d2, values_t, np);
-    pack<bf16>(k, key, n, d, pk, 1.0f, dkeys);
-    pairs_in_rows(dkeys, n, dp, in_rows);
-    transpose(in_rows, dp / 2, n, d2, keys_t, np);
-    pairs_of_rows(dkeys, n, dp, keys);
+    const PairRows value_rows = operand(v, key, n, d, Prepare{}, dkeys, in_rows, nullptr);
+    transpose(value_rows.at, value_rows.stride, n, d2, values_t, np);
+    const PairRows key_rows = operand(k, key, n, d, pk, dkeys, in_rows, keys);
+    transpose(key_rows.at, key_rows.stride, n, d2, keys_t, np);
     for (std::int64_t first = 0; first < nq; first += qb) {
       const std::int64_t rows = std::min(qb, nq - first), rows2 = (rows + 1) / 2;
       const bool later = first > 0;
       float* dquery = dqueries + (several ? first * dp : 0);
-      pack<bf16>(q, first, rows, d, pq, 1.0f, block);
-      pairs_in_rows(block, rows, dp, queries);
-      pairs_of_rows(block, rows, dp, queries_t);
-      pack<bf16>(dout, first, rows, d, Prepare{}, 1.0f, block);
-      pairs_in_rows(block, rows, dp, dresult);
-      pairs_of_rows(block, rows, dp, dresult_t);
-      small_gemm(rows, n, d2, queries, dp / 2, 1, keys_t, np, scores, np, false);
-      small_gemm(rows, n, d2, dresult, dp / 2, 1, values_t, np, dscores, np, false);
+      const PairRows query = operand(q, first, rows, d, pq, block, queries, queries_t);
+      small_gemm(rows, n, d2, query.at, query.stride, 1, keys_t, np, scores, np, false);
+      const PairRows gradient = operand(dout, first, rows, d, Prepare{}, block, dresult, dresult_t);
+      small_gemm(rows, n, d2, gradient.at, gradient.stride, 1, values_t, np, dscores, np, false);
       if (last) add_to_last(scores, rows, n, np, head.last_bias / factor);
       for (std::int64_t r = 0; r < rows; r += 2) {
         float delta[2] = {};
         const int two = r + 1 < rows ? 2 : 1;
         for (int j = 0; j < two; ++j) {
-          const float sum = probabilities(scores + (r + j) * np, dscores + (r + j) * np, n,
-                                          lse[first + r + j], factor);
+          const float sum = probabilities<bf16>(scores + (r + j) * np, dscores + (r + j) * np, n,
+                                                lse[first + r + j], factor);
           delta[j] = several ? deltas[first + r + j] : sum;
         }
         for (std::int64_t i = 0; i < n; i += W) {

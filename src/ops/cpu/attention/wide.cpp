@@ -29,7 +29,6 @@ void product(bool at, bool bt, std::int64_t m, std::int64_t n, std::int64_t k, f
   const auto status =
       dnnl_sgemm(at ? 'T' : 'N', bt ? 'T' : 'N', m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
   WEFT_ASSERT(status == dnnl_success);
-  detail::add_flops(2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
 }
 
 // `rows` rows of `c` values, of T or f32, from or to f32 rows.
@@ -91,7 +90,6 @@ struct Dqkv;
 void wide_attention_forward(const Tensor& qkv, Tensor& out, Tensor& lse) {
   const std::int64_t N = qkv.dim(0), P = qkv.dim(1), C = qkv.dim(-1);
   const float factor = 1.0f / std::sqrt(static_cast<float>(C));
-  detail::add_flops(4.0 * static_cast<double>(N * P) * static_cast<double>(P * C));
   with_type(qkv.dtype(), [&](auto type) {
     using T = decltype(type);
     for (std::int64_t f = 0; f < N; ++f) {
@@ -133,7 +131,6 @@ void wide_attention_backward(const Tensor& qkv, const Tensor& out, const Tensor&
                              const Tensor& dout, Tensor& dqkv) {
   const std::int64_t N = qkv.dim(0), P = qkv.dim(1), C = qkv.dim(-1);
   const float factor = 1.0f / std::sqrt(static_cast<float>(C));
-  detail::add_flops(10.0 * static_cast<double>(N * P) * static_cast<double>(P * C));
   with_type(qkv.dtype(), [&](auto type) {
     using T = decltype(type);
     for (std::int64_t f = 0; f < N; ++f) {

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 
 #include "core/error.h"
 #include "ops/matmul.h"
@@ -17,23 +18,20 @@ WEFT_CPU_BEGIN
 namespace {
 #include "ops/cpu/simd.h"
 
-Geometry geometry(const Shape& x, const Shape& y, const Conv& c) {
-  Geometry g{x[0],  x[1],     x[2],   x[3],    x[4],       y[4],     y[1],    y[2],
-             y[3],  c.kt,     c.kh,   c.kw,    c.stride_t, c.stride, c.front, c.back,
-             c.top, c.bottom, c.left, c.right, c.dilation, c.groups};
-  return g;
-}
-
-// 1x1 kernels of stride 1 are matrix products.
-bool is_linear(const Conv& c) {
-  return c.kt * c.kh * c.kw == 1 && c.stride_t == 1 && c.stride == 1 && c.groups == 1 &&
-         !c.upsample && c.front + c.back + c.top + c.left + c.bottom + c.right == 0;
-}
-
 Tensor rows(const Tensor& x) { return x.view({x.numel() / x.dim(-1), x.dim(-1)}); }
 
-// bf16 goes one by one, so that the copies in f32 are of a frame and not of a whole micro-batch.
-bool one_by_one(const Tensor& x) { return x.dtype() == DType::bf16 && x.dim(0) > 1; }
+// Samples of a batch whose copies go together: few, so that copies stay in a cache; as many as that
+// allows, so that the weights are transformed seldom. `values`: of a sample's larger tensor.
+std::int64_t together(std::int64_t samples, std::int64_t values) {
+  const std::int64_t most = std::clamp<std::int64_t>((8 << 20) / values, 1, samples);
+  const std::int64_t times = (samples + most - 1) / most;
+  return (samples + times - 1) / times;
+}
+// bf16 is converted so many samples at a time.
+std::int64_t at_once(const Tensor& x, const Tensor& y) {
+  const std::int64_t n = x.dim(0);
+  return x.dtype() == DType::f32 || n < 2 ? n : together(n, std::max(x.numel(), y.numel()) / n);
+}
 
 // to, f32, = x in bf16.
 void to_f32(const Tensor& x, const Tensor& copy) {
@@ -77,6 +75,18 @@ struct Result {
 
 }  // namespace
 
+Geometry geometry(const Shape& x, const Shape& y, const Conv& c) {
+  Geometry g{x[0],  x[1],     x[2],   x[3],    x[4],       y[4],     y[1],    y[2],
+             y[3],  c.kt,     c.kh,   c.kw,    c.stride_t, c.stride, c.front, c.back,
+             c.top, c.bottom, c.left, c.right, c.dilation, c.groups};
+  return g;
+}
+
+bool is_linear(const Conv& c) {
+  return c.kt * c.kh * c.kw == 1 && c.stride_t == 1 && c.stride == 1 && c.groups == 1 &&
+         !c.upsample && c.front + c.back + c.top + c.left + c.bottom + c.right == 0;
+}
+
 // The choice between the ways to compute a convolution, and the backward of stride 1 as a forward.
 // The first that fits is taken:
 //
@@ -88,33 +98,47 @@ struct Result {
 //                     plane, 32 or more input        segmentation), HRNet, DBNet, FAN,
 //                     channels, 0.25 GFLOP or more   RetinaFace, GFPGAN, SadTalker
 //                     a sample
+//   columns           gradients of up to 64 pixels   the last layers of DBNet's ResNets on small
+//                     of many channels               crops, PatchGAN's
 //   fourier           5x5 to 9x9, stride 1, from 16  dense motion's mask (7x7x7)
 //                     to 8 or more channels
-//   direct (oneDNN)   everything else                stems of 3 channels, strides, last layers,
-//                                                    ResNeXt's groups, PatchGAN (4x4), small maps
+//   narrow            3x3 to 7x7, stride 1, from   pictures of VAE and SadTalker; its occlusion
+//                     32 to 4 or fewer channels    (16x7x7)
+//   blocked           from 32 to 8 or more channels  forward: strides, small maps, PatchGAN (4x4);
+//                                                    gradients of inputs: small maps
+//   direct (oneDNN)   everything else                stems of 3 channels, ResNeXt's
+//                                                    groups; other gradients
 //
 // A way of our own has to be worth 10 % of a whole job: the figures are in
-// validation/results/cpu.md, Convolutions. Frames seen at twice their height and width are enlarged
-// first, a sample at a time.
+// validation/results/cpu.md, Convolutions; blocked is there for its rounding alone. Frames seen at
+// twice their height and width are enlarged first, a few samples at a time.
 
 // to[i][o][kt-1-a][kh-1-b][kw-1-c] = w[o][i][a][b][c] within each group.
 void turn_weights(const Geometry& g, const float* w, float* to) {
   if (planning()) return;
   const std::int64_t k = g.kt * g.kh * g.kw, ins = g.cin / g.groups, outs = g.cout / g.groups;
-#pragma omp parallel for schedule(static)
-  for (std::int64_t i = 0; i < g.cin; ++i)
-    for (std::int64_t o = 0; o < outs; ++o) {
-      const float* from = w + ((i / ins * outs + o) * ins + i % ins) * k;
-      for (std::int64_t a = 0; a < k; ++a) to[(i * outs + o) * k + k - 1 - a] = from[a];
-    }
+  // Squares of channels: kernels that follow each other share cache lines on both sides.
+  constexpr std::int64_t square = 16;
+#pragma omp parallel for schedule(static) collapse(2)
+  for (std::int64_t i0 = 0; i0 < g.cin; i0 += square)
+    for (std::int64_t o0 = 0; o0 < outs; o0 += square)
+      for (std::int64_t i = i0; i < std::min(i0 + square, g.cin); ++i)
+        for (std::int64_t o = o0; o < std::min(o0 + square, outs); ++o) {
+          const float* from = w + ((i / ins * outs + o) * ins + i % ins) * k;
+          for (std::int64_t a = 0; a < k; ++a) to[(i * outs + o) * k + k - 1 - a] = from[a];
+        }
 }
 
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                    float* y) {
   if (winograd_fits(g))
     winograd_forward(g, x, w, bias, add, y);
+  else if (narrow_fits(g))
+    narrow_forward(g, x, w, bias, add, y);
   else if (fourier_fits(g))
     fourier_forward(g, x, w, bias, add, y);
+  else if (blocked_fits(g))
+    blocked_forward(g, x, w, bias, add, y);
   else if (g.front < g.kt || (bias == nullptr && !add))
     direct_forward(g, x, w, bias, add, y);
   else {
@@ -131,24 +155,30 @@ void plain_forward(const Geometry& g, const float* x, const float* w, const floa
   }
 }
 
-void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add) {
-  // More zeros in front than a kernel is long (clips of few frames) would have to be cut off: left
-  // to oneDNN.
+std::optional<Geometry> turned_round(const Geometry& g) {
+  // More zeros in front than a kernel is long (clips of few frames) would have to be cut off. Of a
+  // grouped one oneDNN's own backward is the faster.
   const std::int64_t high = g.dilation * (g.kh - 1), wide = g.dilation * (g.kw - 1);
-  const bool turns = g.front < g.kt && g.top <= high && g.left <= wide;
-  // Of a grouped one oneDNN's own backward is the faster.
-  if (g.stride_t == 1 && g.stride == 1 && g.groups == 1 && turns) {
-    const Tensor turned = floats(g.w_numel());
-    turn_weights(g, w, turned.data<float>());
-    Geometry b = g;
-    b.t = g.to, b.h = g.ho, b.w = g.wo, b.cin = g.cout;
-    b.to = g.t, b.ho = g.h, b.wo = g.w, b.cout = g.cin;
-    b.front = g.kt - 1 - g.front, b.top = high - g.top, b.left = wide - g.left;
-    // The zeros behind follow from the sizes.
-    b.back = b.to + g.kt - 1 - b.t - b.front;
-    b.bottom = b.ho + high - b.h - b.top;
-    b.right = b.wo + wide - b.w - b.left;
-    plain_forward(b, dy, turned.data<float>(), nullptr, add, dx);
+  if (g.stride_t != 1 || g.stride != 1 || g.groups != 1 || g.front >= g.kt || g.top > high ||
+      g.left > wide)
+    return std::nullopt;
+  Geometry b = g;
+  b.t = g.to, b.h = g.ho, b.w = g.wo, b.cin = g.cout;
+  b.to = g.t, b.ho = g.h, b.wo = g.w, b.cout = g.cin;
+  b.front = g.kt - 1 - g.front, b.top = high - g.top, b.left = wide - g.left;
+  // The zeros behind follow from the sizes.
+  b.back = b.to + g.kt - 1 - b.t - b.front;
+  b.bottom = b.ho + high - b.h - b.top;
+  b.right = b.wo + wide - b.w - b.left;
+  return b;
+}
+
+void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add) {
+  if (columns_fit(g)) return columns_backward_input(g, dy, w, dx, add);
+  if (const std::optional<Geometry> turned = turned_round(g)) {
+    const Tensor weights = floats(g.w_numel());
+    turn_weights(g, w, weights.data<float>());
+    plain_forward(*turned, dy, weights.data<float>(), nullptr, add, dx);
     return;
   }
   if (!add) {
@@ -171,7 +201,9 @@ void plain_backward_input(const Geometry& g, const float* dy, const float* w, fl
 
 void plain_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                            bool accumulate) {
-  if (winograd_fits(g))
+  if (columns_fit(g))
+    columns_backward_weight(g, x, dy, dw, accumulate);
+  else if (winograd_fits(g))
     winograd_backward_weight(g, x, dy, dw, accumulate);
   else
     direct_backward_weight(g, x, dy, dw, accumulate);
@@ -179,29 +211,41 @@ void plain_backward_weight(const Geometry& g, const float* x, const float* dy, f
 
 namespace {
 
-// A sample of frames at twice their height and width, and the convolution over them.
+// A few samples of frames at twice their height and width, and the convolution over them.
 struct Enlarged {
-  explicit Enlarged(const Geometry& small) : g(small), large(small) {
-    large.n = 1, large.h = g.ho, large.w = g.wo;
-    pixels = floats(large.x_numel());
+  explicit Enlarged(const Geometry& small)
+      : g(small),
+        of_small(g.t * g.h * g.w * g.cin),
+        some(together(g.n, g.t * g.ho * g.wo * std::max(g.cin, g.cout))) {
+    pixels = floats(some * 4 * of_small);
   }
-  // Each pixel of x [t,h,w,cin] four times.
-  void enlarge(const float* x) const {
+  // Calls f(first sample, the convolution of it and the next ones).
+  template <class F>
+  void each(F&& f) const {
+    Geometry large = g;
+    large.h = g.ho, large.w = g.wo;
+    for (std::int64_t n = 0; n < g.n; n += some) {
+      large.n = std::min(some, g.n - n);
+      f(n, large);
+    }
+  }
+  // Each pixel of x [n,t,h,w,cin] four times.
+  void enlarge(const float* x, std::int64_t n) const {
     if (planning()) return;
     float* to = pixels.data<float>();
 #pragma omp parallel for schedule(static)
-    for (std::int64_t i = 0; i < g.t * g.ho; ++i) {
+    for (std::int64_t i = 0; i < n * g.t * g.ho; ++i) {
       const float* row = x + (i / g.ho * g.h + i % g.ho / 2) * g.w * g.cin;
       for (std::int64_t j = 0; j < g.wo; ++j)
         std::copy_n(row + j / 2 * g.cin, g.cin, to + (i * g.wo + j) * g.cin);
     }
   }
-  // dx [t,h,w,cin] (+)= the sums of 2x2 pixels.
-  void reduce(float* dx, bool add) const {
+  // dx [n,t,h,w,cin] (+)= the sums of 2x2 pixels.
+  void reduce(float* dx, std::int64_t n, bool add) const {
     if (planning()) return;
     const float* from = pixels.data<float>();
 #pragma omp parallel for schedule(static)
-    for (std::int64_t i = 0; i < g.t * g.h; ++i)
+    for (std::int64_t i = 0; i < n * g.t * g.h; ++i)
       for (std::int64_t j = 0; j < g.w; ++j) {
         const float* upper = from + (2 * i * g.wo + 2 * j) * g.cin;
         const float* lower = upper + g.wo * g.cin;
@@ -212,36 +256,37 @@ struct Enlarged {
         }
       }
   }
-  Geometry g, large;
+  Geometry g;
+  std::int64_t of_small, some;  // values of a sample, samples
   Tensor pixels;
 };
 
 void upsample_forward(const Geometry& g, const float* x, const float* w, const float* bias,
                       bool add, float* y) {
   const Enlarged e(g);
-  for (std::int64_t n = 0; n < g.n; ++n) {
-    e.enlarge(x + n * (g.x_numel() / g.n));
-    plain_forward(e.large, e.pixels.data<float>(), w, bias, add, y + n * e.large.y_numel());
-  }
+  e.each([&](std::int64_t n, const Geometry& large) {
+    e.enlarge(x + n * e.of_small, large.n);
+    plain_forward(large, e.pixels.data<float>(), w, bias, add, y + n * (g.y_numel() / g.n));
+  });
 }
 
 void upsample_backward_input(const Geometry& g, const float* dy, const float* w, float* dx,
                              bool add) {
   const Enlarged e(g);
-  for (std::int64_t n = 0; n < g.n; ++n) {
-    plain_backward_input(e.large, dy + n * e.large.y_numel(), w, e.pixels.data<float>(), false);
-    e.reduce(dx + n * (g.x_numel() / g.n), add);
-  }
+  e.each([&](std::int64_t n, const Geometry& large) {
+    plain_backward_input(large, dy + n * (g.y_numel() / g.n), w, e.pixels.data<float>(), false);
+    e.reduce(dx + n * e.of_small, large.n, add);
+  });
 }
 
 void upsample_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                               bool accumulate) {
   const Enlarged e(g);
-  for (std::int64_t n = 0; n < g.n; ++n) {
-    e.enlarge(x + n * (g.x_numel() / g.n));
-    plain_backward_weight(e.large, e.pixels.data<float>(), dy + n * e.large.y_numel(), dw,
+  e.each([&](std::int64_t n, const Geometry& large) {
+    e.enlarge(x + n * e.of_small, large.n);
+    plain_backward_weight(large, e.pixels.data<float>(), dy + n * (g.y_numel() / g.n), dw,
                           accumulate || n > 0);
-  }
+  });
 }
 
 }  // namespace
@@ -258,11 +303,12 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
                    residual.defined() ? rows(residual) : residual, out);
     return;
   }
-  if (one_by_one(x)) {
-    for (std::int64_t n = 0; n < x.dim(0); ++n) {
-      Tensor out = y.slice(n, n + 1);
-      conv_forward(x.slice(n, n + 1), w, bias,
-                   residual.defined() ? residual.slice(n, n + 1) : residual, conv, out);
+  if (const std::int64_t some = at_once(x, y), all = x.dim(0); some < all) {
+    for (std::int64_t n = 0; n < all; n += some) {
+      const std::int64_t end = std::min(n + some, all);
+      Tensor out = y.slice(n, end);
+      conv_forward(x.slice(n, end), w, bias, residual.defined() ? residual.slice(n, end) : residual,
+                   conv, out);
     }
     return;
   }
@@ -294,10 +340,11 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
     linear_backward_input(rows(dy), w.view({w.dim(0), w.dim(1)}), out, accumulate);
     return;
   }
-  if (one_by_one(dx)) {
-    for (std::int64_t n = 0; n < dx.dim(0); ++n) {
-      Tensor out = dx.slice(n, n + 1);
-      conv_backward_input(dy.slice(n, n + 1), w, conv, out, accumulate);
+  if (const std::int64_t some = at_once(dx, dy), all = dx.dim(0); some < all) {
+    for (std::int64_t n = 0; n < all; n += some) {
+      const std::int64_t end = std::min(n + some, all);
+      Tensor out = dx.slice(n, end);
+      conv_backward_input(dy.slice(n, end), w, conv, out, accumulate);
     }
     return;
   }
@@ -325,10 +372,11 @@ void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& 
     if (dbias.defined() && !planning()) bias_gradient(rows(dy), dbias, accumulate);
     return depthwise_backward_weight(x, dy, conv, dw, accumulate);
   }
-  if (one_by_one(x)) {
-    for (std::int64_t n = 0; n < x.dim(0); ++n)
-      conv_backward_weight(x.slice(n, n + 1), dy.slice(n, n + 1), conv, dw, dbias,
-                           accumulate || n > 0);
+  if (const std::int64_t some = at_once(x, dy), all = x.dim(0); some < all) {
+    for (std::int64_t n = 0; n < all; n += some) {
+      const std::int64_t end = std::min(n + some, all);
+      conv_backward_weight(x.slice(n, end), dy.slice(n, end), conv, dw, dbias, accumulate || n > 0);
+    }
     return;
   }
   if (dbias.defined() && !planning()) bias_gradient(rows(dy), dbias, accumulate);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/error.h"
@@ -185,7 +186,6 @@ void depthwise_forward(const Tensor& x, const Tensor& w, const Tensor& bias, con
   const std::int64_t C = x.dim(4), taps = c.kh * c.kw;
   const Tensor weights = floats(taps * C);
   if (planning()) return;
-  detail::add_flops(2.0 * static_cast<double>(y.numel() * taps));
   with_type(x.dtype(), [&](auto type) {
     using T = decltype(type);
     taps_first(w.data<T>(), C, taps, weights.data<float>());
@@ -201,7 +201,6 @@ void depthwise_backward_input(const Tensor& dy, const Tensor& w, const Conv& c, 
   const std::int64_t C = dx.dim(4), taps = c.kh * c.kw;
   const Tensor weights = floats(taps * C);
   if (planning()) return;
-  detail::add_flops(2.0 * static_cast<double>(dy.numel() * taps));
   with_type(dx.dtype(), [&](auto type) {
     using T = decltype(type);
     taps_first(w.data<T>(), C, taps, weights.data<float>());
@@ -220,7 +219,6 @@ void depthwise_backward_weight(const Tensor& x, const Tensor& dy, const Conv& c,
   const std::int64_t chunks = (rows + chunk - 1) / chunk;
   const Tensor partial = floats(chunks * taps * C);
   if (planning()) return;
-  detail::add_flops(2.0 * static_cast<double>(dy.numel() * taps));
   float* const sums = partial.data<float>();
   with_type(x.dtype(), [&](auto type) {
     using T = decltype(type);

@@ -8,6 +8,7 @@
 #include <dnnl.hpp>
 #include <map>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 
 #include "core/error.h"
@@ -145,7 +146,6 @@ typename Backward::primitive_desc backward_desc(const Layout& l) {
 
 void direct_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                     float* y) {
-  detail::add_flops(g.flops());
   static Recent<std::pair<Geometry, int>, Primitive> made;
   const Layout l = layout(g);
   const Primitive& p = made.get({g, (bias ? 1 : 0) + (add ? 2 : 0)}, [&] {
@@ -164,7 +164,6 @@ void direct_forward(const Geometry& g, const float* x, const float* w, const flo
 }
 
 void direct_backward_input(const Geometry& g, const float* dy, const float* w, float* dx) {
-  detail::add_flops(g.flops());
   static Recent<Geometry, Primitive> made;
   const Layout l = layout(g);
   const Primitive& p = made.get(g, [&] {
@@ -183,7 +182,6 @@ void direct_backward_input(const Geometry& g, const float* dy, const float* w, f
 
 void direct_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                             bool accumulate) {
-  detail::add_flops(g.flops());
   static Recent<Geometry, Primitive> made;
   const Layout l = layout(g);
   const Primitive& p = made.get(g, [&] {

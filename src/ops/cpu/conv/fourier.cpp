@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 
 #include "core/error.h"
 #include "ops/conv.h"
@@ -257,7 +258,6 @@ bool fourier_fits(const Geometry& g) {
 
 void fourier_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                      float* y) {
-  detail::add_flops(g.flops());
   const Plan p = plan(g);
   const Tensor weights = floats(ft_points * p.of_weights), inputs = floats(ft_points * p.of_inputs),
                products = floats(ft_points * p.of_products);

@@ -1,7 +1,5 @@
 // What the CPU side's convolutions share: a convolution with every padding spelt out, and the ways
-// to compute it. Included inside WEFT_CPU_BEGIN/END.
-
-#pragma once
+// to compute it. Included inside WEFT_CPU_BEGIN/END, by tests of both sides twice.
 
 // Floats of the arena until the operation's end; while planning they are taken too, and nothing may
 // be written.
@@ -24,6 +22,12 @@ struct Geometry {
   }
 };
 
+Geometry geometry(const Shape& x, const Shape& y, const Conv& c);
+// The forward with turned weights that makes the gradient of x, where there is one.
+std::optional<Geometry> turned_round(const Geometry& g);
+// 1x1 kernels of stride 1 are matrix products.
+bool is_linear(const Conv& c);
+
 // y = conv(x) + bias, or y += conv(x) + bias where `add`. bias may be null.
 void direct_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                     float* y);
@@ -43,6 +47,11 @@ void winograd_forward(const Geometry& g, const float* x, const float* w, const f
 bool volume_fits(const Geometry& g);
 void volume_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                     float* y);
+// Planes of so many channels that their transformed weights would not stay in a cache
+// (winograd_volume.cpp): likewise.
+bool wide_fits(const Geometry& g);
+void wide_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
+                  float* y);
 void winograd_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                               bool accumulate);
 
@@ -51,7 +60,24 @@ bool fourier_fits(const Geometry& g);
 void fourier_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                      float* y);
 
-// The same by the fastest way that fits. A backward of stride 1 is a forward with turned weights.
+// To four channels or fewer, stride 1 (narrow.cpp).
+bool narrow_fits(const Geometry& g);
+void narrow_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
+                    float* y);
+
+// From 32 to 8 or more channels, of any stride and dilation (blocked.cpp).
+bool blocked_fits(const Geometry& g);
+void blocked_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
+                     float* y);
+
+// Gradients where weights are far larger than activations (columns.cpp).
+bool columns_fit(const Geometry& g);
+void columns_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
+                             bool accumulate);
+void columns_backward_input(const Geometry& g, const float* dy, const float* w, float* dx,
+                            bool add);
+
+// The same by the first way that fits. A backward of stride 1 is a forward with turned weights.
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                    float* y);
 void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add);

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 
 #include "core/error.h"
 #include "ops/conv.h"
@@ -27,26 +28,58 @@ namespace {
 
 // ---- The forward ----
 
-// Transformed weights [36][panels][depth][panel_width] from w [cout,cin,kt,3,3].
+// to [count] = from, both of whole vectors.
+void put_run(const float* from, std::int64_t count, bool past_caches, float* to) {
+  for (std::int64_t i = 0; i < count; i += W) {
+    if (!past_caches) {
+      store(to + i, load(from + i));
+      continue;
+    }
+#ifdef __AVX512F__
+    _mm512_stream_ps(to + i, (__m512)load(from + i));
+#else
+    _mm256_stream_ps(to + i, (__m256)load(from + i));
+#endif
+  }
+}
+
+// Transformed weights [36][panels][depth][panel_width] from w [cout,cin,kt,3,3]: a panel's values
+// of a few inputs at a time, for the 36 matrices lie far apart, and memory wants more than a line
+// of each. What no cache can hold does not go through them.
 void transform_weights(const Plan& p, const float* w, float* to) {
   const Geometry& g = p.g;
-  const std::int64_t vectors = p.outs / W, taps = g.kt * 9;
-#pragma omp parallel for schedule(static) collapse(2)
-  for (std::int64_t v = 0; v < vectors; ++v)
-    for (std::int64_t i = 0; i < g.cin; ++i) {
-      const std::int64_t panel = v * W / panel_width, first = panel * panel_width;
-      const std::int64_t width = std::min(panel_width, p.outs - first);
-      const int lanes = static_cast<int>(std::min<std::int64_t>(W, g.cout - v * W));
-      for (std::int64_t a = 0; a < g.kt; ++a) {
-        alignas(64) float taken[9 * W];
-        gather_lanes(w + v * W * g.cin * taps, g.cin * taps, lanes, i * taps + a * 9, 9, taken);
-        vf kernel[9], out[tile_points];
-        for (int k = 0; k < 9; ++k) kernel[k] = load(taken + k * W);
-        both_ways<3, tile_in>(kernel, out, weight_line);
-        float* at = to + p.depth * first + (a * g.cin + i) * width + v * W - first;
-        for (int k = 0; k < tile_points; ++k) store(at + k * p.depth * p.outs, out[k]);
-      }
-    }
+  constexpr std::int64_t some = 2, apart = some * panel_width + W, largest_cached = 32 << 20;
+  const std::int64_t panels = (p.outs + panel_width - 1) / panel_width, taps = g.kt * 9;
+  const std::int64_t matrix = p.depth * p.outs;
+  const bool past_caches =
+      tile_points * matrix * 4 > largest_cached && reinterpret_cast<std::uintptr_t>(to) % 64 == 0;
+#pragma omp parallel
+  {
+    alignas(64) float between[tile_points * apart];
+#pragma omp for schedule(static) collapse(2)
+    for (std::int64_t panel = 0; panel < panels; ++panel)
+      for (std::int64_t first = 0; first < g.cin; first += some)
+        for (std::int64_t a = 0; a < g.kt; ++a) {
+          const std::int64_t out = panel * panel_width, width = std::min(panel_width, p.outs - out);
+          const std::int64_t count = std::min(some, g.cin - first);
+          for (std::int64_t v = 0; v < width; v += W)
+            for (std::int64_t i = 0; i < count; ++i) {
+              const int lanes = static_cast<int>(std::min<std::int64_t>(W, g.cout - out - v));
+              alignas(64) float taken[9 * W];
+              gather_lanes(w + (out + v) * g.cin * taps, g.cin * taps, lanes,
+                           (first + i) * taps + a * 9, 9, taken);
+              vf kernel[9], values[tile_points];
+              for (int k = 0; k < 9; ++k) kernel[k] = load(taken + k * W);
+              both_ways<3, tile_in>(kernel, values, weight_line);
+              for (int k = 0; k < tile_points; ++k)
+                store(between + k * apart + i * width + v, values[k]);
+            }
+          float* at = to + p.depth * out + (a * g.cin + first) * width;
+          for (int k = 0; k < tile_points; ++k)
+            put_run(between + k * apart, count * width, past_caches, at + k * matrix);
+        }
+    if (past_caches) _mm_sfence();
+  }
 }
 
 // y of tiles [first, first + count) from their products [36][count][out_stride].
@@ -117,14 +150,15 @@ void transform_gradients(const Plan& p, const float* dy, std::int64_t first, std
   }
 }
 
-// dw (+)= the sums [36, depth, outs], transformed back.
+// dw (+)= the sums [36, depth, outs], transformed back. The 36 matrices are walked along in the
+// order of memory: they come from far.
 void transform_sums(const Plan& p, const float* sums, float* dw, bool accumulate) {
   const Geometry& g = p.g;
   const std::int64_t taps = g.kt * 9;
-#pragma omp parallel for schedule(static) collapse(2)
-  for (std::int64_t v = 0; v < p.outs / W; ++v)
-    for (std::int64_t i = 0; i < g.cin; ++i)
-      for (std::int64_t a = 0; a < g.kt; ++a) {
+#pragma omp parallel for schedule(static) collapse(3)
+  for (std::int64_t i = 0; i < g.cin; ++i)
+    for (std::int64_t a = 0; a < g.kt; ++a)
+      for (std::int64_t v = 0; v < p.outs / W; ++v) {
         vf in[tile_points], kernel[9];
         for (int k = 0; k < tile_points; ++k)
           in[k] = load(sums + (k * p.depth + a * g.cin + i) * p.outs + v * W);
@@ -142,8 +176,8 @@ void transform_sums(const Plan& p, const float* sums, float* dw, bool accumulate
 bool winograd_fits(const Geometry& g) {
   if (g.kh != 3 || g.kw != 3 || g.stride != 1 || g.groups != 1 || g.cin < 32 || g.cout < 8)
     return false;
-  // Small ones gain nothing, and keep the smaller rounding errors of plain sums. A sample's own
-  // size counts, so that its result does not depend on the batch it is in.
+  // Small ones gain nothing, and keep the smaller rounding errors of sums without transforms. A
+  // sample's own size counts, so that its result does not depend on the batch it is in.
   const std::int64_t frames = g.kt == 1 ? g.t : 1, pixels = g.y_numel() / g.cout / g.n / frames;
   if (g.flops() / static_cast<double>(g.n * frames) < 2.5e8 || pixels < 200) return false;
   // Tiles of small phases are mostly padding, which must not eat up what they save.
@@ -155,7 +189,7 @@ bool winograd_fits(const Geometry& g) {
 void winograd_forward(const Geometry& g, const float* x, const float* w, const float* bias,
                       bool add, float* y) {
   if (volume_fits(g)) return volume_forward(g, x, w, bias, add, y);
-  detail::add_flops(g.flops());
+  if (wide_fits(g)) return wide_forward(g, x, w, bias, add, y);
   const Plan p = plan(g);
   const Tensor transformed = floats(tile_points * p.outs * p.depth);
   // Inputs and products of a block, for each thread.
@@ -181,7 +215,6 @@ void winograd_forward(const Geometry& g, const float* x, const float* w, const f
 
 void winograd_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                               bool accumulate) {
-  detail::add_flops(g.flops());
   const Plan p = plan(g);
   const std::int64_t chunk = std::min(p.tiles, chunk_of(p));
   const std::int64_t in_apart = chunk * p.in_stride, out_apart = chunk * p.out_stride;

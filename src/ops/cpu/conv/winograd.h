@@ -87,6 +87,13 @@ static inline void both_ways(const vf* from, vf* to, Line&& line) {
   for (int i = 0; i < to_size; ++i) line(half + i * from_size, 1, to + i * to_size, 1);
 }
 
+// Tiles along `size` pixels: those of the phases in turn, then their next ones. The last phases may
+// have one fewer.
+static inline std::int64_t tiles_along(std::int64_t size, std::int64_t d) {
+  const std::int64_t span = d * tile_out, whole = size / span;
+  return whole * d + std::min(d, size - whole * span);
+}
+
 static inline std::int64_t padded(std::int64_t n) { return (n + W - 1) / W * W; }
 
 // The tiles of a result, and what follows from the channels. A kernel dilated by d is an ordinary
@@ -94,7 +101,7 @@ static inline std::int64_t padded(std::int64_t n) { return (n + W - 1) / W * W; 
 // apart.
 struct Plan {
   Geometry g;
-  std::int64_t rows, columns;  // of tiles in a phase
+  std::int64_t rows, columns;  // of tiles, of all phases together
   std::int64_t depth;          // kt * cin, of the products
   std::int64_t outs;           // cout in whole vectors
   std::int64_t in_stride, out_stride;
@@ -106,14 +113,13 @@ struct Plan {
 static inline Plan plan(const Geometry& g) {
   Plan p;
   p.g = g;
-  const std::int64_t d = g.dilation, span = d * tile_out;
-  p.rows = (g.ho + span - 1) / span;
-  p.columns = (g.wo + span - 1) / span;
+  p.rows = tiles_along(g.ho, g.dilation);
+  p.columns = tiles_along(g.wo, g.dilation);
   p.depth = g.kt * g.cin;
   p.outs = padded(g.cout);
   p.in_stride = padded_stride(p.depth);
   p.out_stride = padded_stride(p.outs);
-  p.tiles = g.n * g.to * p.rows * p.columns * d * d;
+  p.tiles = g.n * g.to * p.rows * p.columns;
   const std::int64_t threads = omp_get_max_threads();
   constexpr std::int64_t most = 96;
   const std::int64_t rounds = (p.tiles + most * threads - 1) / (most * threads);
@@ -131,12 +137,11 @@ struct Place {
   std::int64_t sample, t, row, column;  // of a tile's first result
 };
 static inline Place place(const Plan& p, std::int64_t tile) {
-  const std::int64_t d = p.g.dilation, columns = p.columns * d, rows = p.rows * d;
-  const std::int64_t column = tile % columns, row = tile / columns % rows;
+  const std::int64_t d = p.g.dilation, column = tile % p.columns, row = tile / p.columns % p.rows;
   Place q;
   q.column = column / d * d * tile_out + column % d;
   q.row = row / d * d * tile_out + row % d;
-  const std::int64_t frame = tile / (rows * columns);
+  const std::int64_t frame = tile / (p.rows * p.columns);
   q.t = frame % p.g.to;
   q.sample = frame / p.g.to;
   return q;

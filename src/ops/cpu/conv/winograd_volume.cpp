@@ -1,5 +1,5 @@
-// 3x3x3 convolutions: Winograd's F(4x4, 3x3) in the planes, each frame's tiles transformed once,
-// and among the frames one of two ways.
+// 3x3x3 convolutions, and planes of many channels: Winograd's F(4x4, 3x3) in the planes, each
+// frame's tiles transformed once, and among the frames one of two ways.
 //
 // Where the transformed weights are few, F(2, 3) among the frames too: two frames of results by
 // four products instead of six,
@@ -9,16 +9,17 @@
 //
 // point by point of the plane, so that what lies between never leaves the second-level cache.
 //
-// Wide layers over small planes have more weights than activations; to transform them all into
-// memory and read them again would take longer than the products. There each task is a panel of
-// output channels: it transforms its weights a chunk of input channels at a time and multiplies
-// with them at once.
+// Wide layers have more weights than that: to transform them all into memory and to read them
+// again would take longer than the products, where the planes are small. There a group of output
+// channels goes at a time, whose transformed weights stay in the third-level cache, and all
+// threads multiply with them. The transformed inputs are kept for the next group.
 #include <immintrin.h>
 #include <omp.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 
 #include "core/error.h"
 #include "ops/conv.h"
@@ -33,7 +34,6 @@ namespace {
 constexpr int pair_points = 4;                  // products of two frames
 constexpr std::int64_t most_weights = 8 << 20;  // floats, transformed
 constexpr std::int64_t block_frames = 96;       // tiles of a thread's block
-constexpr std::int64_t band_floats = 8 << 20, deep_frames = 64, deep_channels = 32;
 
 // The tiles of all planes.
 struct Tiles {
@@ -195,83 +195,145 @@ void by_pairs(const Geometry& g, const float* x, const float* w, const float* bi
 
 // ---- Many weights ----
 
-// lanes: scratch for 27 channels' worth of vectors. to [3][36][channels][width]: the weights from
-// input channels [c0, c0 + channels) to outputs [o0, o0 + width).
-void take_weights(const Geometry& g, const float* w, std::int64_t o0, std::int64_t width,
-                  std::int64_t c0, std::int64_t channels, float* lanes, float* to) {
-  for (std::int64_t v = 0; v < width; v += W) {
-    const int outs = static_cast<int>(std::clamp<std::int64_t>(g.cout - o0 - v, 0, W));
-    gather_lanes(w + (o0 + v) * g.cin * 27, g.cin * 27, outs, c0 * 27, channels * 27, lanes);
-    for (std::int64_t c = 0; c < channels; ++c)
-      for (int a = 0; a < 3; ++a) {
-        vf kernel[9], out[tile_points];
-        for (int k = 0; k < 9; ++k) kernel[k] = load(lanes + (c * 27 + a * 9 + k) * W);
-        both_ways<3, tile_in>(kernel, out, weight_line);
-        float* at = to + (a * tile_points * channels + c) * width + v;
-        for (int k = 0; k < tile_points; ++k) store(at + k * channels * width, out[k]);
-      }
+// Floats of transformed weights and of transformed inputs that are in memory at a time: both stay
+// in a third-level cache.
+constexpr std::int64_t group_floats = 5 << 19, band_floats = 5 << 20;
+constexpr std::int64_t largest_cached = 4 << 20;  // floats
+constexpr std::int64_t block_rows = 96;           // frames of tiles of a thread's block
+constexpr std::int64_t channels_at_once = 32;     // of weights that are gathered
+
+// From one point to the next: an odd number of cache lines, so that points do not fall on few sets.
+std::int64_t apart(std::int64_t n) { return ((n + 15) / 16 | 1) * 16; }
+
+struct Groups {
+  explicit Groups(const Geometry& geometry) : g(geometry) {
+    if (g.kt == 1) g.n *= g.t, g.t = g.to = 1;  // frames know nothing of each other
+    Geometry planes = g;
+    planes.to = 1;
+    places = plan(planes);
+    tiles = places.tiles;
+    in_stride = padded_stride(g.cin);
+    const std::int64_t threads = omp_get_max_threads();
+    const std::int64_t most = std::max<std::int64_t>(1, block_rows / std::max(g.t, g.to));
+    const std::int64_t rounds = (tiles + most * threads - 1) / (most * threads);
+    block = (tiles + rounds * threads - 1) / (rounds * threads);
+    of_inputs = tile_points * apart(block * g.t * in_stride);
+    blocks = (tiles + block - 1) / block;
+    band = std::min(blocks, std::max(threads, band_floats / of_inputs / threads * threads));
+    const std::int64_t vectors = padded(g.cout) / W;
+    const std::int64_t fit =
+        std::max<std::int64_t>(1, group_floats / (tile_points * g.kt * g.cin * W));
+    const std::int64_t groups = (vectors + fit - 1) / fit;
+    width = (vectors + groups - 1) / groups * W;
+    // A task's results of all points stay in the second-level cache; and there are enough tasks.
+    const std::int64_t parts = std::max((width + panel_width - 1) / panel_width,
+                                        std::min(width / W, (threads + blocks - 1) / blocks));
+    part = (width / W + parts - 1) / parts * W;
+    of_point = apart(g.cin * width);
+    of_products = tile_points * apart(block * g.to * part);
+    of_lanes = channels_at_once * g.kt * 9 * W;
   }
+
+  Geometry g;
+  Plan places;
+  std::int64_t tiles, in_stride;
+  std::int64_t block, blocks, band;  // tiles of a block, blocks, blocks of a band
+  std::int64_t width, part;          // of a group of output channels, and of a task's
+  std::int64_t of_inputs, of_point, of_products, of_lanes;
+};
+
+// Weights from `channels` input channels, c0 and on, to the vector of outputs o0 + v: into
+// to [kt][36][cin][width]. lanes: scratch.
+void take_weights(const Groups& p, const float* w, std::int64_t o0, std::int64_t v, std::int64_t c0,
+                  std::int64_t channels, float* lanes, float* to) {
+  const Geometry& g = p.g;
+  const std::int64_t taps = 9 * g.kt;
+  const int outs = static_cast<int>(std::clamp<std::int64_t>(g.cout - o0 - v, 0, W));
+  gather_lanes(w + (o0 + v) * g.cin * taps, g.cin * taps, outs, c0 * taps, channels * taps, lanes);
+  for (std::int64_t c = 0; c < channels; ++c)
+    for (std::int64_t a = 0; a < g.kt; ++a) {
+      vf kernel[9], out[tile_points];
+      for (int k = 0; k < 9; ++k) kernel[k] = load(lanes + (c * taps + a * 9 + k) * W);
+      both_ways<3, tile_in>(kernel, out, weight_line);
+      float* at = to + a * tile_points * p.of_point + (c0 + c) * p.width + v;
+      for (int k = 0; k < tile_points; ++k) store(at + k * p.of_point, out[k]);
+    }
 }
 
-// products [36][count][to][width] += inputs [36][.., t, in_stride], from tile `first` on and
-// `apart` floats from point to point, times the weights of `channels` input channels.
-void add_products(const Geometry& g, std::int64_t count, std::int64_t channels, std::int64_t width,
-                  const float* inputs, std::int64_t in_stride, std::int64_t apart,
-                  const float* weights, float* products) {
-  for (std::int64_t a = 0; a < 3; ++a) {
-    const std::int64_t shift = a - g.front, from = std::max<std::int64_t>(0, -shift),
-                       to = std::min(g.to, g.t - shift);
-    for (int k = 0; k < tile_points; ++k)
-      for (std::int64_t tile = 0; tile < count && from < to; ++tile)
-        small_gemm(to - from, width, channels,
-                   inputs + k * apart + (tile * g.t + from + shift) * in_stride, in_stride, 1,
-                   weights + (a * tile_points + k) * channels * width, width,
-                   products + ((k * count + tile) * g.to + from) * width, width, true);
-  }
+// products [to * count, columns] = inputs [t][count][in_stride] times as many columns of the
+// weights, of one point. A frame's tiles lie together: those of all frames are the rows of one
+// matrix, and what the kernel's next frame sees are the rows `count` below.
+void add_frames(const Groups& p, std::int64_t count, std::int64_t columns, const float* inputs,
+                const float* weights, float* products) {
+  const Geometry& g = p.g;
+  constexpr std::int64_t rows_at_once = 24, piece = 128;  // as winograd.cpp has them
+  std::fill_n(products, count * g.to * columns, 0.0f);
+  for (std::int64_t o = 0; o < columns; o += panel_width)
+    for (std::int64_t a = 0; a < g.kt; ++a) {
+      const std::int64_t shift = a - g.front, from = std::max<std::int64_t>(0, -shift) * count,
+                         to = std::min(g.to, g.t - shift) * count;
+      for (std::int64_t k = 0; k < g.cin; k += piece)
+        for (std::int64_t r = from; r < to; r += rows_at_once)
+          small_gemm(std::min(rows_at_once, to - r), std::min(panel_width, columns - o),
+                     std::min(piece, g.cin - k), inputs + (r + shift * count) * p.in_stride + k,
+                     p.in_stride, 1, weights + a * tile_points * p.of_point + k * p.width + o,
+                     p.width, products + r * columns + o, columns, true);
+    }
 }
 
-void by_panels(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
-               float* y) {
-  const Tiles tiles(g);
-  const std::int64_t in_stride = padded_stride(g.cin), of_tile = tile_points * g.t * in_stride;
-  const std::int64_t band = std::clamp<std::int64_t>(band_floats / of_tile, 1, tiles.count);
-  const std::int64_t block = std::clamp<std::int64_t>(deep_frames / g.to, 1, band);
-  const std::int64_t outs = padded(g.cout), panels = (outs + panel_width - 1) / panel_width;
-  const std::int64_t channels = std::min(deep_channels, g.cin);
-  const std::int64_t of_lanes = channels * 27 * W,
-                     of_weights = 3 * tile_points * channels * panel_width,
-                     of_products = tile_points * block * g.to * panel_width,
-                     each = of_lanes + of_weights + of_products;
-  const int threads = static_cast<int>(
-      std::min<std::int64_t>(omp_get_max_threads(), panels * ((band + block - 1) / block)));
-  const Tensor transformed = floats(band * of_tile), between = floats(threads * each);
+void by_groups(const Geometry& geometry, const float* x, const float* w, const float* bias,
+               bool add, float* y) {
+  const Groups p(geometry);
+  const Geometry& g = p.g;
+  const int threads = omp_get_max_threads();
+  const std::int64_t each = std::max(p.of_products, p.of_lanes);
+  const Tensor of_inputs = floats(p.band * p.of_inputs),
+               of_weights = floats(g.kt * tile_points * p.of_point),
+               of_threads = floats(threads * each);
   if (planning()) return;
-  float* inputs = transformed.data<float>();
-  for (std::int64_t first = 0; first < tiles.count; first += band) {
-    const std::int64_t count = std::min(band, tiles.count - first), apart = count * g.t * in_stride;
-    const std::int64_t blocks = (count + block - 1) / block;
+  float *inputs = of_inputs.data<float>(), *weights = of_weights.data<float>();
+  const std::int64_t runs = (g.cin + channels_at_once - 1) / channels_at_once;
+  const std::int64_t parts = (p.width + p.part - 1) / p.part;
 #pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(static)
-      for (std::int64_t i = 0; i < count * g.t; ++i)
-        take_frame(g, tiles, x, first + i / g.t, i % g.t, apart, inputs + i * in_stride);
+  {
+    float* own = of_threads.data<float>() + omp_get_thread_num() * each;
+    for (std::int64_t first = 0; first < p.blocks; first += p.band) {
+      const std::int64_t band = std::min(p.band, p.blocks - first);
 #pragma omp for schedule(dynamic, 1)
-      for (std::int64_t task = 0; task < panels * blocks; ++task) {
-        float* lanes = between.data<float>() + omp_get_thread_num() * each;
-        float *weights = lanes + of_lanes, *products = weights + of_weights;
-        const std::int64_t at = task % blocks * block, some = std::min(block, count - at);
-        const std::int64_t o0 = task / blocks * panel_width,
-                           width = std::min(panel_width, outs - o0);
-        std::fill_n(products, tile_points * some * g.to * width, 0.0f);
-        for (std::int64_t c = 0; c < g.cin; c += channels) {
-          const std::int64_t n = std::min(channels, g.cin - c);
-          take_weights(g, w, o0, width, c, n, lanes, weights);
-          add_products(g, some, n, width, inputs + at * g.t * in_stride + c, in_stride, apart,
-                       weights, products);
+      for (std::int64_t i = 0; i < band * g.t * p.block; ++i) {
+        const std::int64_t b = i / (g.t * p.block), t = i / p.block % g.t, tile = i % p.block;
+        const std::int64_t at = (first + b) * p.block, count = std::min(p.block, p.tiles - at);
+        if (tile >= count) continue;
+        const Place q = place(p.places, at + tile);
+        transform_tile(g, x + (q.sample * g.t + t) * g.h * g.w * g.cin, q.row, q.column,
+                       apart(count * g.t * p.in_stride),
+                       inputs + b * p.of_inputs + (t * count + tile) * p.in_stride);
+      }
+      for (std::int64_t o0 = 0; o0 < g.cout; o0 += p.width) {
+#pragma omp for schedule(dynamic, 1)
+        for (std::int64_t i = 0; i < p.width / W * runs; ++i) {
+          const std::int64_t c0 = i % runs * channels_at_once;
+          take_weights(p, w, o0, i / runs * W, c0, std::min(channels_at_once, g.cin - c0), own,
+                       weights);
         }
-        for (std::int64_t i = 0; i < some * g.to; ++i)
-          give_frame(g, tiles, products + i * width, some * g.to * width, first + at + i / g.to,
-                     i % g.to, o0, std::min(width, g.cout - o0), bias, add, y);
+#pragma omp for schedule(dynamic, 1)
+        for (std::int64_t i = 0; i < band * parts; ++i) {
+          const std::int64_t b = i / parts, o = i % parts * p.part,
+                             columns = std::min(p.part, p.width - o);
+          if (o0 + o >= g.cout) continue;
+          const std::int64_t at = (first + b) * p.block, count = std::min(p.block, p.tiles - at);
+          const std::int64_t in_apart = apart(count * g.t * p.in_stride),
+                             out_apart = apart(count * g.to * columns);
+          for (int k = 0; k < tile_points; ++k)
+            add_frames(p, count, columns, inputs + b * p.of_inputs + k * in_apart,
+                       weights + k * p.of_point + o, own + k * out_apart);
+          for (std::int64_t r = 0; r < count * g.to; ++r) {
+            const Place q = place(p.places, at + r % count);
+            transform_result(g, own + r * columns, out_apart, q.row, q.column, o0 + o,
+                             std::min(columns, g.cout - o0 - o), bias, add,
+                             y + (q.sample * g.to + r / count) * g.ho * g.wo * g.cout);
+          }
+        }
       }
     }
   }
@@ -285,11 +347,22 @@ bool volume_fits(const Geometry& g) {
 
 void volume_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                     float* y) {
-  detail::add_flops(g.flops());
   if (has_few_weights(g))
     by_pairs(g, x, w, bias, add, y);
   else
-    by_panels(g, x, w, bias, add, y);
+    by_groups(g, x, w, bias, add, y);
+}
+
+bool wide_fits(const Geometry& g) {
+  // With many tiles transformed weights are read often enough to be worth their way to memory.
+  constexpr std::int64_t most_tiles = 512;
+  return g.kt == 1 && g.stride_t == 1 && tile_points * g.cin * padded(g.cout) > largest_cached &&
+         g.n * g.to * g.ho * g.wo <= most_tiles * tile_out * tile_out;
+}
+
+void wide_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
+                  float* y) {
+  by_groups(g, x, w, bias, add, y);
 }
 
 WEFT_CPU_END

@@ -1,14 +1,15 @@
-// CPU side of ops/matmul.h, by oneDNN. Three paths, at 0.99 of oneDNN's best on a Xeon
-// (validation/results/cpu.md): the forward fuses bias and residual into the matmul primitive, with
-// weights packed into the layout it prefers where many rows share the packing; gradients in f32 go
-// through sgemm, which has none of the shapes on which the primitive drops to half; all else is the
-// plain primitive. Primitives are made once per shape and kept (onednn.h); their scratchpad is
-// ours, so that the steady state allocates nothing large. sgemm must not be interrupted by a signal
-// handler (train/stop.cpp).
+// CPU side of ops/matmul.h, by oneDNN, but for gradients in bf16 that are faster by pairs.h. Three
+// paths of the library, at 0.99 of its best on a Xeon (validation/results/cpu.md): the forward
+// fuses bias and residual into the matmul primitive, with weights packed into the layout it prefers
+// where many rows share the packing; gradients in f32 go through sgemm, which has none of the
+// shapes on which the primitive drops to half; all else is the plain primitive. Primitives are made
+// once per shape and kept (onednn.h); their scratchpad is ours, so that the steady state allocates
+// nothing large. sgemm must not be interrupted by a signal handler (train/stop.cpp).
 #include "ops/matmul.h"
 
 #include <immintrin.h>
 
+#include <omp.h>
 #include <dnnl.hpp>
 
 #include <algorithm>
@@ -40,6 +41,8 @@ struct Product {
   bool a_transposed, b_transposed, bias, residual, accumulate, packed;
   auto operator<=>(const Product&) const = default;
 };
+
+#include "ops/cpu/matmul/pairs.h"
 
 struct Primitive {
   dnnl::matmul run;
@@ -76,14 +79,24 @@ Primitive make(const Product& p) {
   return r;
 }
 
+bool library_uses(dnnl::cpu_isa isa) {
+  const auto needed = static_cast<unsigned>(isa);
+  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & needed) == needed;
+}
+
 // oneDNN multiplies bf16 from AVX-512 on.
 bool multiplies_bf16() {
-  static const bool yes = [] {
-    constexpr auto needed = static_cast<unsigned>(dnnl::cpu_isa::avx512_core);
-    return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & needed) == needed;
-  }();
+  static const bool yes = library_uses(dnnl::cpu_isa::avx512_core);
   return yes;
 }
+
+#ifdef __AVX512F__
+// Where the library has tiles of AMX, nothing else comes near.
+bool multiplies_pairs() {
+  static const bool yes = cpu_multiplies_bf16() && !library_uses(dnnl::cpu_isa::avx512_core_amx);
+  return yes;
+}
+#endif
 
 std::vector<float> widened(const void* x, std::int64_t count, DType type) {
   std::vector<float> wide(count);
@@ -124,8 +137,15 @@ void run(const Product& p, const void* a, const void* b, const float* bias, cons
     run_widened(p, a, b, bias, residual, c);
     return;
   }
-  detail::add_flops(2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) *
-                    static_cast<double>(p.k));
+#ifdef __AVX512F__
+  if (p.in == DType::bf16 && multiplies_pairs() && suits_pairs(p)) {
+    with_type(p.out, [&]<class O>(O) {
+      multiply_pairs(p, static_cast<const bf16*>(a), static_cast<const bf16*>(b),
+                     static_cast<O*>(c));
+    });
+    return;
+  }
+#endif
   // The forward's products without bias (T5) are better off with the primitive: a third faster at
   // 100 rows.
   const bool forward = !p.a_transposed && p.b_transposed;
@@ -238,6 +258,33 @@ void linear_backward_input(const Tensor& dy, const Tensor& w, Tensor& dx, bool a
   run(p, dy.raw(), w.raw(), nullptr, nullptr, dx.raw());
 }
 
+namespace {
+
+// Where a weight has far more rows than columns and their number is a power of two, sgemm's kernels
+// for AVX-512 make its gradient at 0.75 to 0.9 of the rate at which they make the transpose, which
+// is worth turning the result round. Beyond so many columns, and for fewer rows of dy, it is not.
+bool makes_transpose(std::int64_t rows, std::int64_t columns, std::int64_t depth) {
+  constexpr std::int64_t most_columns = 512, least_depth = 1024;
+  const bool power_of_two = (rows & (rows - 1)) == 0;
+  return power_of_two && columns <= most_columns && rows >= 2 * columns && depth >= least_depth;
+}
+
+// to [rows,columns] (+)= the transpose of `from`.
+void add_transpose(const float* from, std::int64_t rows, std::int64_t columns, bool accumulate,
+                   float* to) {
+  constexpr std::int64_t square = 16;
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i0 = 0; i0 < rows; i0 += square)
+    for (std::int64_t j0 = 0; j0 < columns; j0 += square)
+      for (std::int64_t i = i0; i < std::min(i0 + square, rows); ++i)
+        for (std::int64_t j = j0; j < std::min(j0 + square, columns); ++j) {
+          const float v = from[j * rows + i];
+          to[i * columns + j] = accumulate ? to[i * columns + j] + v : v;
+        }
+}
+
+}  // namespace
+
 void linear_backward_weight(const Tensor& dy, const Tensor& x, Tensor& dw, Tensor& dbias,
                             bool accumulate) {
   const std::int64_t n = dw.dim(0), k = dw.numel() / n, m = dy.numel() / n;
@@ -246,8 +293,16 @@ void linear_backward_weight(const Tensor& dy, const Tensor& x, Tensor& dw, Tenso
     if (!accumulate && dbias.defined()) std::fill_n(dbias.data<float>(), n, 0.0f);
     return;
   }
-  const Product p{n, k, m, dy.dtype(), DType::f32, true, false, false, false, accumulate, false};
-  run(p, dy.raw(), x.raw(), nullptr, nullptr, dw.raw());
+  if (dy.dtype() == DType::f32 && makes_transpose(n, k, m)) {
+    struct Transpose;
+    float* const transpose = scratch<Transpose>(static_cast<std::size_t>(n * k));
+    const Product p{k, n, m, DType::f32, DType::f32, true, false, false, false, false, false};
+    run(p, x.raw(), dy.raw(), nullptr, nullptr, transpose);
+    add_transpose(transpose, n, k, accumulate, dw.data<float>());
+  } else {
+    const Product p{n, k, m, dy.dtype(), DType::f32, true, false, false, false, accumulate, false};
+    run(p, dy.raw(), x.raw(), nullptr, nullptr, dw.raw());
+  }
   if (dbias.defined()) column_sums(dy, m, n, dbias.data<float>(), accumulate);
 }
 

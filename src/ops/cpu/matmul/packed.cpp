@@ -122,7 +122,6 @@ void packed_linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias,
                            const Tensor& residual, Tensor& y) {
   const std::int64_t n = w.dim(0), k = w.numel() / n, m = y.numel() / n, padded = packed_rows(m);
   WEFT_ASSERT(x.numel() == padded * k && m * n == y.numel());
-  detail::add_flops(2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
   const float *a = x.data<float>(), *b = w.data<float>();
   const float* add_bias = bias.defined() ? bias.data<float>() : nullptr;
   const float* add = residual.defined() ? residual.data<float>() : nullptr;
