@@ -50,9 +50,8 @@ struct ClipStoreWriter::State {
   // Asking for offsets is quadratic in HDF5 1.10 (half a second for 10,000 clips): done once here
   // instead of at every opening.
   void find_clips(OpenBucket& b) {
-    if (b.stored.offset.size() == b.dims[0]) return;
     std::vector<hsize_t> at(b.dims.size(), 0);
-    for (; at[0] < b.dims[0]; ++at[0]) {
+    for (at[0] = b.stored.offset.size(); at[0] < b.dims[0]; ++at[0]) {
       unsigned filters = 0;
       haddr_t address = 0;
       hsize_t size = 0;

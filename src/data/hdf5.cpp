@@ -359,11 +359,16 @@ void StoreWriter::texts(hid_t group, const std::string& name, const PackedTexts&
   table(group, (name + "_end").c_str(), std::span<const std::uint64_t>(texts.ends), fill);
 }
 
-void StoreWriter::start_writeback() const {
+void StoreWriter::start_writeback() {
   void* fd = nullptr;
   if (H5Fget_vfd_handle(file_, H5P_DEFAULT, &fd) < 0 || fd == nullptr) return;
+  // What is new is at the end of the file.
+  const off_t end = lseek(*static_cast<int*>(fd), 0, SEEK_END);
+  if (end - written_back_ < off_t{32} << 20) return;
   // Advice: where it fails, commit() does all of it.
-  sync_file_range(*static_cast<int*>(fd), 0, 0, SYNC_FILE_RANGE_WRITE);
+  sync_file_range(*static_cast<int*>(fd), written_back_, end - written_back_,
+                  SYNC_FILE_RANGE_WRITE);
+  written_back_ = end;
 }
 
 void StoreWriter::commit() {

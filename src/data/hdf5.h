@@ -216,15 +216,16 @@ class StoreWriter {
   void texts(hid_t group, const std::string& name, const PackedTexts& texts,
              Fill fill = Fill::zeros) const;
 
-  // What was written so far goes to the disk while the job goes on, so that commit() finds less to
+  // Once 32 MiB are new, they go to the disk while the job goes on, so that commit() finds less to
   // wait for.
-  void start_writeback() const;
+  void start_writeback();
   // All handles are closed: closes the file, fsyncs, renames.
   void commit();
 
  private:
   std::string path_, temporary_, kind_;
   h5::Handle file_;
+  std::int64_t written_back_ = 0;  // bytes of the file
   bool committed_ = false;
 };
 

@@ -19,9 +19,9 @@ struct YuvMatrix {
 };
 
 // The rows of a frame as RGB: the bytes that libswscale gives by bilinear + accurate_rnd +
-// full_chroma_int without scaling (FFmpeg 5 to 7; a test compares them), some twenty times as fast,
-// because that path of it has no vectors. Chroma is interpolated along rows by 3/4 and 1/4; between
-// rows it is the mean of two rows of chroma on even rows, and one row on odd ones.
+// full_chroma_int without scaling (FFmpeg 5 to 7; a test compares them), faster, because that path
+// of it has no vectors. Chroma is interpolated along rows by 3/4 and 1/4; between rows it is the
+// mean of two rows of chroma on even rows, and one row on odd ones.
 class YuvRows {
  public:
   // Takes another frame, which must live while its rows are asked for.

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <tuple>
 #include <vector>
 
 extern "C" {
@@ -108,6 +110,33 @@ TEST(YuvRowsTest, LeavesOtherFramesToSwscale) {
   const Frame frame = noise(32, 34);
   frame->colorspace = AVCOL_SPC_YCGCO;
   EXPECT_FALSE(is_plain_yuv(*frame));
+}
+
+TEST(YuvRowsTest, Ranges) {
+  const std::tuple<AVPixelFormat, AVColorRange, bool> ranges[] = {
+      {AV_PIX_FMT_YUV420P, AVCOL_RANGE_MPEG, false},
+      {AV_PIX_FMT_YUVJ420P, AVCOL_RANGE_UNSPECIFIED, true},
+      {AV_PIX_FMT_YUVJ420P, AVCOL_RANGE_JPEG, true}};
+  for (const auto& [format, range, full] : ranges) {
+    const Frame frame = noise(34, 62, format);
+    frame->color_range = range;
+    ASSERT_TRUE(is_plain_yuv(*frame));
+    EXPECT_EQ(ours(*frame), swscale(*frame, SWS_CS_DEFAULT, full)) << format << " " << range;
+  }
+  const Frame frame = noise(34, 62, AV_PIX_FMT_YUVJ420P);  // the two contradict each other
+  frame->color_range = AVCOL_RANGE_MPEG;
+  EXPECT_FALSE(is_plain_yuv(*frame));
+}
+
+// A stream, against the filters that make RGB of frames that are not plain.
+TEST(YuvRowsTest, StreamsAreAsByTheFilterScale) {
+  const std::string plain = "lavfi:testsrc2=duration=1:rate=5:size=70x46,format=yuv420p";
+  const Footage rows = read_frames({plain, MediaTrust::deck});
+  const Footage scaled =
+      read_frames({plain + ",scale=flags=bilinear+accurate_rnd+full_chroma_int,format=rgb24",
+                   MediaTrust::deck});
+  EXPECT_EQ(rows.frames, 5);
+  EXPECT_EQ(rows.rgb, scaled.rgb);
 }
 
 // Rows that are converted as they are asked for, in vectors, make the bytes of the whole frame,

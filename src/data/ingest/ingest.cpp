@@ -60,7 +60,7 @@ std::string part_path(const std::string& output, int rank) {
 
 // What a rank cut from its videos.
 struct Share {
-  std::vector<CutClip> clips;  // in the order of the videos
+  std::vector<CutClip> clips;  // of several ranks, in the order of the videos
   Written written;             // to the store itself
   std::int64_t frames = 0, broken = 0, unused = 0;
   std::string first_fault;
@@ -74,23 +74,21 @@ Share cut_share(const Deck& deck, const std::vector<MediaItem>& inputs, int rank
   const IngestDeck& d = deck.get<IngestDeck>();
   const std::int64_t limit = d.max_clips;
   const int threads = omp_get_max_threads();
+  std::int64_t clips = 0;
   for (std::size_t i = static_cast<std::size_t>(rank); i < inputs.size();
        i += static_cast<std::size_t>(size)) {
-    const auto enough = [&] {
-      return limit > 0 && static_cast<std::int64_t>(share.clips.size()) >= limit;
-    };
+    const auto enough = [&] { return limit > 0 && clips >= limit; };
     if (enough()) break;
     const CutResult cut = cut_video(
         inputs[i], d, {deck.media, {}}, threads,
         [&](const Bucket& bucket, std::span<const std::byte> clip, const ClipInfo& info) {
-          CutClip made{static_cast<std::int64_t>(i), 0, bucket, info};
           if (size == 1) {
             if (!store) store = std::make_unique<BucketedWriter>(d.output);
-            made.xxh3 = store->append(bucket, clip, info);
+            store->append(bucket, clip, info);
           } else {
-            made.xxh3 = part.append(clip);
+            share.clips.push_back({static_cast<std::int64_t>(i), part.append(clip), bucket, info});
           }
-          share.clips.push_back(std::move(made));
+          ++clips;
           progress.add(0, 1, 0);
           return !enough();
         },
@@ -117,6 +115,7 @@ Share cut_share(const Deck& deck, const std::vector<MediaItem>& inputs, int rank
       log::warn("no clip from {}: {}", inputs[i].media.name(), cut.unused);
     }
   }
+  part.close();
   if (store) {
     store->commit();
     share.written = store->written();
@@ -141,8 +140,8 @@ void print_table(const std::string& output, const Written& written,
             static_cast<double>(sums[0]) / std::max(seconds, 1e-3));
 }
 
-// Removes what a killed job with more ranks left beside its output: OUTPUT.partN and what it was
-// writing, OUTPUT.partN.tmp...
+// Removes what a killed job left beside its output: OUTPUT.partN, OUTPUT.partN.tmp and OUTPUT.tmp.
+// Before anything is written, because the disk may be full of them.
 void remove_left_parts(const std::string& output) {
   const fs::path path = fs::absolute(output);
   const std::string begin = path.filename().string() + ".part";
@@ -151,6 +150,7 @@ void remove_left_parts(const std::string& output) {
   fs::directory_iterator entries(path.parent_path(), error);
   for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
     const std::string name = entries->path().filename().string();
+    if (name == path.filename().string() + ".tmp") left.push_back(entries->path());
     if (!name.starts_with(begin)) continue;
     const std::size_t end = name.find_first_not_of("0123456789", begin.size());
     if (end == begin.size() || name.size() == begin.size()) continue;  // OUTPUT.parts of images
@@ -199,8 +199,9 @@ std::vector<std::uint64_t> offsets_in(const std::string& bytes) {
 }
 
 // The store of what all ranks have cut. Returns 0, or the code of an error that rank 0 throws.
-int join_parts(const IngestDeck& deck, const PartFile& part, const Share& mine,
+int join_parts(const IngestDeck& deck, const Share& mine,
                const std::function<void(std::int64_t)>& check, Written& written, MPI_Comm comm) {
+  const bool one_host = on_one_host(comm);
   const std::vector<std::string> lists = gather_text(to_text(mine.clips), comm);
   std::unique_ptr<BucketedWriter> store;
   std::vector<std::string> places(lists.size());
@@ -212,12 +213,21 @@ int join_parts(const IngestDeck& deck, const PartFile& part, const Share& mine,
     store = std::make_unique<BucketedWriter>(deck.output);
     const auto offsets = store->lay_out(made, deck.max_clips);
     for (std::size_t r = 0; r < offsets.size(); ++r)
-      places[r].assign(reinterpret_cast<const char*>(offsets[r].data()),
-                       offsets[r].size() * sizeof(std::uint64_t));
+      if (!one_host)
+        copy_part(part_path(deck.output, static_cast<int>(r)), made[r], offsets[r],
+                  store->temporary());
+      else
+        places[r].assign(reinterpret_cast<const char*>(offsets[r].data()),
+                         offsets[r].size() * sizeof(std::uint64_t));
   });
   if (code != 0) return code;
-  part.copy(mine.clips, offsets_in(scatter_text(places, comm)), deck.output + ".tmp");
-  MPI_Barrier(comm);
+  if (one_host) {
+    const std::string temporary = store ? store->temporary() : "";
+    const std::string file = scatter_text(std::vector(lists.size(), temporary), comm);
+    copy_part(part_path(deck.output, log::rank()), mine.clips,
+              offsets_in(scatter_text(places, comm)), file);
+    MPI_Barrier(comm);
+  }
   return on_first_rank(comm, [&] {
     store->commit();
     written = store->written();
@@ -257,6 +267,8 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   files.insert(files.end(), d.scores.begin(), d.scores.end());
   for (const MediaItem& i : inputs) files.push_back(i.media.path);
   const auto lock = lock_output(deck, d.output, files, comm);
+  if (rank == 0) remove_left_parts(d.output);
+  MPI_Barrier(comm);
 
   // 3. Each rank cuts its videos, into a part file if there are several.
   IngestProgress progress(comm, d.output, std::ssize(inputs),
@@ -275,12 +287,11 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   Written written = share.written;
   const auto check = [&](std::int64_t clips) { check_clips(d, clips, faults, media); };
   if (size == 1) check(written.clips);
-  const int code = size == 1 ? 0 : join_parts(d, part, share, check, written, comm);
+  const int code = size == 1 ? 0 : join_parts(d, share, check, written, comm);
   if (code != 0) return code;  // rank 0 reports the reason
   if (rank == 0) {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     print_table(d.output, written, sums, media, seconds.count());
-    remove_left_parts(d.output);
   }
 
   // 5. With ingest.strict a broken file sets the exit code.

@@ -54,7 +54,8 @@ DeckTable ingest_table();
 //
 // The store does not depend on the number of ranks, byte by byte: each of several ranks keeps its
 // clips in a part file beside the output until all are cut; rank 0 gives each clip its place, in
-// the order of the inputs, and all ranks copy theirs there (they must see the output's folder).
+// the order of the inputs, and all ranks copy theirs there, or rank 0 does if they are on several
+// hosts (all must see the output's folder).
 //
 // A video that breaks is named in a WARN line and counted; its whole clips before the fault are
 // kept. So is one in which the decoder had to guess; all its clips are kept.

@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
 #include <charconv>
+#include <cstdlib>
 #include <cstring>
 
 #include "core/error.h"
@@ -45,7 +47,7 @@ void read_all(int fd, std::span<std::byte> bytes, std::uint64_t offset, const st
 struct OpenFile {
   int fd = -1;
   ~OpenFile() {
-    if (fd >= 0) close(fd);
+    if (fd >= 0) ::close(fd);
   }
 };
 
@@ -69,47 +71,42 @@ std::uint64_t BucketedWriter::append(const Bucket& bucket, std::span<const std::
 
 std::vector<std::vector<std::uint64_t>> BucketedWriter::lay_out(
     const std::vector<std::vector<CutClip>>& ranks, std::int64_t limit) {
-  struct Place {
-    int bucket;
-    std::int64_t index;
-  };
-  std::vector<std::vector<Place>> places(ranks.size());
-  while (limit == 0 || written_.clips < limit) {
-    // The rank whose next video is the earliest.
-    std::size_t from = ranks.size();
-    for (std::size_t r = 0; r < ranks.size(); ++r)
-      if (places[r].size() < ranks[r].size() &&
-          (from == ranks.size() ||
-           ranks[r][places[r].size()].video < ranks[from][places[from].size()].video))
-        from = r;
-    if (from == ranks.size()) break;
-    const CutClip& clip = ranks[from][places[from].size()];
+  std::vector<std::array<std::int64_t, 3>> order;  // video, rank, index on that rank
+  for (std::size_t r = 0; r < ranks.size(); ++r)
+    for (std::size_t i = 0; i < ranks[r].size(); ++i)
+      order.push_back(
+          {ranks[r][i].video, static_cast<std::int64_t>(r), static_cast<std::int64_t>(i)});
+  std::ranges::sort(order);
+  if (limit > 0 && std::ssize(order) > limit) order.resize(static_cast<std::size_t>(limit));
+  std::vector<std::pair<int, std::int64_t>> places;  // bucket, index in it
+  for (const auto& [video, rank, index] : order) {
+    const CutClip& clip = ranks[rank][index];
     const int id = id_of(clip.bucket);
     auto& [of, clips] = written_.buckets[clip.bucket.name];
     of = clip.bucket;
     writer_.reserve(id, clip.info, clip.xxh3);
-    places[from].push_back({id, clips++});
+    places.emplace_back(id, clips++);
     ++written_.clips;
     written_.bytes += clip.bucket.clip_bytes();
   }
   std::vector<std::vector<std::uint64_t>> offsets(ranks.size());
-  for (std::size_t r = 0; r < ranks.size(); ++r)
-    for (const Place& p : places[r]) offsets[r].push_back(writer_.offsets(p.bucket).at(p.index));
+  for (std::size_t k = 0; k < order.size(); ++k)
+    offsets[order[k][1]].push_back(writer_.offsets(places[k].first).at(places[k].second));
   return offsets;
 }
 
 PartFile::~PartFile() {
-  if (fd_ < 0) return;
-  close(fd_);
-  unlink(path_.c_str());
+  if (fd_ >= 0) ::close(fd_);
+  if (made_) unlink(path_.c_str());
 }
 
 std::uint64_t PartFile::append(std::span<const std::byte> clip) {
   if (fd_ < 0) {
     unlink(path_.c_str());  // what a killed job has left, or a link
-    fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    fd_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     WEFT_CHECK(fd_ >= 0, Exit::data, "check the directory's permissions", "cannot make {}: {}",
                path_, std::strerror(errno));
+    made_ = true;
   }
   ClipHash hash;
   for (std::size_t at = 0; at < clip.size(); at += piece) {
@@ -121,10 +118,20 @@ std::uint64_t PartFile::append(std::span<const std::byte> clip) {
   return hash.digest();
 }
 
-void PartFile::copy(const std::vector<CutClip>& clips, std::span<const std::uint64_t> offsets,
-                    const std::string& store) const {
+void PartFile::close() {
+  if (fd_ < 0) return;
+  // Network file systems tell here that a disk is full.
+  WEFT_CHECK(::close(std::exchange(fd_, -1)) == 0, Exit::data, "is the disk full?",
+             "cannot write {}: {}", path_, std::strerror(errno));
+}
+
+void copy_part(const std::string& part_path, const std::vector<CutClip>& clips,
+               std::span<const std::uint64_t> offsets, const std::string& store) {
   if (offsets.empty()) return;
-  WEFT_ASSERT(offsets.size() <= clips.size() && fd_ >= 0);
+  WEFT_ASSERT(offsets.size() <= clips.size());
+  const OpenFile from{open(part_path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW)};
+  WEFT_CHECK(from.fd >= 0, Exit::data, "every rank must see the folder of ingest.output",
+             "cannot open {}: {}", part_path, std::strerror(errno));
   const OpenFile to{open(store.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW)};
   WEFT_CHECK(to.fd >= 0, Exit::data, "every rank must see the folder of ingest.output",
              "cannot open {}, which rank 0 has made: {}", store, std::strerror(errno));
@@ -135,14 +142,14 @@ void PartFile::copy(const std::vector<CutClip>& clips, std::span<const std::uint
     ClipHash hash;
     for (std::uint64_t at = 0; at < bytes; at += piece) {
       const auto part = std::span(buffer).first(std::min<std::uint64_t>(piece, bytes - at));
-      read_all(fd_, part, begin + at, path_);
+      read_all(from.fd, part, begin + at, part_path);
       hash.update(part.data(), part.size());
       write_all(to.fd, part, offsets[i] + at, store);
     }
     WEFT_CHECK(hash.digest() == clips[i].xxh3, Exit::data,
                "check the disk, and run the same command again",
                "the clip of {} in {} is damaged: XXH3 is {:016x}, expected {:016x}",
-               clips[i].info.source, path_, hash.digest(), clips[i].xxh3);
+               clips[i].info.source, part_path, hash.digest(), clips[i].xxh3);
     begin += bytes;
     // It goes to the disk while the next clips are copied.
     sync_file_range(to.fd, static_cast<off_t>(offsets[i]), static_cast<off_t>(bytes),
@@ -224,6 +231,17 @@ std::pair<int, int> place_in(MPI_Comm comm) {
 }
 
 }  // namespace
+
+bool on_one_host(MPI_Comm comm) {
+  MPI_Comm host = MPI_COMM_NULL;
+  MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+  int here = place_in(host).second;
+  MPI_Comm_free(&host);
+  // For tests, as in parallel/mpi_collectives.cpp: treats so many ranks as those of one host.
+  if (const char* text = std::getenv("WEFT_COMM_NODE_RANKS"))
+    here = std::min(here, std::atoi(text));
+  return here == place_in(comm).second;
+}
 
 std::vector<std::string> gather_text(const std::string& mine, MPI_Comm comm) {
   const auto [rank, size] = place_in(comm);

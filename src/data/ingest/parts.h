@@ -1,6 +1,8 @@
 // One store of the clips of several ranks. Each rank keeps the clips that it cuts in a file of its
-// own, OUTPUT.partN, until all are cut and rank 0 knows where in the store each has its place; then
-// every rank copies its own ones there, all at the same time.
+// own, OUTPUT.partN, until all are cut and rank 0 knows where in the store each has its place. On
+// one host every rank then copies its own ones there, all at the same time; of several hosts rank 0
+// copies all, because network file systems such as NFS write whole pages back: two hosts that write
+// to the same page would undo each other's bytes.
 #pragma once
 
 #include <mpi.h>
@@ -55,7 +57,8 @@ class BucketedWriter {
   Written written_;
 };
 
-// The clips of this rank, one behind the other. The file is removed at the end, however that comes.
+// The clips of this rank, one behind the other. The file is removed by the destructor, also after
+// an error.
 class PartFile {
  public:
   explicit PartFile(std::string path) : path_(std::move(path)) {}
@@ -65,16 +68,24 @@ class PartFile {
 
   // Returns the clip's XXH3-64. Throws Exit::data where the file cannot be written.
   std::uint64_t append(std::span<const std::byte> clip);
-  // Copies the first clips to `offsets` of the file `store`, which is on the disk then. Throws
-  // Exit::data where a clip is not what append() got, or `store` cannot be written.
-  void copy(const std::vector<CutClip>& clips, std::span<const std::uint64_t> offsets,
-            const std::string& store) const;
+  // All clips are there: other hosts see them now.
+  void close();
 
  private:
   std::string path_;
   int fd_ = -1;
+  bool made_ = false;
   std::uint64_t bytes_ = 0;
 };
+
+// Copies the first clips of the closed part file `part_path` to `offsets` of the file `store`,
+// which is on the disk then. Throws Exit::data where a clip is not what append() got, it cannot be
+// opened, or `store` cannot be written.
+void copy_part(const std::string& part_path, const std::vector<CutClip>& clips,
+               std::span<const std::uint64_t> offsets, const std::string& store);
+
+// Whether all ranks are on one host. Collective.
+bool on_one_host(MPI_Comm comm);
 
 // Lists of clips as text, to be sent.
 std::string to_text(const std::vector<CutClip>& clips);
