@@ -14,6 +14,8 @@ if(MPI_CXX_COMPILER AND NOT MPIEXEC_EXECUTABLE)
   endif()
 endif()
 find_package(MPI REQUIRED COMPONENTS CXX)
+# With which options a packager compiled MPI (-flto, -Werror=...), its compiler passes on; weft's files have their own.
+set_property(TARGET MPI::MPI_CXX PROPERTY INTERFACE_COMPILE_OPTIONS)
 
 include(CheckCXXSymbolExists)
 set(CMAKE_REQUIRED_LIBRARIES MPI::MPI_CXX)
