@@ -143,7 +143,7 @@ void judge_environment(const Ranks& ranks, Findings& out) {
     const std::string text = fmt::format("{} differs: {}", name, groups_text(groups));
     const std::string todo =
         fmt::format("set it in the job script for all (Open MPI: mpirun -x {0}; MPICH: mpiexec "
-                    "-genvlist {0}; Slurm: srun --export=ALL)",
+                    "-genv {0} VALUE; Slurm: srun --export=ALL)",
                     name);
     if (is_path(name))
       warn(out, text, todo);
