@@ -27,15 +27,15 @@ endif()
 unset(CMAKE_REQUIRED_LIBRARIES)
 unset(CMAKE_REQUIRED_DEFINITIONS)
 # MPI's C interface alone: the C++ one is gone from most installations.
+add_compile_definitions(OMPI_SKIP_MPICXX)
 if(WEFT_OPEN_MPI)
   set(mpi_family "Open MPI")
-  add_compile_definitions(OMPI_SKIP_MPICXX)
 else()
   set(mpi_family "MPI of an unknown family")
   if(WEFT_MPICH)
     set(mpi_family "MPICH")
   endif()
-  add_compile_definitions(MPICH_SKIP_MPICXX)
+  set_property(TARGET MPI::MPI_CXX APPEND PROPERTY INTERFACE_COMPILE_DEFINITIONS MPICH_SKIP_MPICXX)
 endif()
 
 # Ranks that the launcher of the other family starts do not find each other.
