@@ -162,6 +162,8 @@ def carry_mpi(bundle):
     """Open MPI as OPAL_PREFIX expects it: the folders keep their places relative to the prefix."""
     if not shutil.which("ompi_info"):
         fail("ompi_info is missing: the bundle carries Open MPI only. HINT: apt-get install openmpi-bin")
+    if "libmpi.so.40" not in bundle.known:
+        fail("weft is built with another MPI, but the bundle carries Open MPI only. HINT: build it with Open MPI (docs/mpi.md)")
     paths = {}
     for line in run("ompi_info", "--parsable", "--path", "all").splitlines():
         f = line.strip().split(":")

@@ -292,9 +292,12 @@ int end_with(Error& e, int size) {
   return code;
 }
 
-// As the launcher tells it, before MPI does.
+// As the launcher tells it, before MPI does: Open MPI's mpirun, a PMIx server, MPICH's mpiexec or
+// srun --mpi=pmi2, Cray's PALS, any srun. Under an mpiexec in a Slurm job the last would be that of
+// the node's daemon.
 int rank_of_launcher() {
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
+  for (const char* name :
+       {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID", "SLURM_PROCID"})
     if (const char* rank = std::getenv(name)) return std::atoi(rank);
   return 0;
 }
@@ -316,7 +319,8 @@ void warn_if_alone(int size) {
     if (const char* tasks = std::getenv(name); tasks != nullptr && std::atoi(tasks) > 1) {
       log::warn(
           "{} tasks were started ({}), but MPI sees 1 rank: each does the whole job. Use the "
-          "launcher of the MPI that `weft --version` names, or srun --mpi=pmix",
+          "launcher of the MPI that `weft --version` names; in a Slurm job srun --mpi=pmix (Open "
+          "MPI), pmi2 (MPICH) or cray_shasta (Cray MPICH)",
           tasks, name);
       return;
     }

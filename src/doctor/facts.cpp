@@ -152,6 +152,11 @@ void add_environment(RankFacts& f) {
                                    "UCX_",
                                    "OMPI_MCA_",
                                    "OMPI_COMM_WORLD_",
+                                   "MPICH_",
+                                   "MPIR_CVAR_",
+                                   "FI_",
+                                   "PMI_RANK",
+                                   "PMI_SIZE",
                                    "HDF5_",
                                    "SLURM_",
                                    "PMIX_RANK",
@@ -237,8 +242,13 @@ std::string mpi_of_process() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
   int length = 0;
   MPI_Get_library_version(text, &length);
-  const std::string all = text;
-  return all.substr(0, all.find_first_of(",\n"));
+  // "Open MPI v4.1.4, package: ...", "MPICH Version:      4.0.2\nMPICH Release date: ..."
+  std::string name(text, static_cast<std::size_t>(length));
+  name.resize(std::min(name.size(), name.find_first_of(",\n")));
+  constexpr std::string_view label = "Version:";
+  if (const std::size_t at = name.find(label); at != std::string::npos)
+    name.erase(at, name.find_first_not_of(" \t", at + label.size()) - at);
+  return name;
 }
 
 std::string dotted(unsigned version) {  // as FFmpeg packs it

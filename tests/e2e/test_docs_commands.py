@@ -109,7 +109,8 @@ def without_launcher(words):
     for i, word in enumerate(words):
         name = pathlib.PurePath(word).name
         if name in ("weft", "weft_cpu", "make", "sbatch"):
-            launched = not words[:i] or words[0] == "srun" or "=" in words[0] or words[0].endswith("mpirun")
+            launched = not words[:i] or words[0] == "srun" or "=" in words[0] or \
+                pathlib.PurePath(words[0]).name.startswith(("mpirun", "mpiexec"))
             return [name.removesuffix("_cpu"), *plain(words[i + 1:])] if launched else []
     return []
 

@@ -15,7 +15,7 @@ import sys
 import unittest
 from unittest import mock
 
-from harness import MPIEXEC, REPOSITORY, WEFT, WeftTest
+from harness import MPI_ON_ONE_HOST, MPIEXEC, REPOSITORY, WEFT, WeftTest
 from tiny_models import TINY_GENERATE_DECK
 
 DATA, NON_FINITE, STOPPED = 3, 5, 75
@@ -79,10 +79,10 @@ class Training(Page):
 
     def test_a_terminal_has_one_line_that_is_redrawn(self):
         start = [WEFT, "train", "deck.toml", "train.log_every=10"]
-        for command in (start, [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2", *start]):
+        for command in (start, [MPIEXEC, "-n", "2", *start]):
             ours, theirs = pty.openpty()
             job = subprocess.Popen(command, cwd=self.dir, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=theirs,
-                                   env=dict(os.environ, TERM="xterm", OMP_NUM_THREADS="1"))
+                                   env=dict(os.environ, TERM="xterm", OMP_NUM_THREADS="1", **MPI_ON_ONE_HOST))
             os.close(theirs)
             shown = b""
             # A terminal whose other end is closed is an error, not an end.

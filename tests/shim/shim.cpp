@@ -150,7 +150,9 @@ void hold_write(int fd) {
 // to it.
 time_t wall_clock_error() {
   if (!is_rank) return 0;
-  static const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  // Open MPI's launcher, or MPICH's.
+  static const char* const open_mpi = std::getenv("OMPI_COMM_WORLD_RANK");
+  static const char* const rank = open_mpi != nullptr ? open_mpi : std::getenv("PMI_RANK");
   static const std::vector<std::string> jumps = wish("wall_clock"),
                                         apart = wish("wall_clock_of_ranks");
   if (apart.size() == 1 && rank != nullptr) return std::stol(apart[0]) * std::stol(rank);

@@ -64,13 +64,13 @@ class Scripts(unittest.TestCase):
 
     def animate(self, *words, root):
         """What the script starts, in a copy of the repository of which it needs a deck alone."""
-        for name in ("tools/run_animate.sh", "inputs/animate_demo.toml"):
+        for name in ("tools/run_animate.sh", "tools/mpi.sh", "inputs/animate_demo.toml"):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, root / name)
         weft = self.program("weft", "exit 1")
         self.program("bin/mpirun", f'printf "%s\\n" "$@" >{self.dir}/arguments')
         done = run(root / "tools/run_animate.sh", *words, cwd=self.dir,
-                   env={**os.environ, "WEFT": str(weft), "PATH": f"{self.dir}/bin:{os.environ['PATH']}"})
+                   env={**os.environ, "WEFT": str(weft), "MPIEXEC": "", "PATH": f"{self.dir}/bin:{os.environ['PATH']}"})
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("random", done.stdout)
         arguments = (self.dir / "arguments").read_text().splitlines()
