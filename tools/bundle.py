@@ -14,6 +14,7 @@ What belongs to the machine stays there: glibc, the NVIDIA driver and CUDA libra
 import argparse
 import os
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
@@ -271,7 +272,8 @@ def main():
     # 3. What it is made of.
     packages = carry_licences(bundle)
     version = run(a.cpu, "--version").strip()
-    lines = [version, f"needs glibc {glibc} or newer, x86-64-v3", ""]
+    machine = platform.machine()
+    lines = [version, f"needs glibc {glibc} or newer, {'x86-64-v3' if machine == 'x86_64' else machine}", ""]
     lines += [f"{place}\t{source if source.startswith('/usr') else 'weft'}" for place, source in sorted(bundle.files.items())]
     lines += ["", "Left out; a stand-in ends the program with a message if one is called (docs/bundle.md):",
               *[f"lib/{s}" for s in sorted(bundle.stand_ins)]]

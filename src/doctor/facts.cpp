@@ -192,9 +192,8 @@ RankFacts rank_facts(MPI_Comm world) {
   f.host = host_name();
   f.pid = static_cast<int>(getpid());
   f.cpu = cpu_model();
-  f.instructions = ops::cpu_multiplies_bf16() ? "AVX-512 with bf16"
-                   : ops::cpu_is_v4()         ? "AVX-512"
-                                              : "AVX2";
+  f.instructions = ops::cpu_instructions();
+  if (ops::cpu_multiplies_bf16()) f.instructions += " with bf16";
   f.cores = bound_cores();
   f.host_cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   add_numa(f);

@@ -145,9 +145,11 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
                    recomputed == 0 ? std::string()
                                    : fmt::format("; {} of {} recompute blocks", recomputed,
                                                  counted(std::ssize(memory), "bucket")))},
-      {"kernels", on_cuda() ? std::string("cuBLASLt matmul; weft CUDA for the rest")
-                            : fmt::format("oneDNN matmul; weft {} for the rest",
-                                          ops::cpu_is_v4() ? "AVX-512" : "AVX2")},
+      {"kernels", on_cuda()
+                      ? std::string("cuBLASLt matmul; weft CUDA for the rest")
+                      : fmt::format(ops::products_by_onednn ? "oneDNN matmul; weft {} for the rest"
+                                                            : "weft {}",
+                                    ops::cpu_instructions())},
   };
   if (trainer.source().store_names().empty())
     std::erase_if(rows_, [](const auto& row) { return row.first == "mix"; });
