@@ -49,6 +49,7 @@ RULES = [
     (r"weft train (deck.toml|DECK.toml|inputs/smoke.toml)", "run", "train.steps=2", "run.dir=trained"),
     (r"weft generate inputs/smoke.toml", "run", "run.dir=smoke", "sampler.steps=2"),
     (r"weft evaluate inputs/smoke.toml", "run", "run.dir=smoke"),
+    (r"weft selftest", "text"),  # tests/e2e/test_selftest.py runs it
     (r"weft (plan|doctor|report|status|inspect|export)\b", "run"),
     (r"weft selftest\b", "run"),
     (r"weft init$|weft completion |weft help |weft --(help|version)$", "run"),
