@@ -1,5 +1,5 @@
-"""README.md and docs/: each command is run on small inputs, or is checked as far as its inputs allow; keys, links and messages
-are there. The commands in front of the decks in inputs/ are parsed.
+"""README.md and docs/: each command is run on small inputs, or is checked as far as its inputs allow; keys and messages are
+there. Links: tests/tools/test_docs.py. The commands in front of the decks in inputs/ are parsed.
 
 Every line of a code block that names weft, make or sbatch is a command, and each must match a rule of RULES; a command or a line
 that no rule knows fails. In the text around, `weft X` and `make X` must at least exist.
@@ -277,21 +277,6 @@ class Commands(WeftTest):
                 if key.split(".")[0] in tables and key.split(".")[1] not in files:
                     with self.subTest(f"{page.name}: {key}"):
                         self.assertIn(key, keys)
-
-    def test_links_lead_somewhere(self):
-        def anchors(page):
-            return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
-                    for title in re.findall(r"(?m)^#+ (.*)$", page.read_text())}
-        for page in PAGES:
-            for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-                if re.match(r"[a-z]+:", target):
-                    continue
-                path, _, anchor = target.partition("#")
-                with self.subTest(f"{page.name}: {target}"):
-                    there = (page.parent / path).resolve() if path else page
-                    self.assertTrue(there.exists())
-                    if anchor:
-                        self.assertIn(anchor, anchors(there))
 
     def test_messages_of_troubleshooting_are_weft_s(self):
         """Each quoted piece of a message, up to the "..." of what differs, is in the source; but for what other programs print."""
