@@ -1,4 +1,5 @@
-"""A hook of mkdocs (mkdocs.yml): links to files that are no pages of the site, such as ../src/main.cpp, become their paths."""
+"""Hooks of mkdocs (mkdocs.yml): links to files that are no pages of the site, such as ../src/main.cpp, become their paths, and
+nothing is fetched from elsewhere when a page is read."""
 import pathlib
 import posixpath
 import re
@@ -27,3 +28,9 @@ def without_links_to_sources(text, page, pages, root):
 def on_page_markdown(markdown, page, config, files):
     root = pathlib.Path(config.config_file_path).parent
     return without_links_to_sources(markdown, page.file.src_uri, {f.src_uri for f in files}, root)
+
+
+def on_post_page(output, page, config):
+    """The theme would fetch what makes its search work in pages that are opened as files: docs/site.js does that."""
+    here = posixpath.dirname(page.file.dest_uri)
+    return output.replace("https://unpkg.com/iframe-worker/shim", posixpath.relpath("docs/site.js", here or "."))
