@@ -68,6 +68,14 @@ std::map<std::string, Parts> parts_of(const ManifestLines& lines) {
   return parts;
 }
 
+// weft animate names the files for what they are: NAME-picture.png.
+std::string title_of_reference(const std::string& file, std::size_t number, bool animated) {
+  if (!animated) return fmt::format("reference {}", number);
+  const std::string what = fs::path(file).stem().string();
+  if (what.ends_with("-ref_pose")) return "head motion";
+  return what.ends_with("-ref_eyeblink") ? "eyes and expression" : "picture";
+}
+
 // "#rrggbb", and nothing else that a style may hold.
 bool is_css_colour(const std::string& text) {
   return text.size() == 7 && text.front() == '#' &&
@@ -96,7 +104,8 @@ void load_manifest(Gallery& g, const std::string& stem) {
     if (const auto references = j.find("references");
         references != j.end() && references->is_array())
       for (const Json& r : *references)
-        if (r.is_string() && stays_inside(r.get<std::string>())) c.references.push_back(r);
+        if (r.is_string() && stays_inside(r.get<std::string>()))
+          c.references.emplace_back(r, title_of_reference(r, c.references.size(), animated));
     if (const auto shares = j.find("shares"); shares != j.end() && shares->is_array())
       for (std::size_t i = 0; i < shares->size(); ++i) {
         const Json& share = (*shares)[i];
@@ -225,15 +234,17 @@ std::string facts_text(const GalleryClip& clip) {
 
 std::string figure(const fs::path& base, const Gallery& g, const GalleryClip& c,
                    const std::string& head, Embedder& embedder) {
+  const std::string made = embedder.figure(
+      base, {g.folder, c.file, c.name, fmt::format("<b>{}</b>{}", escape(head), facts_text(c)),
+             c.sound, false});
+  if (c.references.empty()) return made;
+  // A row of its own, so that nothing comes between them.
   std::string figures;
-  for (std::size_t i = 0; i < c.references.size(); ++i)
+  for (const auto& [file, what] : c.references)
     figures += embedder.figure(
-        base, {g.folder, c.references[i], c.references[i],
-               fmt::format("<b>reference {}</b>of {}", i, escape(c.name)), false, false});
-  const std::string facts = facts_text(c);
-  return figures +
-         embedder.figure(base, {g.folder, c.file, c.name,
-                                fmt::format("<b>{}</b>{}", escape(head), facts), c.sound, false});
+        base, {g.folder, file, what,
+               fmt::format("<b>{}</b>of {}", escape(what), escape(c.name)), false, false});
+  return "<div class=\"from\">" + figures + made + "</div>";
 }
 
 std::string more_text(std::size_t left, const Gallery& g) {
