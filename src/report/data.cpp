@@ -257,8 +257,7 @@ Run load_run(const fs::path& dir) {
   std::error_code ec;
   WEFT_CHECK(fs::is_directory(dir, ec), Exit::data,
              "give the directory of a run (deck key run.dir), or a folder of runs",
-             "{} is not a directory",
-             dir.string());
+             "{} is not a directory", dir.string());
   // "runs/demo/" and "runs/demo" are the same run.
   const fs::path plain = fs::absolute(dir).lexically_normal();
   run.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();

@@ -28,8 +28,8 @@ namespace fs = std::filesystem;
 
 // ---- What is known of a job ----
 
-constexpr std::size_t most_thumbnails = 2;  // of a job
-constexpr std::size_t most_thumbnail_bytes = 32u << 20;  // of all jobs together
+constexpr std::size_t most_thumbnails = 2;                            // of a job
+constexpr std::size_t most_thumbnail_bytes = 32u << 20;               // of all jobs together
 constexpr std::int64_t thumbnail_height = 72, thumbnail_width = 144;  // pixels, at most
 constexpr std::size_t spark_points = 60;
 
@@ -137,9 +137,9 @@ const char* color_of_state(const std::string& state) {
 std::string name_cell(const JobRow& r) {
   const std::string name = escape(r.name);
   return cell(r.name, fmt::format("{}<span class=\"note\">{}</span>",
-                                  r.page.empty() ? "<b>" + name + "</b>"
-                                                 : fmt::format("<a href=\"{}\">{}</a>",
-                                                               url_of(r.page), name),
+                                  r.page.empty()
+                                      ? "<b>" + name + "</b>"
+                                      : fmt::format("<a href=\"{}\">{}</a>", url_of(r.page), name),
                                   escape(r.job.status.command)));
 }
 
@@ -154,9 +154,9 @@ std::string warnings_cell(const std::vector<std::string>& warnings) {
   if (warnings.empty()) return cell("0", "");
   std::string list;
   for (const std::string& w : warnings) list += "<li>" + escape(w) + "</li>";
-  return cell(fmt::format("{}", warnings.size()),
-              fmt::format("<details><summary>{}</summary><ul>{}</ul></details>", warnings.size(),
-                          list));
+  return cell(
+      fmt::format("{}", warnings.size()),
+      fmt::format("<details><summary>{}</summary><ul>{}</ul></details>", warnings.size(), list));
 }
 
 std::string row_of(const JobRow& r, double now) {
@@ -190,8 +190,8 @@ std::string count_tiles(std::span<const JobRow> rows) {
     ++states[r.job.status.state];
     warned += r.job.status.warnings.empty() ? 0 : 1;
   }
-  std::string tiles = "<div class=\"tiles\">\n" + tile(fmt::format("{}", rows.size()),
-                                                       rows.size() == 1 ? "job" : "jobs");
+  std::string tiles = "<div class=\"tiles\">\n" +
+                      tile(fmt::format("{}", rows.size()), rows.size() == 1 ? "job" : "jobs");
   for (const auto& [state, label] : {std::pair{"running", "running"},
                                      {"failed", "failed"},
                                      {"silent", "silent"},
@@ -219,27 +219,27 @@ std::string folder_page(const fs::path& folder, std::span<const JobRow> rows, do
     const char* title;
     bool sorts = true;
   };
-  constexpr Column columns[] = {{"job"},        {"state"},         {"done"},
-                                {"loss"},       {"curve", false},  {"held-out loss"},
-                                {"time per item"}, {"ranks"},      {"checkpoint"},
-                                {"last heard"}, {"warnings"},      {"newest samples", false}};
+  constexpr Column columns[] = {{"job"},           {"state"},        {"done"},
+                                {"loss"},          {"curve", false}, {"held-out loss"},
+                                {"time per item"}, {"ranks"},        {"checkpoint"},
+                                {"last heard"},    {"warnings"},     {"newest samples", false}};
   std::string head;
   for (const Column& c : columns)
     head += c.sorts ? fmt::format("<th><button>{}</button></th>", c.title)
                     : fmt::format("<th>{}</th>", c.title);
   const fs::path plain = fs::absolute(folder).lexically_normal();
-  const std::string name =
-      (plain.has_filename() ? plain : plain.parent_path()).filename().string();
+  const std::string name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
   std::string body =
       "<div class=\"scroll\"><table class=\"jobs\"><thead><tr>" + head + "</tr></thead><tbody>\n";
   for (const JobRow& r : rows) body += row_of(r, now);
-  return open_page(escape(name), escape(fmt::format("{} · as of {}", plain.string(),
-                                                    time_text(now)))) +
+  return open_page(escape(name),
+                   escape(fmt::format("{} · as of {}", plain.string(), time_text(now)))) +
          count_tiles(rows) +
-         section("Jobs",
-                 "A click on a column's title sorts by it. Loss: the mean of the last tenth of the "
-                 "steps, at most 50. An item is a step, a clip or a file; of steps it is the median.",
-                 body + "</tbody></table></div>") +
+         section(
+             "Jobs",
+             "A click on a column's title sorts by it. Loss: the mean of the last tenth of the "
+             "steps, at most 50. An item is a step, a clip or a file; of steps it is the median.",
+             body + "</tbody></table></div>") +
          close_page();
 }
 

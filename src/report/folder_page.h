@@ -21,7 +21,7 @@ struct JobRow {
   double held_out = std::numeric_limits<double>::quiet_NaN();  // the last loss of held-out samples
   double seconds = std::numeric_limits<double>::quiet_NaN();   // a step or another item
   std::vector<double> losses;                                  // some dozens, over all steps
-  std::vector<std::string> pictures;  // PNG files, of the newest samples
+  std::vector<std::string> pictures;                           // PNG files, of the newest samples
 };
 
 // Reads all jobs below `folder`, writes the pages of those that have none yet or have gone on since

@@ -58,7 +58,7 @@ StepMetrics step_of_line(const json& line, std::int64_t step) {
 // What happened at a step, to be printed in the order of steps.
 using Events = std::vector<std::pair<std::int64_t, std::string>>;
 
-// Of whole lines with a step, whose number `first` counts from; damaged ones are left out.
+// `text` adds what a line of that step tells. Damaged lines are left out.
 template <class Text>
 void add_events(Events& events, const std::vector<std::string>& lines, const Text& text) {
   for (const std::string& line : lines) {
@@ -110,7 +110,8 @@ std::vector<std::string> AddedLines::take() {
 }
 
 Follower::Followed::Followed(KnownJob known)
-    : job(std::move(known)), metrics(job.path / "metrics.jsonl"),
+    : job(std::move(known)),
+      metrics(job.path / "metrics.jsonl"),
       validation(job.path / "validation.jsonl") {}
 
 bool Follower::has_ended(const KnownJob& job) {

@@ -1,5 +1,5 @@
-// `weft status --follow`: what happens to jobs, as lines, from the files that they write on whatever
-// node.
+// `weft status --follow`: what happens to jobs, as lines, from the files that they write on
+// whatever node.
 #pragma once
 
 #include <cstdint>
@@ -47,10 +47,10 @@ class Follower {
   struct Followed {
     explicit Followed(KnownJob known);
     KnownJob job;
-    std::string state;        // that was printed; empty: none yet
-    std::int64_t done = -1;   // items or steps that were printed
-    double started = 0;       // of the start that they belong to
-    std::string checkpoint;   // that was printed
+    std::string state;       // that was printed; empty: none yet
+    std::int64_t done = -1;  // items or steps that were printed
+    double started = 0;      // of the start that they belong to
+    std::string checkpoint;  // that was printed
     std::vector<std::string> warnings;
     AddedLines metrics, validation;
   };

@@ -242,8 +242,8 @@ std::string figure(const fs::path& base, const Gallery& g, const GalleryClip& c,
   std::string figures;
   for (const auto& [file, what] : c.references)
     figures += embedder.figure(
-        base, {g.folder, file, what,
-               fmt::format("<b>{}</b>of {}", escape(what), escape(c.name)), false, false});
+        base, {g.folder, file, what, fmt::format("<b>{}</b>of {}", escape(what), escape(c.name)),
+               false, false});
   return "<div class=\"from\">" + figures + made + "</div>";
 }
 
@@ -299,12 +299,12 @@ std::string class_legend(const Gallery& g) {
   return legend.empty() ? "" : "<div class=\"legend\">" + legend + "</div>\n";
 }
 
-std::string failure_section(const Gallery& g) {
+std::string failure_section(const std::string& title, const Gallery& g) {
   if (g.failures.empty()) return "";
   std::string body = "<div class=\"scroll\"><table>";
   for (std::size_t i = 0; i < std::min(most_failures, g.failures.size()); ++i)
     body += fmt::format("<tr><td>{}</td></tr>\n", escape(shortened(g.failures[i])));
-  return section("Failed", "The same command tries them again.",
+  return section(title, "The same command tries them again.",
                  body + "</table></div>" +
                      more_text(g.failures.size() - std::min(most_failures, g.failures.size()), g));
 }
@@ -365,14 +365,18 @@ std::string gallery_page(std::span<const Gallery> galleries) {
   Embedder embedder;
   if (galleries.size() == 1) {
     page += tiles(first);
-    page += failure_section(first);
+    page += failure_section("Failed", first);
     page += warning_section("Warnings", first.warnings);
     page += section(first.command == "segment" ? "Pictures and clips" : "Clips", "",
                     class_legend(first) + clip_figures(first.folder, first, embedder));
     page += rank_section(first);
   } else {
-    page += "<p></p>" + section("Clips", "Clips of the same name are shown side by side.",
-                                clips_beside(first.folder, galleries, embedder));
+    page += "<p></p>";
+    for (const Gallery& g : galleries)
+      page += failure_section("Failed in " + escape(g.name), g) +
+              warning_section("Warnings of " + escape(g.name), g.warnings);
+    page += section("Clips", "Clips of the same name are shown side by side.",
+                    clips_beside(first.folder, galleries, embedder));
   }
   if (embedder.linked() > 0)
     page += fmt::format(

@@ -131,7 +131,8 @@ std::string loss_plot(std::span<const Run> runs) {
   const std::string what =
       bands ? "Shaded: the range of all steps. Line: average over neighbouring steps."
             : "Thin: every step. Bold: average over neighbouring steps.";
-  return section("Loss", what + (frame.restarts.empty() ? "" : " Dotted: where the run was resumed."),
+  return section("Loss",
+                 what + (frame.restarts.empty() ? "" : " Dotted: where the run was resumed."),
                  loss_legend(runs) + line_plots(frame, curves));
 }
 

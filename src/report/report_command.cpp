@@ -1,4 +1,5 @@
-// `weft report`: what its inputs turn out to be, the pages that are written, and how they are opened.
+// `weft report`: what its inputs turn out to be, the pages that are written, and how they are
+// opened.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <spawn.h>

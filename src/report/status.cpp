@@ -111,6 +111,11 @@ std::string pace_text(const JobStatus& s) {
                        : fmt::format("{} a {}", duration_text(1 / s.rate), s.noun);
 }
 
+// Of one of JobStatus::values.
+std::string label_of(const std::string& name) {
+  return name == "validation_loss" ? "held out" : printable(name);
+}
+
 bool goes_on(const JobStatus& s) { return s.state == "running"; }
 
 // Whether this start has finished an item: until then `advanced` is when it began.
@@ -258,7 +263,7 @@ std::string describe_job(const KnownJob& job, double now) {
     pace += fmt::format("{}{} left", pace.empty() ? "" : ", ", duration_text(s.left));
   row("pace", pace);
   for (const auto& [name, value] : s.values)
-    row(printable(name).c_str(), fmt::format("{:.6g}", value));
+    row(label_of(name).c_str(), fmt::format("{:.6g}", value));
   row("ranks", fmt::format("{}{}", s.ranks, s.host.empty() ? "" : ", the first on " + s.host));
   row("saved", job.checkpoint);
   if (s.started > 0) {
@@ -287,7 +292,7 @@ std::string table_of_jobs(const std::vector<KnownJob>& jobs, double now) {
     std::string rest = pace_text(s);
     const auto add = [&](const std::string& more) { rest += (rest.empty() ? "" : ", ") + more; };
     if (goes_on(s) && s.left > 0) add(duration_text(s.left) + " left");
-    for (const auto& [name, value] : s.values) add(fmt::format("{} {:.4g}", name, value));
+    for (const auto& [name, value] : s.values) add(fmt::format("{} {:.4g}", label_of(name), value));
     if (!goes_on(s) && s.state != "silent")
       add(duration_text(std::max(0.0, now - s.updated)) + " ago");
     if (!s.error.empty()) add(s.error);

@@ -10,17 +10,55 @@ import pty
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import unittest
 from unittest import mock
 
-from harness import MPIEXEC, REPOSITORY, WEFT, WeftTest
+from harness import MPIEXEC, REPOSITORY, WEFT, WeftTest, make_video
 from tiny_models import TINY_GENERATE_DECK
 
 DATA, NON_FINITE, STOPPED = 3, 5, 75
 # Where tools/test.sh installs what tests need from PyPI.
 PACKAGES = REPOSITORY / "build" / "python"
+
+
+def fields(message):
+    """(number, value) of each field of a protobuf message; bytes but for a variable-length number."""
+    at = 0
+
+    def number():
+        nonlocal at
+        value = shift = 0
+        while True:
+            value |= (message[at] & 127) << shift
+            at, shift = at + 1, shift + 7
+            if message[at - 1] < 128:
+                return value
+
+    while at < len(message):
+        key = number()
+        if key & 7 == 0:
+            yield key >> 3, number()
+        else:
+            length = {1: 8, 5: 4}.get(key & 7) or number()
+            at += length
+            yield key >> 3, message[at - length:at]
+
+
+def images(path):
+    """(step, tag, height, width, file) of each image of an event file."""
+    data = path.read_bytes()
+    while data:
+        length, = struct.unpack("<Q", data[:8])
+        event = dict(fields(data[12:12 + length]))
+        for _, value in fields(event.get(5, b"")):
+            value = dict(fields(value))
+            if 4 in value:
+                image = dict(fields(value[4]))
+                yield event[2], value[1].decode(), image[1], image[2], image[4]
+        data = data[16 + length:]
 
 
 class Page(WeftTest):
@@ -181,6 +219,17 @@ class Training(Page):
             self.assertIn(f"<h2>{title}</h2>", html)
         self.assertRegex(html, r"1 rank, efficiency 100 %")
         self.assertRegex(html, r"2 ranks, efficiency \d")
+
+    def test_sample_clips_are_images_of_tensorboard(self):
+        for step in (1, 3):
+            (self.dir / f"run/samples/{step}").mkdir(parents=True)
+            make_video(self.dir / f"run/samples/{step}/clip.mp4", "testsrc2=duration=1:size=48x32:rate=10")
+        (self.dir / "run/metrics.jsonl").write_text("".join(map(self.line, range(3))))
+        events = self.dir / self.weft("report", "--tensorboard", "events", "run", ranks=0).out.strip()
+        found = list(images(events))
+        self.assertEqual([image[:4] for image in found], [(1, "samples/clip.mp4", 32, 48), (3, "samples/clip.mp4", 32, 48)])
+        for *_, png in found:
+            self.assertEqual(png[:8] + png[16:24], b"\x89PNG\r\n\x1a\n" + struct.pack(">II", 48, 32))
 
     @unittest.skipUnless((PACKAGES / "tensorboard").is_dir(), f"{PACKAGES} has no TensorBoard (tools/test.sh)")
     def test_tensorboard_reads_the_metrics(self):

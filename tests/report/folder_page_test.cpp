@@ -66,7 +66,8 @@ TEST_F(FolderPage, HasARowForEachJobWithItsPage) {
         seal_json(R"({"name":"clip","file":"clip.png","key":"k","rank":0})") + "\n");
   status("runs/c/latents.h5.status.json", "encode", "finished");
   const std::string html = make();
-  EXPECT_THAT(html, HasSubstr("<a href=\"./a/report.html\">a</a><span class=\"note\">train</span>"));
+  EXPECT_THAT(html,
+              HasSubstr("<a href=\"./a/report.html\">a</a><span class=\"note\">train</span>"));
   EXPECT_THAT(html, HasSubstr("<td data-v=\"1.5\">1.5000</td>"));
   EXPECT_THAT(html, HasSubstr("<td data-v=\"2.25\">2.2500</td>")) << "held out, the last";
   EXPECT_THAT(html, HasSubstr("<td data-v=\"1\">1.00 s</td>"));
@@ -76,11 +77,13 @@ TEST_F(FolderPage, HasARowForEachJobWithItsPage) {
   EXPECT_THAT(html, HasSubstr("<a href=\"./b/report.html\">b</a>"));
   EXPECT_THAT(html, HasSubstr("failed (exit code 0)"));
   EXPECT_THAT(html, HasSubstr("the &lt;disk&gt; is full"));
-  EXPECT_THAT(html, HasSubstr("<summary>2</summary><ul><li>slow &lt;disk&gt;</li><li>hot</li></ul>"));
+  EXPECT_THAT(html,
+              HasSubstr("<summary>2</summary><ul><li>slow &lt;disk&gt;</li><li>hot</li></ul>"));
   EXPECT_THAT(html, HasSubstr("<b>c/latents.h5</b>")) << "encode has no page";
   EXPECT_THAT(html, HasSubstr("<b>3</b><span>jobs</span>"));
   std::size_t pictures = 0;
-  for (std::size_t at = 0; (at = html.find("data:image/png;base64,", at)) != std::string::npos; ++at)
+  for (std::size_t at = 0; (at = html.find("data:image/png;base64,", at)) != std::string::npos;
+       ++at)
     ++pictures;
   EXPECT_EQ(pictures, 2u) << "of a the newest samples alone, and b's";
   EXPECT_LT(html.size(), 32u << 10) << "small pictures, not the files";
@@ -126,8 +129,9 @@ TEST_F(FolderPage, NamesAndFilesAreNotTrusted) {
   fs::create_directories(dir_ / "runs/<b>x:y\" onclick=/generated");
   fs::create_symlink(dir_ / "secret.png", dir_ / "runs/<b>x:y\" onclick=/generated/a.png");
   const std::string html = make();
-  EXPECT_THAT(html, HasSubstr("<a href=\"./%3Cb%3Ex%3Ay%22%20onclick%3D/report.html\">&lt;b&gt;x:y&quot; "
-                              "onclick=</a>"));
+  EXPECT_THAT(html,
+              HasSubstr("<a href=\"./%3Cb%3Ex%3Ay%22%20onclick%3D/report.html\">&lt;b&gt;x:y&quot; "
+                        "onclick=</a>"));
   EXPECT_THAT(html, Not(HasSubstr("<b>x:y")));
   EXPECT_THAT(html, Not(HasSubstr("data:image/png")));
 }

@@ -40,9 +40,10 @@ class Follow : public FolderTest {
   // Lines of metrics, of these steps counted from 0.
   void steps(const std::string& run, int first, int last) const {
     for (int i = first; i <= last; ++i)
-      append(run + "/metrics.jsonl",
-             fmt::format("{{\"step\":{},\"loss\":{}.5,\"seconds\":2,\"split\":{{\"data_wait\":1}}}}\n",
-                         i, i));
+      append(
+          run + "/metrics.jsonl",
+          fmt::format("{{\"step\":{},\"loss\":{}.5,\"seconds\":2,\"split\":{{\"data_wait\":1}}}}\n",
+                      i, i));
   }
   Follower of(const std::string& name) const { return Follower({dir_ / name}); }
 };
@@ -58,7 +59,8 @@ TEST_F(Follow, StepsOfATrainingToItsEnd) {
   for (int i = 0; i < 9; ++i) EXPECT_EQ(follower.look(now), "") << "it looks for jobs in the tenth";
   std::string text = follower.look(now);
   EXPECT_THAT(text, StartsWith(path("run") + "  train        running  20 of 40 steps"));
-  EXPECT_THAT(text, HasSubstr("step     11/40  loss 10.50000  grad nan  lr nan  2.000 s  (data 50.0 %"));
+  EXPECT_THAT(text,
+              HasSubstr("step     11/40  loss 10.50000  grad nan  lr nan  2.000 s  (data 50.0 %"));
   EXPECT_THAT(text, Not(HasSubstr("step     10/40"))) << "the last ten alone";
   EXPECT_EQ(follower.look(now), "");
   // A line that is not whole yet waits; what was measured stands at its step.
@@ -153,7 +155,8 @@ TEST_F(Follow, LinesThatAreAddedToAFile) {
   AddedLines lines(dir_ / "file");
   EXPECT_THAT(lines.take(), IsEmpty());
   append("file", "a\nb");
-  EXPECT_THAT(lines.take(), ElementsAre("a")) << "a file that comes later is new from its beginning";
+  EXPECT_THAT(lines.take(), ElementsAre("a"))
+      << "a file that comes later is new from its beginning";
   append("file", "c\n\nd\n");
   EXPECT_THAT(lines.take(), ElementsAre("bc", "", "d"));
   write("file", "x\n");

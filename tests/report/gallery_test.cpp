@@ -158,9 +158,10 @@ TEST_F(Galleries, ReferencesStandBeforeTheirClip) {
 }
 
 TEST_F(Galleries, WhatAnAnimationIsMadeFromStandsBeforeIt) {
-  write("out/animate.jsonl",
-        sealed(R"({"name":"face","key":"k","file":"face.mp4","seconds":0.5,"frames":10,"references":)"
-               R"(["references/face-picture.png","references/face-ref_pose.png"]})"));
+  write(
+      "out/animate.jsonl",
+      sealed(R"({"name":"face","key":"k","file":"face.mp4","seconds":0.5,"frames":10,"references":)"
+             R"(["references/face-picture.png","references/face-ref_pose.png"]})"));
   write("out/face.mp4", "video");
   write("out/references/face-picture.png", "shown");
   const std::string html = page();

@@ -109,7 +109,8 @@ TEST_F(Report, EventsAreAtTheirSteps) {
   write("metrics.jsonl", "{\"step\":0,\"loss\":2.0}\n{\"step\":1,\"loss\":1.0}\n");
   write("layer_norms.jsonl", R"({"step":0,"norms":{"a":1.5}})"
                              "\n");
-  write("validation.jsonl", "{\"step\":1,\"loss\":9}\n{\"step\":2,\"loss\":8}\n{\"step\":7,\"loss\":7}\n");
+  write("validation.jsonl",
+        "{\"step\":1,\"loss\":9}\n{\"step\":2,\"loss\":8}\n{\"step\":7,\"loss\":7}\n");
   for (const char* step : {"1", "9"}) {
     fs::create_directories(run_ / "samples" / step);
     write_png((run_ / "samples" / step / "clip.png").string(), 2, 3,
@@ -191,15 +192,17 @@ TEST_F(Report, RestartsTermsAndWarnings) {
 TEST_F(Report, ChartsComeAtTwoWidths) {
   std::string lines;
   for (int i = 0; i <= 8000; i += 100)
-    lines += "{\"step\":" + std::to_string(i) + ",\"loss\":1,\"start\":" +
-             (i == 5000 ? "true" : "false") + ",\"seconds\":1,\"lr\":1}\n";
+    lines += "{\"step\":" + std::to_string(i) +
+             ",\"loss\":1,\"start\":" + (i == 5000 ? "true" : "false") +
+             ",\"seconds\":1,\"lr\":1}\n";
   write("metrics.jsonl", lines);
   const std::string page = make_page(std::vector<report_page::Run>{load_run(run_)});
   const auto numbers = [&](std::size_t from) {
     const std::string svg = page.substr(from, page.find("</svg>", from) - from);
     EXPECT_THAT(svg, HasSubstr("class=\"restart\""));
     int n = 0;
-    for (std::size_t at = 0; (at = svg.find("text-anchor=\"middle\">", at)) != std::string::npos; ++at)
+    for (std::size_t at = 0; (at = svg.find("text-anchor=\"middle\">", at)) != std::string::npos;
+         ++at)
       ++n;
     return n - 2;  // the axes' labels
   };
