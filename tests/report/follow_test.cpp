@@ -16,11 +16,10 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::StartsWith;
 
-constexpr double now = 1.8e9;
-
 // Files as a job writes them, one look after the other.
 class Follow : public FolderTest {
  protected:
+  static constexpr double now = 1.8e9;
   void status(const std::string& folder, JobStatus s) const {
     s.updated = s.advanced = now;
     write(folder + "/status.json", to_text(s));

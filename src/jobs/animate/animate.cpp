@@ -516,12 +516,12 @@ void AnimateJob::join(std::int64_t item, Json& line) {
   line["references"] = Json::array();
   for (const auto& [what, path] : references_of(clip.animate)) {
     if (path.empty()) continue;
-    ImageFile first;
+    ImageFile shown;
     if (std::string_view(what) == "picture")
-      first = read_picture(path, deck_.media);
-    else if (!PictureStream(path, {deck_.media, {}}).next(first))
+      shown = read_picture(path, deck_.media);
+    else if (!PictureStream(path, {deck_.media, {}}).next(shown))
       continue;
-    write_reference(first, engine_.settings().directory, reference_file(clip, what));
+    write_reference(shown, engine_.settings().directory, reference_file(clip, what));
     line["references"].push_back(reference_file(clip, what));
   }
   log::write_info(fmt::format("clip      {}  {}  rank {}", result.string(),
