@@ -170,8 +170,9 @@ void judge_launch(const Ranks& ranks, Findings& out) {
   const bool by_srun = get(first.environment, "SLURM_STEP_NUM_TASKS") == tasks;
   if (ranks.size() == 1 && !tasks.empty() && tasks != "1")
     fail(out,
-         fmt::format("{} started {} tasks, but each is alone: MPI sees 1 rank",
-                     by_srun ? "srun" : "the launcher", tasks),
+         by_srun ? fmt::format("srun started {} tasks, but each is alone: MPI sees 1 rank", tasks)
+                 : fmt::format("the launcher started {} tasks, but each is alone: MPI sees 1 rank",
+                               tasks),
          by_srun ? "use srun --mpi=pmix (Open MPI), pmi2 (MPICH) or cray_shasta (Cray MPICH), of "
                    "which srun --mpi=list shows what there is, or mpirun in the job script"
                  : "use the launcher of the MPI that weft --version names");
