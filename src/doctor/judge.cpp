@@ -141,10 +141,10 @@ void judge_environment(const Ranks& ranks, Findings& out) {
     if (groups.size() == 1) continue;
     alike = false;
     const std::string text = fmt::format("{} differs: {}", name, groups_text(groups));
-    const std::string todo =
-        fmt::format("set it in the job script for all (Open MPI: mpirun -x {0}; MPICH: mpiexec "
-                    "-genv {0} VALUE; Slurm: srun --export=ALL)",
-                    name);
+    const std::string todo = fmt::format(
+        "set it in the job script for all (Open MPI: mpirun -x {0}; MPICH: mpiexec "
+        "-genv {0} VALUE; Slurm: srun --export=ALL)",
+        name);
     if (is_path(name))
       warn(out, text, todo);
     else
@@ -220,13 +220,12 @@ void judge_cores(const Ranks& ranks, Findings& out) {
     for (auto& [cores, who] : crowded) {
       std::sort(who.begin(), who.end());
       fine = false;
-      fail(
-          out,
-          fmt::format("{} on {} are bound to the same core{} {}", ranks_text(who), host,
-                      cores.size() == 1 ? "" : "s",
-                      ranks_text(cores).substr(cores.size() == 1 ? 5 : 6)),
-          "give each its own (Open MPI: mpirun --map-by slot:PE=CORES --bind-to core; MPICH: "
-          "mpiexec -bind-to core:CORES; Slurm: srun --cpus-per-task)");
+      fail(out,
+           fmt::format("{} on {} are bound to the same core{} {}", ranks_text(who), host,
+                       cores.size() == 1 ? "" : "s",
+                       ranks_text(cores).substr(cores.size() == 1 ? 5 : 6)),
+           "give each its own (Open MPI: mpirun --map-by slot:PE=CORES --bind-to core; MPICH: "
+           "mpiexec -bind-to core:CORES; Slurm: srun --cpus-per-task)");
     }
     int threads = 0;
     std::set<int> cores;
