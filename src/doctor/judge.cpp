@@ -141,10 +141,10 @@ void judge_environment(const Ranks& ranks, Findings& out) {
     if (groups.size() == 1) continue;
     alike = false;
     const std::string text = fmt::format("{} differs: {}", name, groups_text(groups));
-    const std::string todo =
-        fmt::format("set it in the job script for all (Open MPI: mpirun -x {0}; MPICH: mpiexec "
-                    "-genv {0} VALUE; Slurm: srun --export=ALL)",
-                    name);
+    const std::string todo = fmt::format(
+        "set it in the job script for all (Open MPI: mpirun -x {0}; MPICH: mpiexec "
+        "-genv {0} VALUE; Slurm: srun --export=ALL)",
+        name);
     if (is_path(name))
       warn(out, text, todo);
     else
@@ -170,8 +170,9 @@ void judge_launch(const Ranks& ranks, Findings& out) {
   const bool by_srun = get(first.environment, "SLURM_STEP_NUM_TASKS") == tasks;
   if (ranks.size() == 1 && !tasks.empty() && tasks != "1")
     fail(out,
-         fmt::format("{} started {} tasks, but each is alone: MPI sees 1 rank",
-                     by_srun ? "srun" : "the launcher", tasks),
+         by_srun ? fmt::format("srun started {} tasks, but each is alone: MPI sees 1 rank", tasks)
+                 : fmt::format("the launcher started {} tasks, but each is alone: MPI sees 1 rank",
+                               tasks),
          by_srun ? "use srun --mpi=pmix (Open MPI), pmi2 (MPICH) or cray_shasta (Cray MPICH), of "
                    "which srun --mpi=list shows what there is, or mpirun in the job script"
                  : "use the launcher of the MPI that weft --version names");
@@ -219,13 +220,12 @@ void judge_cores(const Ranks& ranks, Findings& out) {
     for (auto& [cores, who] : crowded) {
       std::sort(who.begin(), who.end());
       fine = false;
-      fail(
-          out,
-          fmt::format("{} on {} are bound to the same core{} {}", ranks_text(who), host,
-                      cores.size() == 1 ? "" : "s",
-                      ranks_text(cores).substr(cores.size() == 1 ? 5 : 6)),
-          "give each its own (Open MPI: mpirun --map-by slot:PE=CORES --bind-to core; MPICH: "
-          "mpiexec -bind-to core:CORES; Slurm: srun --cpus-per-task)");
+      fail(out,
+           fmt::format("{} on {} are bound to the same core{} {}", ranks_text(who), host,
+                       cores.size() == 1 ? "" : "s",
+                       ranks_text(cores).substr(cores.size() == 1 ? 5 : 6)),
+           "give each its own (Open MPI: mpirun --map-by slot:PE=CORES --bind-to core; MPICH: "
+           "mpiexec -bind-to core:CORES; Slurm: srun --cpus-per-task)");
     }
     int threads = 0;
     std::set<int> cores;
