@@ -19,6 +19,7 @@ set(libraries ${WEFT_SYSROOT}/usr/lib/aarch64-linux-gnu)
 set(ENV{PKG_CONFIG_SYSROOT_DIR} ${WEFT_SYSROOT})
 set(ENV{PKG_CONFIG_LIBDIR} ${libraries}/pkgconfig:${WEFT_SYSROOT}/usr/share/pkgconfig)
 # mpicxx and h5cc of this machine would name its own libraries.
+set(MPI_CXX_SKIP_MPICXX ON CACHE BOOL "")
 set(MPI_CXX_LIB_NAMES mpi CACHE STRING "")
 set(MPI_mpi_LIBRARY ${libraries}/openmpi/lib/libmpi.so CACHE FILEPATH "")
 set(MPI_CXX_COMPILER_INCLUDE_DIRS ${libraries}/openmpi/include CACHE STRING "")

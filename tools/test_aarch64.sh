@@ -51,8 +51,6 @@ if [ ! -e "$root/complete" ]; then
   for library in blas/libblas.so.3 lapack/liblapack.so.3; do
     [ ! -e "$libraries/$library" ] || ln -sfr "$libraries/$library" "$libraries"
   done
-  # Debian's cross compiler searches a system root for its own headers of C++.
-  ln -s /usr/aarch64-linux-gnu "$root/usr/aarch64-linux-gnu"
   touch "$root/complete"
 fi
 

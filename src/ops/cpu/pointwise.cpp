@@ -187,7 +187,15 @@ void convert(const Tensor& x, Tensor& y) {
     float* out = y.data<float>();
     const std::int64_t count = x.numel();
 #pragma omp parallel for schedule(static) if (count > 2 * block)
-    for (std::int64_t i = 0; i < count; ++i) out[i] = _cvtsh_ss(in[i].bits);
+    for (std::int64_t i = 0; i < count; ++i) {
+#ifdef __x86_64__
+      out[i] = _cvtsh_ss(in[i].bits);
+#else
+      __fp16 half;
+      std::memcpy(&half, &in[i].bits, sizeof half);
+      out[i] = half;
+#endif
+    }
     return;
   }
   with_type(x.dtype(), [&](auto from) {
