@@ -118,14 +118,14 @@ def licences(package, text):
         return parts[0] if len(parts) == 1 else "(" + f" {word} ".join(parts) + ")"
 
     def alternatives(part):
-        comma = r",\s+" if re.search(r"\sor\s", part) else r"(?!)"  # "A, B or C"
-        choices = re.split(rf",?\s+(?:and/)?or\s+|{comma}", part)
-        return joined("OR", [joined("AND", map(one, re.split(r",?\s+and\s+|,\s+", choice))) for choice in choices])
+        comma = r",\s+" if re.search(r"(?i)\sor\s", part) else r"(?!)"  # "A, B or C"
+        choices = re.split(rf"(?i),?\s+(?:and/)?or\s+|{comma}", part)
+        return joined("OR", [joined("AND", map(one, re.split(r"(?i),?\s+and\s+|,\s+", choice))) for choice in choices])
 
     terms = []
     for synopsis in synopses:
         # A comma before "and" binds less than "or".
-        terms.append(joined("AND", map(alternatives, re.split(r",\s+and\s+", synopsis))) if synopsis else one("unnamed"))
+        terms.append(joined("AND", map(alternatives, re.split(r"(?i),\s+and\s+", synopsis))) if synopsis else one("unnamed"))
     if not terms:
         return prefix, {prefix: text}
     return " AND ".join(dict.fromkeys(terms)), extracted

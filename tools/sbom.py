@@ -126,8 +126,9 @@ def main():
     parser.add_argument("--program", required=True, help="weft")
     parser.add_argument("--output", required=True)
     a = parser.parse_args()
-    if not pathlib.Path(a.program).exists() or not shutil.which("dpkg-query"):
-        raise SystemExit(f"sbom: this needs {a.program} and Debian's packages. HINT: make build, on Debian or Ubuntu; Spack and EasyBuild "
+    program = pathlib.Path(a.program)
+    if not program.exists() or program.read_bytes()[:4] != b"\x7fELF" or not shutil.which("dpkg-query"):
+        raise SystemExit(f"sbom: this needs {program}, the program itself, and Debian's packages. HINT: make build, on Debian or Ubuntu; Spack and EasyBuild "
                          "record what they installed themselves")
     document = Document("weft", run(a.program, "--version"))
     # weft simulate loads this one when it is called.
