@@ -16,6 +16,7 @@
 
 #include "bench/bench.h"
 #include "config/deck.h"
+#include "config/deck_schema.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/faults.h"

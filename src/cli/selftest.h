@@ -53,7 +53,7 @@ const std::vector<Check>& all_checks();
 void write_text_encoder(const std::filesystem::path& folder);
 // FOLDER/face.png, 64x56 pixels, landmarks.csv of that face, and speech.wav, `seconds` long.
 void write_face_and_speech(const std::filesystem::path& folder, double seconds);
-// FOLDER/0.png, 1.png ...: `count` different pictures of 64x64 pixels.
+// FOLDER/000000.png, 000001.png ...: `count` different pictures of 64x64 pixels.
 void write_pictures(const std::filesystem::path& folder, int count);
 
 }  // namespace selftest

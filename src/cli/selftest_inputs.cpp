@@ -210,7 +210,7 @@ void write_face_and_speech(const fs::path& folder, double seconds) {
 void write_pictures(const fs::path& folder, int count) {
   fs::create_directories(folder);
   for (int i = 0; i < count; ++i)
-    write_picture(folder / fmt::format("{}.png", i), 64, 64, [&](int x, int y) {
+    write_picture(folder / fmt::format("{:06d}.png", i), 64, 64, [&](int x, int y) {
       return std::array<std::uint8_t, 3>{static_cast<std::uint8_t>(37 * i + 11 * x * y),
                                          static_cast<std::uint8_t>(x * (i + 3)),
                                          static_cast<std::uint8_t>(y * i * 7)};

@@ -9,6 +9,7 @@
 #include <map>
 #include <sstream>
 
+#include "config/deck_schema.h"
 #include "config/deck_table.h"
 #include "core/error.h"
 #include "core/file.h"

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <limits>
 
+#include "config/deck_schema.h"
 #include "config/deck_table.h"
 #include "config/keep_inputs.h"
 #include "core/error.h"

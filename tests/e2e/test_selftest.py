@@ -17,7 +17,7 @@ from test_doctor import BAD_BYTE
 DATA, USAGE, NON_FINITE, HARDWARE, HANG = 3, 2, 5, 6, 7
 
 
-class SelfTest(WeftTest):
+class Base(WeftTest):
     def selftest(self, *arguments, ranks=1, expect=0, **how):
         job = self.weft("selftest", *arguments, ranks=ranks, expect=expect, **how)
         self.folders = list(self.dir.glob("weft-selftest-*"))
@@ -32,6 +32,8 @@ class SelfTest(WeftTest):
         self.assertIn(str(folder), job.out)
         self.assertEqual({p.name for p in folder.glob("rank_*.log")}, {f"rank_{r}.log" for r in range(ranks)})
 
+
+class SelfTest(Base):
     def test_every_check_on_three_ranks(self):
         job = self.selftest(ranks=3)
         lines = re.findall(r"(?m)^(\w+) +\S.* +\d+\.\d s  ok$", job.out)
@@ -40,10 +42,6 @@ class SelfTest(WeftTest):
         self.assertRegex(self.last(job), rf"^selftest: passed {len(lines)} checks on 3 ranks in \d+ s$")
         self.assertEqual(self.folders, [])
         self.assertNotIn("ERROR", job.out + job.err)
-
-    def test_more_ranks_than_there_is_work(self):
-        job = self.selftest("--checks", "collectives,open_sora,score", "device.kind=cpu", ranks=9)
-        self.assertRegex(self.last(job), r"^selftest: passed 3 checks on 9 ranks in \d+ s$")
 
     def test_a_wrong_product_fails_and_the_rest_goes_on(self):
         (self.dir / "bad.c").write_text(BAD_BYTE)
@@ -62,19 +60,26 @@ class SelfTest(WeftTest):
         self.failed(job, "open_sora", of=2, ranks=2)
         self.assertIn("not finite", job.out)
 
-    def test_a_rank_that_hangs(self):
-        with mock.patch.dict(os.environ, WEFT_FAULT="stop:1:1", WEFT_COMM_TIMEOUT="5"):
-            job = self.selftest("--checks", "open_sora,captions", ranks=2, expect=HANG)
-        self.failed(job, "open_sora", of=2, ranks=2)
-        self.assertIn("rank 1", job.out)
-        self.assert_gone(job)
-
     def test_what_cannot_be(self):
         self.refused(self.selftest("--checks", "opensora", expect=None), USAGE, 'no check "opensora"', "did you mean open_sora?")
         self.refused(self.selftest("train.lr=1", expect=None), USAGE, "not train.lr")
         self.refused(self.selftest("run.threads=-1", expect=None), USAGE, "override 'run.threads=-1'")
         self.refused(self.selftest("--dir", "nowhere", expect=None), USAGE, "cannot make a folder in nowhere", "--dir")
         self.assertEqual(self.folders, [])
+
+
+@unittest.skipUnless(os.environ.get("WEFT_SELFTEST_RANKS"), "a minute: make test-all")
+class Ranks(Base):
+    def test_more_ranks_than_there_is_work(self):
+        job = self.selftest("--checks", "collectives,open_sora,score", "device.kind=cpu", ranks=9)
+        self.assertRegex(self.last(job), r"^selftest: passed 3 checks on 9 ranks in \d+ s$")
+
+    def test_a_rank_that_hangs(self):
+        with mock.patch.dict(os.environ, WEFT_FAULT="stop:1:1", WEFT_COMM_TIMEOUT="5"):
+            job = self.selftest("--checks", "open_sora,captions", ranks=2, expect=HANG)
+        self.failed(job, "open_sora", of=2, ranks=2)
+        self.assertIn("rank 1", job.out)
+        self.assert_gone(job)
 
 
 if __name__ == "__main__":

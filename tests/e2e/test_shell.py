@@ -130,7 +130,7 @@ class Shell(WeftTest):
         self.assertIn("of: auto, cpu, cuda)", self.said("help", "device.kind"))
         for typed, meant in (("train.lrr", "train.lr"), ("warmup_step", "train.warmup_steps"), ("trian.lr", "train.lr"),
                              ("generat", "generate"), ("vae.lr", "train.lr"), ("model.filters", "vae.filters")):
-            self.refused(self.weft("help", typed, ranks=0, expect=None), 2, typed, f"did you mean {meant}?")
+            self.refused(self.weft("help", typed, ranks=0, expect=None), 2, typed, "did you mean", meant)
 
     def test_help_names_readers_and_pages_of_every_table(self):
         said = self.said("help", "deck")
