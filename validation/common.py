@@ -185,7 +185,10 @@ def totals(said):
 def limit_of(job, few=1, many=2):
     """Least seconds of one item. `job(n)` runs a job of n items with run.profile=operations and returns what it printed; what a job
     does only once, such as drawing its weights, is in both and does not count."""
-    return (totals(job(many))["limit"] - totals(job(few))["limit"]) / (many - few)
+    less, more = totals(job(few)), totals(job(many))
+    # Each run measures the rates again, and something may have disturbed one of them. Most of a limit is products.
+    rate = max(less["f32_products"], more["f32_products"])
+    return (more["limit"] * more["f32_products"] - less["limit"] * less["f32_products"]) / rate / (many - few)
 
 
 def row(what, seconds, limit, theirs):

@@ -13,8 +13,8 @@
 namespace weft {
 namespace {
 
-// Seconds of a call, of five rounds.
-std::vector<double> rounds_of(const std::function<void()>& f) {
+// Seconds of a call, of so many rounds.
+std::vector<double> rounds_of(const std::function<void()>& f, int count) {
   const auto time = [&](int calls) {
     if (!on_cuda()) {
       const double start = now_seconds();
@@ -32,12 +32,14 @@ std::vector<double> rounds_of(const std::function<void()>& f) {
   time(2);
   const int calls = static_cast<int>(std::clamp(0.05 / std::max(time(1), 1e-6), 1.0, 1000.0));
   std::vector<double> rounds;
-  for (int i = 0; i < 5; ++i) rounds.push_back(time(calls));
+  for (int i = 0; i < count; ++i) rounds.push_back(time(calls));
   return rounds;
 }
 
-// What the device can do is what it did when nothing else disturbed it.
-double least_seconds_of(const std::function<void()>& f) { return std::ranges::min(rounds_of(f)); }
+// What the device can do is what it did when nothing else disturbed it: the best of 15 rounds.
+double least_seconds_of(const std::function<void()>& f) {
+  return std::ranges::min(rounds_of(f, 15));
+}
 
 // Standard normals [n,n] on this rank's device.
 Tensor draw(std::int64_t n, DType dtype, std::uint64_t seed) {
@@ -57,7 +59,7 @@ double product_rate(DType dtype, std::int64_t n) {
 
 }  // namespace
 
-double seconds_of(const std::function<void()>& f) { return upper_median(rounds_of(f)); }
+double seconds_of(const std::function<void()>& f) { return upper_median(rounds_of(f, 5)); }
 
 double product_rate(DType dtype) {
   // A GPU needs a large product to show its rate; a CPU would take a minute for it.
