@@ -1,7 +1,7 @@
 # The front door. CMake does the work; each target does all of its own set-up.
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-all fuzz tsan test-slurm build bench bundle docs deps format check-format check-includes clean help
+.PHONY: run test test-all fuzz tsan test-slurm build bench bundle docs dist sbom deps format check-format check-includes clean help
 
 run: ## footage -> VAE -> latents -> STDiT3 on 2 ranks, stopped and gone on -> clips from prompts (VIDEO=path: your footage)
 	@tools/run_demo.sh
@@ -30,6 +30,12 @@ bench: build ## a training step against PyTorch, interleaved (needs python3-venv
 bundle: deps ## build/bundle: a folder and archives that run on any cluster, without root
 	@WEFT_CUDA_ARCHITECTURES=all tools/build.sh weft weft_cpu weft_kernels weft_probe
 	@tools/bundle.sh
+
+dist: ## build/weft-VERSION.tar.gz of the last commit (REF=v0.2.0: of that one), its sha256, recipes that name them
+	@tools/dist.sh
+
+sbom: build ## build/weft.spdx.json: everything that weft is linked with, and its licences
+	@python3 tools/sbom.py --program build/weft --output build/weft.spdx.json
 
 docs: ## build/docs: these pages as a site with search (needs python3-venv; fetches mkdocs once)
 	@tools/docs.sh

@@ -1,8 +1,11 @@
 # shellcheck shell=bash
-# Shared code of the job scripts. Each sources this file from the folder in which sbatch was called, before it sets what to start
-# (WEFT, RUN, `launch`). The deck is removed from the script's arguments; the others go to weft. Nothing to edit here.
+# Shared code of the job scripts. Each sources this file from the folder in which sbatch was called, and then starts weft. The deck
+# is removed from the script's arguments; the others go to weft. Nothing to edit here: what differs between sites is in weft.env.
 
-# Site settings: modules, WEFT, NCCL variables. Before `set -u`, because module scripts fail with it.
+# A signal that comes before weft is there, or after it has ended, must not end this shell.
+trap : USR1
+
+# Before `set -u`, because module scripts fail with it.
 if [ -n "${WEFT_ENV:-}" ] && [ ! -r "$WEFT_ENV" ]; then
   echo "ERROR: WEFT_ENV=$WEFT_ENV cannot be read" >&2
   exit 2
@@ -12,6 +15,7 @@ if [ -r "${WEFT_ENV:=$SLURM_SUBMIT_DIR/jobscripts/weft.env}" ]; then
   . "$WEFT_ENV"
 fi
 set -uo pipefail
+WEFT=${WEFT:-build/weft}
 
 # `job` is this job's name in Slurm: ARRAY_ELEMENT in an array. SLURM_JOB_ID does not serve: the last element has the array's own
 # id, which scontrol and squeue apply to all elements. The array variables may be inherited from a job inside which this one was
@@ -48,6 +52,10 @@ fi
 deck_name=${DECK##*/}
 deck_name=${deck_name%.toml}
 
+# The folder of run folders.
+# shellcheck disable=SC2034  # the scripts'
+runs=${WEFT_SCRATCH:+${WEFT_SCRATCH%/}/}runs
+
 [[ ${MAX_RESTARTS:=200} =~ ^[0-9]{1,9}$ ]] || stop_here 2 "MAX_RESTARTS=$MAX_RESTARTS is no number"
 
 # One thread per core of the task. Since Slurm 22.05, srun reads the number only from SRUN_CPUS_PER_TASK.
@@ -71,15 +79,34 @@ device=(${DEVICE:+"device.kind=$DEVICE"})
 
 say "$SLURM_JOB_NAME on $SLURM_JOB_NODELIST, ${SLURM_NTASKS:-1} tasks, started ${SLURM_RESTART_COUNT:-0} times before"
 
-# Starts weft on all tasks, waits for it and returns its exit code. Slurm itself signals the tasks that srun started; a USR1 to
-# this shell (--signal=B:USR1@300, for mpirun) is passed on.
+# Sets an array to the words of a command, which is one text, or an array already.
+# shellcheck disable=SC2034  # the array is the caller's
+words_of() {  # ARRAY WORD...
+  local -n array=$1
+  shift
+  array=("$@")
+  # One text with blanks is several words, unless it is the path of a program.
+  [ $# -ne 1 ] || type -P "$1" >/dev/null || read -ra array <<<"$1"
+}
+
+# Starts weft on all tasks, waits for it and returns its exit code. Slurm signals this shell (--signal=B:USR1@300), which passes
+# the signal on; srun and mpirun pass it to the tasks.
 run_weft() {
-  local code weft=("${WEFT[@]}")
+  local code weft launch options
   # WEFT is a program, or a command such as `apptainer exec --nv weft.sif weft`; words with blanks need an array.
-  [ ${#weft[@]} -gt 1 ] || type -P "$WEFT" >/dev/null || read -ra weft <<<"$WEFT"
+  words_of weft "${WEFT[@]}"
   type -P "${weft[0]:-}" >/dev/null ||
-    stop_here 2 "WEFT=$WEFT is no program. HINT: make build, or WEFT=PREFIX/bin/weft where it was installed, bin/weft of a bundle"
-  "${launch[@]:?}" "${weft[@]}" "$@" &
+    stop_here 2 "WEFT=${WEFT[*]} is no program. HINT: make build, or WEFT=PREFIX/bin/weft where it was installed, bin/weft of a bundle"
+  words_of launch "${WEFT_LAUNCH[@]:-srun --mpi=pmix}"
+  type -P "${launch[0]:-}" >/dev/null ||
+    stop_here 2 "WEFT_LAUNCH=${launch[*]} is no program. HINT: srun --mpi=TYPE (srun --mpi=list says which), or your site's mpirun"
+  # Tasks that end with 75 at slightly different times are not killed; `wait_seconds` after the first the job ends all the same.
+  # Every rank sees all GPUs of its node, so that NCCL can access them directly, and takes one by UUID. Options of WEFT_LAUNCH
+  # come later, and count.
+  options=(--cpu-bind=cores --kill-on-bad-exit=0 --wait="${wait_seconds:-120}")
+  [ -z "$gpus" ] || options+=(--gpu-bind=none)
+  [ "${launch[0]##*/}" != srun ] || launch=("${launch[0]}" "${options[@]}" "${launch[@]:1}")
+  "${launch[@]}" "${weft[@]}" "$@" &
   local pid=$!
   trap 'kill -USR1 "$pid" 2>/dev/null' USR1
   # At the time limit Slurm also sends TERM to this shell. Ignore it: weft saves and ends, and then the job must be requeued.
@@ -93,7 +120,9 @@ run_weft() {
       *) break ;;
     esac
   done
-  trap - USR1 TERM
+  trap - TERM
+  trap : USR1
+  [ "$code" -ne 9 ] || code=137  # MPICH's mpiexec returns the signal's number alone
   [ "$code" -ne 137 ] ||
     say "137: a task was killed (SIGKILL), most often for want of memory; then oom_kill stands above, or in the node's log. HINT:" \
       "--mem=0 is all memory of a node; fewer --ntasks-per-node, memory.arena_gib (docs/troubleshooting.md)" >&2
@@ -146,13 +175,27 @@ queue_again() {  # MESSAGE: what to do where Slurm does not
   exit 75
 }
 
+# Tells how much may still be written below that folder: on its file system, and of the user's quota where the site has one.
+show_space() {  # FOLDER
+  local folder=$1 left quota=
+  while [ ! -d "$folder" ] && [[ $folder == */* ]]; do folder=${folder%/*}; done
+  [ -d "$folder" ] || case $1 in /*) folder=/ ;; *) folder=. ;; esac
+  left=$(df -Ph -- "$folder" 2>/dev/null | awk 'NR == 2 {print $4 " of " $2 " free on " $6}')
+  say "space for ${1@Q}: ${left:-not known}"
+  # A quota server that does not answer must not hold up the job.
+  if type -P lfs >/dev/null; then quota=$(timeout 20 lfs quota -h -u "$(id -un)" "$folder" 2>/dev/null); fi
+  if [ -z "$quota" ] && type -P quota >/dev/null; then quota=$(timeout 20 quota -s 2>/dev/null); fi
+  [ -z "$quota" ] || say "quota:"$'\n'"$quota"
+}
+
 # Runs weft train. Returns when all steps are done; requeues the job after 75; otherwise exits with weft's code.
 train() {
   local before after code
   RUN=$(value_of run.dir "$RUN" "$@")
   check_deck
+  show_space "$RUN"
   before=$(steps_saved)
-  run_weft train "$DECK" run.dir="$RUN" ${device[@]+"${device[@]}"} "$@"
+  run_weft train "$DECK" run.dir="$RUN" ${WEFT_STAGE:+"data.stage=$WEFT_STAGE"} ${device[@]+"${device[@]}"} "$@"
   code=$?
   after=$(steps_saved)
   say "weft train ended with $code, $((after - before)) steps further: $after saved in $RUN"
@@ -169,10 +212,12 @@ train() {
 # after 75 and 137, otherwise exits with weft's code.
 until_done() {
   local code command=$1 folder before
+  local wait_seconds=30  # its ranks end together: a rank that was killed ends the job half a minute later
   shift
   # If only the deck sets the output, OUTPUT may be set in the environment.
   OUTPUT=$(value_of "$command.output" "${OUTPUT:-}" "$@")
   before=$(clips_made)
+  show_space "${OUTPUT:-.}"
   run_weft "$command" "$DECK" ${device[@]+"${device[@]}"} "$@"
   code=$?
   say "weft $command ended with $code"

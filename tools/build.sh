@@ -2,7 +2,7 @@
 # Configures build/ (Release) and builds the targets named, or all; silent but for one line, unless it fails.
 # WEFT_CUDA_ARCHITECTURES: the GPUs to compile kernels for, as in "90a", "80;90a" or "90a-real" (no PTX), or "all"; unset: those
 # of this machine, and all where it has none. WEFT_TESTS=OFF: a new build folder is configured without tests; a later call without
-# the variable adds them.
+# the variable adds them. WEFT_MPI=openmpi or mpich: which of Debian's two a new build folder takes (docs/mpi.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p build
@@ -14,7 +14,17 @@ fail() {
   exit 1
 }
 first=()  # what a build folder keeps from its first configuration on
-if [ ! -f build/CMakeCache.txt ]; then
+case ${WEFT_MPI:-} in
+  '') mpi= ;;
+  openmpi) mpi=WEFT_OPEN_MPI ;;
+  mpich) mpi=WEFT_MPICH ;;
+  *) echo "build: WEFT_MPI=$WEFT_MPI: give openmpi or mpich" >&2; exit 2 ;;
+esac
+if [ -f build/CMakeCache.txt ]; then
+  [ -z "$mpi" ] || grep -qx "$mpi:INTERNAL=1" build/CMakeCache.txt ||
+    { echo "build: build/ was configured with another MPI than WEFT_MPI=$WEFT_MPI. HINT: make clean" >&2; exit 2; }
+else
+  [ -z "$mpi" ] || first+=(-DMPI_EXECUTABLE_SUFFIX=".$WEFT_MPI")
   if command -v ninja >/dev/null; then first+=(-G Ninja); fi
   if command -v ccache >/dev/null; then first+=(-DWEFT_CCACHE=ON); fi
 fi

@@ -7,21 +7,23 @@
     lib/            shared libraries
     mpi/            the Open MPI that weft was built with: orterun, orted, plugins, help texts, PMIx
     inputs/ docs/ jobscripts/   as in the repository
-    licences/       of every package that something was taken from; MANIFEST lists every file
+    licences/       of every package that something was taken from, also as SPDX; MANIFEST lists every file
 
 What belongs to the machine stays there: glibc, the NVIDIA driver and CUDA libraries, the drivers of fabrics.
 """
 import argparse
 import os
 import pathlib
+import platform
 import re
 import shutil
-import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from bundle_icu import make_data  # noqa: E402
-from bundle_stand_ins import defined_symbols, make_stand_in, run, wanted_symbols
+from bundle_stand_ins import defined_symbols, make_stand_in, run, wanted_symbols  # noqa: E402
+from debian_licences import copyright_file, described, packages_of  # noqa: E402
+from sbom import HEADERS, Document  # noqa: E402
 
 # Never carried: they must fit the kernel, the driver or the loader of the machine.
 NODE = re.compile(r"^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|nsl|anl|mvec|nss_.*)\.so\.\d+|linux-vdso.*"
@@ -162,6 +164,8 @@ def carry_mpi(bundle):
     """Open MPI as OPAL_PREFIX expects it: the folders keep their places relative to the prefix."""
     if not shutil.which("ompi_info"):
         fail("ompi_info is missing: the bundle carries Open MPI only. HINT: apt-get install openmpi-bin")
+    if "libmpi.so.40" not in bundle.known:
+        fail("weft is built with another MPI, but the bundle carries Open MPI only. HINT: build it with Open MPI (docs/mpi.md)")
     paths = {}
     for line in run("ompi_info", "--parsable", "--path", "all").splitlines():
         f = line.strip().split(":")
@@ -191,28 +195,22 @@ def carry_mpi(bundle):
             bundle.put(file, f"lib/ucx/{file.name}")
 
 
-def carry_licences(bundle):
-    """The copyright file of every Debian package that a carried file belongs to, and which version it was."""
-    if not shutil.which("dpkg-query"):
-        return []
-    packages = set()
-    for source in set(bundle.files.values()):
-        for name in {source, source.replace("/usr/lib/", "/lib/", 1), source.replace("/usr/bin/", "/bin/", 1)}:
-            found = subprocess.run(["dpkg-query", "-S", name], capture_output=True, text=True, check=False).stdout
-            packages |= {line.split(": ")[0].split(",")[0] for line in found.splitlines() if ": /" in line}
-    lines = []
-    for package in sorted(packages):
-        lines.append(run("dpkg-query", "-W", "-f", "${Package} ${Version} source ${source:Package} ${source:Version}",
-                         package))
-        name = package.split(":")[0]
-        copyright_file = pathlib.Path("/usr/share/doc") / name / "copyright"
-        if copyright_file.exists():
-            target = bundle.root / "licences" / name
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(os.path.realpath(copyright_file), target)
+def carry_licences(bundle, version_line):
+    """The copyright file of every Debian package that a carried file belongs to, which version it was, and the same as SPDX."""
+    packages, unowned = packages_of(set(bundle.files.values()))
     (bundle.root / "licences").mkdir(exist_ok=True)
-    (bundle.root / "licences/PACKAGES").write_text("\n".join(lines) + "\n")
-    return lines
+    for package in packages:
+        if file := copyright_file(package.name):
+            shutil.copyfile(os.path.realpath(file), bundle.root / "licences" / package.name)
+    (bundle.root / "licences/PACKAGES").write_text(
+        "".join(f"{p.name} {p.version} source {p.source} {p.source_version}\n" for p in packages))
+    document = Document("weft-bundle", version_line)
+    document.add_debian(packages, "CONTAINS")
+    document.add_debian(described(HEADERS), "CONTAINS", "headers, compiled in")
+    # Libraries of /usr/local and the like; weft's own files come from the build and from this repository.
+    document.add_files([f for f in unowned if re.search(r"\.so[.\d]*$", f) and is_elf(f)], "CONTAINS")
+    (bundle.root / "licences/weft.spdx.json").write_text(document.text())
+    return packages
 
 
 def main():
@@ -267,9 +265,10 @@ def main():
     (root / "libexec/glibc").write_text(glibc + "\n")
 
     # 3. What it is made of.
-    packages = carry_licences(bundle)
     version = run(a.cpu, "--version").strip()
-    lines = [version, f"needs glibc {glibc} or newer, x86-64-v3", ""]
+    packages = carry_licences(bundle, version)
+    machine = platform.machine()
+    lines = [version, f"needs glibc {glibc} or newer, {'x86-64-v3' if machine == 'x86_64' else machine}", ""]
     lines += [f"{place}\t{source if source.startswith('/usr') else 'weft'}" for place, source in sorted(bundle.files.items())]
     lines += ["", "Left out; a stand-in ends the program with a message if one is called (docs/bundle.md):",
               *[f"lib/{s}" for s in sorted(bundle.stand_ins)]]

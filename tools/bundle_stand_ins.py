@@ -7,28 +7,42 @@ that names the library. tools/bundle.py decides what is left out; this file make
 """
 import collections
 import os
+import platform
 import re
 import subprocess
 
 # %s: soname. Only system calls, since a stand-in must not itself need a library.
 SOURCE = r"""
+#if defined(__x86_64__)
+enum { number_write = 1, number_exit_group = 231 };
 static long call(long n, long a, long b, long c) {
   long r;
   __asm__ volatile("syscall" : "=a"(r) : "a"(n), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
   return r;
 }
+#elif defined(__aarch64__)
+enum { number_write = 64, number_exit_group = 94 };
+static long call(long n, long a, long b, long c) {
+  register long x8 __asm__("x8") = n, x0 __asm__("x0") = a, x1 __asm__("x1") = b, x2 __asm__("x2") = c;
+  __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2) : "memory");
+  return x0;
+}
+#endif
 static void say(const char* text) {
   long n = 0;
   while (text[n]) ++n;
-  call(1, 2, (long)text, n);
+  call(number_write, 2, (long)text, n);
 }
 __attribute__((noreturn, used, visibility("hidden"))) void weft_left_out(const char* symbol) {
   say("ERROR: this needs %s, which the weft bundle leaves out (");
   say(symbol);
   say(" was called)\nHINT: convert the file with a full ffmpeg to H.264 in mp4, or build weft here (make build)\n");
-  for (;;) call(231, 3, 0, 0);
+  for (;;) call(number_exit_group, 3, 0, 0);
 }
 """
+# The code of a symbol: its name as the first argument, and on to weft_left_out.
+STUB = {"x86_64": "lea {name}(%rip), %rdi\njmp weft_left_out",
+        "aarch64": "adrp x0, {name}\nadd x0, x0, :lo12:{name}\nb weft_left_out"}
 
 
 def run(*command):
@@ -68,6 +82,9 @@ def wanted_symbols(path):
 
 def make_stand_in(soname, real, consumers, target):
     """Writes `target`, standing in for `real`. `consumers`: what wanted_symbols() says of each carried file that needs it."""
+    machine = platform.machine()
+    if machine not in STUB:
+        raise SystemExit(f"bundle: no stand-ins can be made for {machine}, only for {' and '.join(STUB)}")
     exported = defined_symbols(real)
     wanted, versions = set(), set()
     for symbols, libraries in consumers:
@@ -80,7 +97,7 @@ def make_stand_in(soname, real, consumers, target):
         label = f"stand_in_{i}" if version else name
         text.append(f'name_{i}: .asciz "{name}"')
         if kind in {"FUNC", "NOTYPE", "IFUNC"}:
-            code.append(f".globl {label}\n.type {label}, @function\n{label}: lea name_{i}(%rip), %rdi\njmp weft_left_out")
+            code.append(f".globl {label}\n.type {label}, @function\n{label}: {STUB[machine].format(name=f'name_{i}')}")
         else:
             data.append(f".globl {label}\n.type {label}, @object\n.size {label}, {size}\n{label}: .zero {max(size, 8)}")
         if version:

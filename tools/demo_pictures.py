@@ -31,6 +31,9 @@ def frames(run, out):
 
 def step_time(run, out):
     page = (run / "stdit/report.html").read_text()
+    colors = re.findall(r"--(\w+):(#\w+);", page.split("prefers-color-scheme")[0])  # of the light style
+    for name, value in colors:
+        page = page.replace(f"var(--{name})", value)
     section = re.search(r"<h2>Step time</h2>(.*?)</section>", page, re.S)[1]
     plot = re.search(r"<svg viewBox=\"0 0 (\d+) (\d+)\"[^>]*?>(.*?)</svg>", re.sub(r" data-plot='.*?'", "", section), re.S)
     width, height, body = int(plot[1]), int(plot[2]), plot[3]

@@ -4,6 +4,7 @@
 # exit status is 1. Takes under a second if nothing is missing.
 #   tools/deps.sh --program   only what building and running weft needs: the first part of the list
 #   tools/deps.sh LIST        another list, whose packages can only be installed by root
+# WEFT_MPI=mpich in the environment: Debian's MPICH in place of its Open MPI (docs/mpi.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 list=tools/debian-packages.txt tests=ON
@@ -11,8 +12,12 @@ case ${1:-} in
   --program) tests=OFF; shift ;;
   ?*) list=$1 ;;
 esac
-mapfile -t wanted < <(awk -v tests=$tests '
-  /^## tests/ && tests == "OFF" {exit} $1 !~ /^#/ && NF {print $1}' "$list")
+lists=("$list") without=
+if [ "${WEFT_MPI:-}" = mpich ] && [ "$list" = tools/debian-packages.txt ]; then
+  lists=(tools/debian-packages-mpich.txt "$list") without=openmpi
+fi
+mapfile -t wanted < <(awk -v tests=$tests -v without="$without" '
+  /^## tests/ && tests == "OFF" {exit} $1 !~ /^#/ && NF && !(without && $1 ~ without) {print $1}' "${lists[@]}")
 
 missing=()
 have_apt=no
@@ -53,14 +58,15 @@ fi
 if command -v cmake >/dev/null; then
   probe=$(mktemp -d)
   trap 'rm -rf "$probe"' EXIT
-  if grep -qs "^WEFT_TESTS:BOOL=\(ON\|$tests\)$" build/CMakeCache.txt || cmake -S . -B "$probe" -DWEFT_TESTS=$tests >"$probe/log" 2>&1; then
+  if grep -qs "^WEFT_TESTS:BOOL=\(ON\|$tests\)$" build/CMakeCache.txt || cmake -S . -B "$probe" -DWEFT_TESTS=$tests \
+    ${WEFT_MPI:+-DMPI_EXECUTABLE_SUFFIX=.$WEFT_MPI} >"$probe/log" 2>&1; then
     exit 0
   fi
 fi
 column() {  # the modules (1) or Spack packages (2) that provide the missing packages
   awk -v field="$1" -v missing=" ${missing[*]} " 'index(missing, " " $1 " ") {
     sub(/^[^#]*# */, ""); line = $0; if (field == 1) line = $1; else sub(/^[^ ]+ +/, "", line)
-    if (line != "-" && !seen[line]++) print line }' "$list"
+    if (line != "-" && !seen[line]++) print line }' "${lists[@]}"
 }
 {
   echo "deps: weft cannot be built yet: ${#missing[@]} packages are missing, and only root can install them."

@@ -17,7 +17,8 @@ weft=$(realpath "${WEFT:-build/weft}")
 [ "$version" = unreleased ] || "$weft" --version | grep -q "^weft $version " || fail "$weft is not version $version" "build that version first"
 out=tests/corpus/$version
 [ ! -e "$out" ] || fail "$out exists already" "files of a release are never changed; before the release, delete it to make it again"
-for tool in ffmpeg mpirun python3 xz; do
+. tools/mpi.sh
+for tool in ffmpeg "$mpiexec" python3 xz; do
   command -v "$tool" >/dev/null || fail "$tool is missing" "tools/deps.sh says what weft needs"
 done
 
@@ -26,9 +27,9 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/out"
 cp tests/corpus/decks/*.toml "$work"
 cd "$work"
-export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
+export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1
 quietly() { "$@" >>log 2>&1 || { tail -n 20 log >&2; fail "failed: $*" "see above" 1; }; }
-train() { quietly mpirun --oversubscribe --bind-to none -n 2 "$weft" train "$@"; }
+train() { quietly "$mpiexec" -n 2 "$weft" train "$@"; }
 tiny_models() { PYTHONPATH=$repository/tests/e2e quietly python3 -B -c "import tiny_models; tiny_models.$1"; }
 draw() { quietly ffmpeg -v error -y -f lavfi -i "$1" "${@:2}" </dev/null; }
 

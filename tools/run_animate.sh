@@ -24,11 +24,7 @@ picture=${mine[0]:-$run/face.png}
 speech=${mine[1]:-$run/speech.wav}
 landmarks=$run/landmarks.csv
 
-export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_hwloc_default_binding_policy=none
-if [ "$(id -u)" -eq 0 ]; then
-  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-  export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
-fi
+. tools/mpi.sh
 [ -x "$weft" ] || die "$weft is no program." "make build"
 rm -rf "$run"
 mkdir -p "$run"
@@ -78,7 +74,7 @@ for u, v in points:
 END
 
 # Pieces of 16 frames, so that both ranks have work in one short clip.
-mpirun -n 2 "$weft" animate "$deck" --picture "$picture" --speech "$speech" "animate.landmarks=$landmarks" \
+"$mpiexec" -n 2 "$weft" animate "$deck" --picture "$picture" --speech "$speech" "animate.landmarks=$landmarks" \
   "animate.output=$run/clips" animate.piece=16
 for clip in "$run"/clips/*.mp4; do echo "look at $clip"; done
 echo "The clip is noise, because the weights are random. For a speaking face use the released weights, which find the" \

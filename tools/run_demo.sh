@@ -27,14 +27,6 @@ timed() {
   phase_began=$SECONDS
 }
 
-# By default Open MPI refuses to run as root and binds each rank to one core; other MPIs ignore these variables.
-export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_hwloc_default_binding_policy=none
-if [ "$(id -u)" -eq 0 ]; then
-  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-  export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
-  export OMPI_MCA_btl_vader_single_copy_mechanism=none # often forbidden in containers
-fi
-
 package_video=.data/vtest.avi
 # Real footage from a package on every Debian mirror; it is unpacked here, not installed. Leaves none if it cannot be fetched.
 fetch_footage() {
@@ -74,10 +66,10 @@ steps_done() { # lines of metrics.jsonl: one a step
   if [ -f "$run/stdit/metrics.jsonl" ]; then wc -l <"$run/stdit/metrics.jsonl"; else echo 0; fi
 }
 
-# Trains in the background; when half of the steps are done, sends SIGUSR1 to mpirun, which passes it to the ranks.
+# Trains in the background; when half of the steps are done, sends SIGUSR1 to mpiexec, which passes it to the ranks.
 train_and_stop() {
   local half=$1 code=0
-  mpirun -n "$ranks" "$weft" train "$deck" &
+  "$mpiexec" -n "$ranks" "$weft" train "$deck" &
   local pid=$!
   trap 'kill "$pid" 2>/dev/null || true' EXIT
   while kill -0 "$pid" 2>/dev/null && [ "$(steps_done)" -lt "$half" ]; do sleep 0.2; done
@@ -86,7 +78,7 @@ train_and_stop() {
   trap - EXIT
   [ "$code" -eq "$stopped_early" ] ||
     die "training should have stopped half-way with exit code $stopped_early, but ended with $code" "its messages are above"
-  echo "(exit code $code: stopped on request, as intended; ignore mpirun's message above about an aborted job)"
+  echo "(exit code $code: stopped on request, as intended; ignore the launcher's message above about an aborted job)"
 }
 
 tools/deps.sh --program
@@ -100,6 +92,7 @@ fi
 # Without a GPU, build only the CPU program: the CUDA kernels take as long to compile as all the rest. `make build` builds both.
 if ! nvidia-smi -L >/dev/null 2>&1 && PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null; then weft=build/weft_cpu; fi
 WEFT_TESTS=OFF tools/build.sh "${weft#build/}"
+. tools/mpi.sh
 timed "packages and build"
 [ -r "$deck" ] || die "$deck is missing" "run from a complete checkout"
 steps=$(awk -F'[ =#]+' '/^\[/ {section = $1} section == "[train]" && $1 == "steps" {print $2}' "$deck")
@@ -129,18 +122,18 @@ rm -rf "$store" "$latents" "$latents.parts"
 timed "footage"
 
 say "ingest: footage -> clip store $store"
-mpirun -n "$ranks" "$weft" ingest "$deck" "ingest.inputs=[\"$list\"]" ingest.output="$store"
+"$mpiexec" -n "$ranks" "$weft" ingest "$deck" "ingest.inputs=[\"$list\"]" ingest.output="$store"
 timed "ingest"
 
 say "train a small VAE on the clips, for about a minute"
-mpirun -n "$ranks" "$weft" train "$vae_deck"
+"$mpiexec" -n "$ranks" "$weft" train "$vae_deck"
 timed "VAE"
 
 say "encode: clips -> latents, captions -> text features"
 # A small random T5 instead of a download, with letters as tokens: it distinguishes captions but does not understand them.
 python3 -B -c 'import sys; sys.path.insert(0, "tests/e2e"); import tiny_models; tiny_models.write_t5(sys.argv[1])' "$t5"
 echo "the text encoder is a stand-in for T5: two layers of random numbers, letters for tokens"
-mpirun -n "$ranks" "$weft" encode "$deck" data.path="$store"
+"$mpiexec" -n "$ranks" "$weft" encode "$deck" data.path="$store"
 "$weft" inspect "$latents"
 "$weft" export "$run/vae" "$run/vae.safetensors" --ema --latents "$latents"
 timed "encode"
@@ -150,12 +143,12 @@ train_and_stop $((steps / 2))
 timed "first half"
 
 say "train again: goes on from the checkpoint"
-mpirun -n "$ranks" "$weft" train "$deck"
+"$mpiexec" -n "$ranks" "$weft" train "$deck"
 timed "second half"
 
 say "generate: prompts -> clips, from the moving average of the weights"
 # The new VAE's latents have their own mean and deviation: encode measures them, and generate reads them from the store.
-mpirun -n "$ranks" "$weft" generate "$deck" "generate.prompts=$prompts"
+"$mpiexec" -n "$ranks" "$weft" generate "$deck" "generate.prompts=$prompts"
 timed "generate"
 
 say "report"

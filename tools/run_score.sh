@@ -11,17 +11,13 @@ run=runs/dbnet_demo
 weft=${WEFT:-build/weft}
 folder=${1:-$run/media}
 
-export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_hwloc_default_binding_policy=none
-if [ "$(id -u)" -eq 0 ]; then
-  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-  export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
-fi
+. tools/mpi.sh
 [ -x "$weft" ] || { echo "$weft is no program. HINT: make build" >&2; exit 2; }
 [ $# -eq 0 ] || [ -d "$folder" ] || { echo "$folder is no folder" >&2; exit 2; }
 rm -rf "$run"
 
-mpirun -n 2 "$weft" train "$deck" train.log_every=50
-mpirun -n 2 "$weft" evaluate "$deck"
+"$mpiexec" -n 2 "$weft" train "$deck" train.log_every=50
+"$mpiexec" -n 2 "$weft" evaluate "$deck"
 
 make_media() {  # NAME SOURCE [WORDS]
   local words=()
@@ -40,6 +36,6 @@ if [ $# -eq 0 ]; then
 fi
 
 # The detector has learnt letters of 12 to 48 pixels; the letters of these pictures have that size at side 320, not at 1024.
-mpirun -n 2 "$weft" score "$deck" score.weights="$run" score.input="$folder" score.output="$run/media_ocr.csv" \
+"$mpiexec" -n 2 "$weft" score "$deck" score.weights="$run" score.input="$folder" score.output="$run/media_ocr.csv" \
   score.side=320 postprocess.min_text_score=0.6 score.pictures=50
 echo "look at $run/evaluation/evaluation.html, $run/media_ocr.csv.html and $run/media_ocr.csv.parts/pictures/"

@@ -9,25 +9,21 @@ run=runs/segmentation_demo
 weft=${WEFT:-build/weft}
 stopped_early=75 # weft's exit code for "stopped on request; run again to resume"
 
-export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_hwloc_default_binding_policy=none
-if [ "$(id -u)" -eq 0 ]; then
-  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-  export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
-fi
+. tools/mpi.sh
 [ -x "$weft" ] || { echo "$weft is no program. HINT: make build" >&2; exit 2; }
 rm -rf "$run"
 
 # Half-way, a file `stop` makes the job save and stop, as the signal of a time limit would.
-mpirun -n 2 "$weft" train "$deck" train.log_every=50 &
+"$mpiexec" -n 2 "$weft" train "$deck" train.log_every=50 &
 job=$!
 until [ -e "$run/step_200" ] || ! kill -0 "$job" 2>/dev/null; do sleep 1; done
 touch "$run/stop"
 code=0
 wait "$job" || code=$?
 [ "$code" -eq "$stopped_early" ] || { echo "the first half ended with $code instead of $stopped_early" >&2; exit 1; }
-echo "(exit code $code: stopped on request; mpirun's words above, of a job that was aborted, are expected)"
+echo "(exit code $code: stopped on request; the launcher's words above, of a job that was aborted, are expected)"
 rm -f "$run/stop" "$run/stopped"
-mpirun -n 2 "$weft" train "$deck" train.log_every=50
-mpirun -n 2 "$weft" evaluate "$deck"
+"$mpiexec" -n 2 "$weft" train "$deck" train.log_every=50
+"$mpiexec" -n 2 "$weft" evaluate "$deck"
 "$weft" report "$run"
 echo "look at $run/evaluation/evaluation.html and $run/report.html"

@@ -9,11 +9,9 @@ cd "$(dirname "$0")/.."
 deck=inputs/wan_demo.toml
 weft=${WEFT:-build/weft}
 caption="people walk over a square"
-if [ "$(id -u)" -eq 0 ]; then
-  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-fi
+. tools/mpi.sh
 [ -x "$weft" ] || { echo "$weft is no program. HINT: make build" >&2; exit 2; }
-run() { mpirun --oversubscribe --bind-to none -n 2 "$weft" "$@"; }
+run() { "$mpiexec" -n 2 "$weft" "$@"; }
 
 mkdir -p .data
 PYTHONPATH=tests/e2e python3 -B -c "import tiny_models; tiny_models.write_t5('.data/wan_t5', umt5=True)"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Tests the README's two commands in a bare Debian of that release (debootstrap): a fresh clone of the last commit of this checkout,
 # `make run`, then `make test`, as root. Prints versions, times, and which tests failed or were skipped.
-#   tools/test_debian.sh 12|13 [TARGET...]      other targets than `run test`
+#   tools/test_debian.sh 12|13 [--mpi openmpi|mpich] [TARGET...]      MPICH; other targets than `run test`
 # Needs root, debootstrap, and a mirror: MIRROR, otherwise the one of this machine. The system is created from scratch in
-# build/weft-debian-RELEASE (or below FOLDER instead of build; about 6 GB) and kept for inspection; it sees nothing else of this
-# machine.
+# build/weft-debian-RELEASE[-mpich] (or below FOLDER instead of build; about 6 GB) and kept for inspection; it sees nothing else of
+# this machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail() { echo "test_debian: $*" >&2; exit 1; }
@@ -12,14 +12,21 @@ release=${1:-}
 case $release in
   12) suite=bookworm ;;
   13) suite=trixie ;;
-  *) fail "usage: tools/test_debian.sh 12|13 [TARGET...]" ;;
+  *) fail "usage: tools/test_debian.sh 12|13 [--mpi openmpi|mpich] [TARGET...]" ;;
 esac
 shift
+mpi=openmpi option=
+if [ "${1:-}" = --mpi ]; then
+  mpi=${2:-}
+  [[ $mpi =~ ^(openmpi|mpich)$ ]] || fail "--mpi $mpi: give openmpi or mpich"
+  shift 2
+fi
 targets=("$@")
 [ $# -gt 0 ] || targets=(run test)
 [ "$(id -u)" -eq 0 ] || fail "needs root, for debootstrap and chroot"
 command -v debootstrap >/dev/null || fail "debootstrap is missing. HINT: apt-get install debootstrap"
 root=$(readlink -m "${FOLDER:-build}/weft-debian-$release")
+[ "$mpi" = openmpi ] || root+=-$mpi option="WEFT_MPI=$mpi "
 mirror=${MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 2>/dev/null | head -n 1)}
 mirror=${mirror:-http://deb.debian.org/debian}
 
@@ -53,12 +60,12 @@ for target in "${targets[@]}"; do
   began=$SECONDS
   log=$root.$target.log
   status=passed
-  inside "make $target" >"$log" 2>&1 </dev/null || { status=FAILED; failed+=("make $target"); }
+  inside "make $option$target" >"$log" 2>&1 </dev/null || { status=FAILED; failed+=("make $target"); }
   echo "test_debian: make $target $status in $((SECONDS - began)) s; output in $log"
   if [ $status = FAILED ]; then tail -n 40 "$log"; fi
   grep -aE 'tests passed|tests failed|\(Skipped\)|\(Failed\)|\(Timeout\)|Not Run' "$log" || true
 done
-echo "test_debian: versions: $(inside 'dpkg-query -W -f "\${source:Package} \${source:Version}\n" libopenmpi-dev libdnnl-dev \
+echo "test_debian: versions: $(inside 'dpkg-query -W -f "\${source:Package} \${source:Version}\n" lib'"$mpi"'-dev libdnnl-dev \
   libavcodec-dev libopencv-core-dev libhdf5-dev libsimgrid-dev g++ cmake' | sort -u | paste -sd, | sed 's/,/, /g')"
 [ ${#failed[@]} -eq 0 ] || fail "failed on Debian $release: ${failed[*]}"
 echo "test_debian: Debian $release passed"

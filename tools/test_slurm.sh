@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # make test-slurm: tests jobscripts/ with a real Slurm. Installs Debian's Slurm, starts it on this host with its own files and
-# ports, and stops it at the end. Prints the results. Needs root, for slurmd. WEFT_BIN: a weft that is already built.
+# ports, and stops it at the end. Prints the results. Needs root, for slurmd. WEFT_BIN: a weft that is already built; WEFT_MPI=mpich:
+# it is one with MPICH.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "$(id -u)" -ne 0 ]; then
@@ -21,6 +22,10 @@ RUNLEVEL=1 tools/deps.sh tools/debian-packages-slurm.txt  # RUNLEVEL=1: the pack
 if [ -z "${WEFT_BIN:-}" ]; then
   tools/build.sh weft
   export WEFT_BIN=build/weft
+fi
+if [ "${WEFT_MPI:-}" = mpich ]; then
+  export WEFT_LAUNCH="srun --mpi=pmi2"
+  export UCX_TLS=tcp,self  # the nodes of these tests share a host, but not its /dev/shm, which UCX would use
 fi
 began=$SECONDS
 for script in jobscripts list_jobs; do python3 -B "tests/slurm/test_$script.py" -v; done

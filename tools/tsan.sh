@@ -18,6 +18,7 @@ rm -f $build/report.*
   { tail -n 40 $build/build.log >&2; echo "tsan: the build failed; full log: $build/build.log" >&2; exit 1; }
 
 export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
+. tools/mpi.sh
 export TSAN_OPTIONS="history_size=4 suppressions=$PWD/tools/tsan.supp log_path=$PWD/$build/report"
 # For kernels that randomise addresses over more bits than ThreadSanitizer can map.
 fixed=()
@@ -36,7 +37,7 @@ check trace "${fixed[@]}" $build/test_core --gtest_filter='Trace*'
 check loader "${fixed[@]}" $build/test_data --gtest_filter='*Prefetch*'
 check prefetch "${fixed[@]}" $build/test_prefetch
 for ranks in 1 2; do
-  mpi=("${MPIEXEC:-mpiexec}" --allow-run-as-root --oversubscribe --bind-to none -n $ranks "${fixed[@]}")
+  mpi=("$mpiexec" -n $ranks "${fixed[@]}")
   # Without one test that reads a sum on purpose while it may still change.
   check watchdog_$ranks "${mpi[@]}" $build/mpitest_parallel \
     --gtest_filter='WatchdogTest.*:HungCommunicator.*:CommunicatorTest.*:MailboxTest.*-*ProgressesWhileTheMainThreadComputes'

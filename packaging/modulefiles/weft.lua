@@ -5,6 +5,9 @@ help([[weft: training and running video and vision models under MPI. Inputs and 
 whatis("Name: weft")
 whatis("Version: @VERSION@")
 whatis("Description: video and vision models as an MPI batch application")
+whatis("License: Apache-2.0")
+
+conflict("weft")  -- one version at a time
 
 -- What it was built with; names differ from place to place.
 -- depends_on("openmpi/4.1", "hdf5", "onednn", "ffmpeg", "opencv", "cuda/12.8", "nccl")

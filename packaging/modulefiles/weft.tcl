@@ -8,6 +8,9 @@ proc ModulesHelp {} {
 }
 module-whatis "weft @VERSION@: video and vision models as an MPI batch application"
 
+# One version at a time.
+conflict weft
+
 # What it was built with; names differ from place to place.
 # module load openmpi/4.1 hdf5 onednn ffmpeg opencv cuda/12.8 nccl
 

@@ -17,6 +17,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
 
@@ -505,14 +506,34 @@ void check_file_size(const fs::path& shard, std::uint64_t bytes) {
              shard.string(), bytes, limit.rlim_cur);
 }
 
-void check_free_space(const fs::path& run_dir, std::uint64_t bytes) {
+std::optional<std::uint64_t> free_space(const fs::path& path) {
+  std::error_code none;
+  fs::path there = fs::absolute(path, none);
+  while (there.has_relative_path() && !fs::exists(there, none)) there = there.parent_path();
   struct statvfs disk {};
   // Some network file systems do not report their size.
-  if (::statvfs(run_dir.c_str(), &disk) != 0 || disk.f_blocks == 0) return;
-  const std::uint64_t free = std::uint64_t{disk.f_bavail} * disk.f_frsize;
-  WEFT_CHECK(bytes <= free, Exit::checkpoint, "free some space or choose another run.dir",
+  if (::statvfs(there.c_str(), &disk) != 0 || disk.f_blocks == 0) return {};
+  return std::uint64_t{disk.f_bavail} * disk.f_frsize;
+}
+
+void check_free_space(const fs::path& run_dir, std::uint64_t bytes) {
+  const std::optional<std::uint64_t> free = free_space(run_dir);
+  WEFT_CHECK(!free || bytes <= *free, Exit::checkpoint, "free some space or choose another run.dir",
              "a checkpoint of {} takes {} bytes, its file system has {} left", run_dir.string(),
-             bytes, free);
+             bytes, *free);
+}
+
+void warn_of_little_space(const fs::path& run_dir, std::uint64_t bytes, std::int64_t keep) {
+  const std::optional<std::uint64_t> free = free_space(run_dir);
+  const std::int64_t there = std::min<std::int64_t>(std::ssize(list_steps(run_dir)), keep);
+  const std::uint64_t more = static_cast<std::uint64_t>(keep + 1 - there) * bytes;
+  if (!free || more <= *free) return;
+  const auto text = [](std::uint64_t n) { return size_text(static_cast<double>(n)); };
+  log::warn(
+      "the file system of {} has {} left, and its checkpoints will take {} more: {} of {} "
+      "(train.keep = {}, and the one that is being written), of which {} are there. Free some "
+      "space, or choose another run.dir",
+      run_dir.string(), text(*free), text(more), keep + 1, text(bytes), keep, there);
 }
 
 void clear_remains(const fs::path& run_dir) {

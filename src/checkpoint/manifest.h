@@ -114,6 +114,12 @@ void check_own_files(const fs::path& run_dir);
 // `bytes` bytes (ulimit -f), all shards (free space). Throw Exit::checkpoint.
 void check_file_size(const fs::path& shard, std::uint64_t bytes);
 void check_free_space(const fs::path& run_dir, std::uint64_t bytes);
+// Bytes that this user may still write on the file system where that path is or will be; nullopt
+// where the system does not say.
+std::optional<std::uint64_t> free_space(const fs::path& path);
+// A WARN where the file system has less than the run will take beyond the checkpoints it has:
+// `keep` of them, and one that is being written.
+void warn_of_little_space(const fs::path& run_dir, std::uint64_t bytes, std::int64_t keep);
 // Removes the remains of interrupted saves and deletions.
 void clear_remains(const fs::path& run_dir);
 

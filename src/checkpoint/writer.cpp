@@ -356,6 +356,7 @@ void CheckpointWriter::check_room(std::span<const FlatArray> arrays) {
                             for (int r = 0; r < s.ranks; ++r)
                               all += shard_of(layout, r, s.ranks).bytes;
                             check_free_space(s.run_dir, all);
+                            warn_of_little_space(s.run_dir, all, s.keep);
                           }));
   o.raise();
 }

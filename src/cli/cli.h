@@ -39,6 +39,10 @@ std::string deck_man_page();
 // "0 done, 2 usage or deck, ...", on two lines.
 std::string exit_codes_text();
 
+// deck_help() of a table or key, or of all where `name` is empty, with the commands that read each
+// table and the page about it. Exit::usage where there is none of that name.
+std::string key_help(const std::string& name);
+
 // `weft init` writes a deck to start from: one of inputs/, which are compiled into the program.
 Command init_command();
 

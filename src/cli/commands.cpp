@@ -1,6 +1,7 @@
 #include "cli/cli.h"
 
 #include "bench/bench.h"
+#include "cli/selftest.h"
 #include "config/deck.h"
 #include "data/ingest/ingest.h"
 #include "data/store_file.h"
@@ -26,18 +27,21 @@ const std::vector<Command>& all_commands();
 
 Command help_command() {
   const auto topic = std::make_shared<std::string>(), only = std::make_shared<std::string>();
-  Command c{"help", "print deck keys (deck, a table or a key), or a manual page (man, man-deck)",
-            [topic, only](const Deck&, MPI_Comm) {
-              fmt::print("{}", *topic == "deck"
-                                   ? only->empty() ? default_deck_with_help() : deck_help(*only)
-                               : *topic == "man" ? man_page(all_commands())
-                                                 : deck_man_page());
-              return 0;
-            }};
+  Command c{
+      "help",
+      "print deck keys (deck, a table or a key), their JSON schema (schema), or a manual page "
+      "(man, man-deck)",
+      [topic, only](const Deck&, MPI_Comm) {
+        fmt::print("{}", *topic == "deck"     ? key_help(*only)
+                         : *topic == "schema" ? deck_schema()
+                         : *topic == "man"    ? man_page(all_commands())
+                                              : deck_man_page());
+        return 0;
+      }};
   c.first_rank_only = true;
-  Argument& a = c.option("topic", *topic, "deck, man or man-deck");
+  Argument& a = c.option("topic", *topic, "deck, schema, man or man-deck");
   a.required = true;
-  a.choices = {"deck", "man", "man-deck"};
+  a.choices = {"deck", "schema", "man", "man-deck"};
   c.option("keys", *only, "of deck: a table or a key, as in help deck train, help train.lr");
   return c;
 }
@@ -76,6 +80,7 @@ std::vector<Command> make_commands() {
           export_command(),
           text_command(),
           doctor_command(),
+          selftest_command(),
           plan_command(),
           simulate_command(),
           std::move(bench),

@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <memory>
+#include <string_view>
 
 #include "core/error.h"
 
@@ -22,6 +24,26 @@ const std::map<std::string, std::string> deck_of_job = {{"ingest", "train"},
                                                         {"segmentation", "segmentation_r50"},
                                                         {"detector", "dbnetpp_icdar2015"},
                                                         {"vae", "vae_stage1"}};
+
+// The line that tells editors of the decks' JSON schema, which stands before everything else.
+constexpr std::string_view schema_directive = "#:schema ";
+
+std::string without_schema(const std::string& deck) {
+  return deck.starts_with(schema_directive) ? deck.substr(deck.find('\n') + 1) : deck;
+}
+
+// The same with the schema of this program's installation or checkout; "" where there is none.
+std::string schema_line() {
+  namespace fs = std::filesystem;
+  std::error_code none;
+  const fs::path folder = fs::read_symlink("/proc/self/exe", none).parent_path();
+  for (const char* place : {"../share/weft/deck.schema.json", "../inputs/deck.schema.json"}) {
+    const fs::path file = (folder / place).lexically_normal();
+    if (fs::is_regular_file(file, none))
+      return fmt::format("{}file://{}\n", schema_directive, file.string());
+  }
+  return "";
+}
 
 // The comment that a deck begins with, up to its first sentence's end.
 std::string first_sentence(const std::string& deck) {
@@ -42,7 +64,7 @@ std::string first_sentence(const std::string& deck) {
 std::string list() {
   std::string text;
   for (const InputDeck& d : input_decks())
-    text += fmt::format("{:<24} {}\n", d.name, first_sentence(d.text));
+    text += fmt::format("{:<24} {}\n", d.name, first_sentence(without_schema(d.text)));
   text += "\nAlso by the names of jobs:";
   for (const auto& [job, deck] : deck_of_job) text += fmt::format(" {} ({})", job, deck);
   return text + "\n";
@@ -94,7 +116,7 @@ int init(const std::string& name, std::string file) {
   const InputDeck& deck = deck_named(name);
   if (file.empty()) file = name + ".toml";
   // Its comments have the commands of a checkout; here the deck is `file`, and weft on the PATH.
-  std::string text = deck.text, others;
+  std::string text = without_schema(deck.text), others;
   for (const InputDeck& d : input_decks()) {
     const std::string there = "inputs/" + d.name + ".toml";
     if (d.name != deck.name && text.find(there) != std::string::npos) {
@@ -104,7 +126,7 @@ int init(const std::string& name, std::string file) {
   }
   replace_all(text, "inputs/" + deck.name + ".toml", file);
   replace_all(text, "build/weft", "weft");
-  write_new(file, text);
+  write_new(file, schema_line() + text);
   fmt::print("{} is a commented deck; `weft help deck` has every key\n{}", file, others);
   return 0;
 }

@@ -96,11 +96,12 @@ int run_command(const Command& c, GivenDeck given, MPI_Comm world) {
   const auto file = std::find_if(c.arguments.begin(), c.arguments.end(), [](const auto& a) {
     return std::holds_alternative<Argument::DeckFile>(a.target);
   });
-  if (file == c.arguments.end()) return c.run(Deck(), world);
-  if (std::string* path = std::get<Argument::DeckFile>(file->target).path) *path = given.file;
-  const Deck deck = given.file.empty() && !file->required
-                        ? parse_deck("", "the command line", given.overrides)
-                        : load_deck(given.file, given.overrides);
+  if (file == c.arguments.end() && given.overrides.empty()) return c.run(Deck(), world);
+  if (file != c.arguments.end())
+    if (std::string* path = std::get<Argument::DeckFile>(file->target).path) *path = given.file;
+  const bool from_file = file != c.arguments.end() && (file->required || !given.file.empty());
+  const Deck deck = from_file ? load_deck(given.file, given.overrides)
+                              : parse_deck("", "the command line", given.overrides);
   allow_tf32(deck.device.tf32);
   try {
     return deck.run.profile.empty() ? c.run(deck, world) : run_profiled(c, deck, world);
@@ -195,17 +196,18 @@ void refuse_unknown_words(const CLI::App& app, int argc, char** argv) {
   }
 }
 
-// Every command is a topic of `weft help`, which CLI11 does not know.
+// Every command, table and key is a topic of `weft help`, which CLI11 does not know.
 void refuse_unknown_topic(const Program& program, int argc, char** argv) {
   if (argc < 3 || std::string_view(argv[1]) != "help" || !has_command(program, "help")) return;
   const std::string topic = argv[2];
-  std::vector<std::string> known = {"deck", "man", "man-deck"};
+  std::vector<std::string> known = {"deck", "schema", "man", "man-deck"};
   for (const Command& c : program.commands) known.push_back(c.name);
   if (topic.starts_with('-') || std::ranges::find(known, topic) != known.end()) return;
-  const std::string near = nearest_name(topic, known);
+  std::string near = nearest_name(topic, known);
+  if (near.empty()) near = nearest_key(topic);
   throw Error(Exit::usage, fmt::format("unknown topic \"{}\"", topic),
-              near.empty() ? "topics are deck, man, man-deck, a key of the deck such as train.lr, "
-                             "and the commands in weft --help"
+              near.empty() ? "topics are deck, schema, man, man-deck, a key of the deck such as "
+                             "train.lr, and the commands in weft --help"
                            : fmt::format("did you mean \"{}\"?", near),
               __FILE__, __LINE__);
 }
@@ -292,9 +294,12 @@ int end_with(Error& e, int size) {
   return code;
 }
 
-// As the launcher tells it, before MPI does.
+// As the launcher tells it, before MPI does: Open MPI's mpirun, a PMIx server, MPICH's mpiexec or
+// srun --mpi=pmi2, Cray's PALS, any srun. Under an mpiexec in a Slurm job the last would be that of
+// the node's daemon.
 int rank_of_launcher() {
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
+  for (const char* name :
+       {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID", "SLURM_PROCID"})
     if (const char* rank = std::getenv(name)) return std::atoi(rank);
   return 0;
 }
@@ -316,7 +321,8 @@ void warn_if_alone(int size) {
     if (const char* tasks = std::getenv(name); tasks != nullptr && std::atoi(tasks) > 1) {
       log::warn(
           "{} tasks were started ({}), but MPI sees 1 rank: each does the whole job. Use the "
-          "launcher of the MPI that `weft --version` names, or srun --mpi=pmix",
+          "launcher of the MPI that `weft --version` names; in a Slurm job srun --mpi=pmix (Open "
+          "MPI), pmi2 (MPICH) or cray_shasta (Cray MPICH)",
           tasks, name);
       return;
     }

@@ -531,11 +531,25 @@ std::string default_deck_with_help() { return write(Deck{}, true); }
 std::string deck_help(const std::string& name) {
   const std::string text = write(Deck{}, true, name);
   if (!text.empty()) return text;
+  const std::string near = nearest_key(name);
+  refuse(fmt::format("no table or key of a deck is named {}", name),
+         near.empty() ? "weft help deck lists every key" : fmt::format("did you mean {}?", near));
+}
+
+std::string nearest_key(const std::string& name) {
   Deck deck;
   const std::vector<Option> table = option_table(deck);
-  const std::string near = nearest_name(name, sections(table));
-  refuse(fmt::format("no table or key of a deck is named {}", name),
-         near.empty() ? suggestion(name, table) : fmt::format("did you mean {}?", near));
+  Texts full, names;
+  for (const Option& o : table) {
+    if (!o.alias.empty() && o.alias == name) return o.key;
+    full.push_back(o.key);
+    names.push_back(name_of(o.key));
+  }
+  for (const Texts& known : {sections(table), full})
+    if (std::string near = nearest_name(name, known); !near.empty()) return near;
+  // The right name in the wrong table, or in none.
+  const auto same = std::ranges::find(names, nearest_name(name_of(name), names));
+  return same == names.end() ? "" : full[same - names.begin()];
 }
 
 bool names_deck_keys(const std::string& name) { return !write(Deck{}, false, name).empty(); }

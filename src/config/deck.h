@@ -196,6 +196,12 @@ void set_keys(Deck& deck, std::span<const std::pair<std::string, std::string>> v
 std::string deck_help(const std::string& name);
 // Whether there is such a table or key.
 bool names_deck_keys(const std::string& name);
+// The table, or the key with its table, that is nearest to such a name; "" if none is near.
+std::string nearest_key(const std::string& name);
+
+// A JSON Schema (draft 4, which Taplo and other editors' plugins read) of every table and key, with
+// types, ranges, values, defaults and help; other names are refused: `weft help schema`.
+std::string deck_schema();
 
 // For messages, where a wrong value comes from: the key of the deck whose text `message` has as a
 // word of its own, such as the path that cannot be opened; "" if there is none. Of several values

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <mutex>
+#include <sstream>
 #include <string_view>
 #include <thread>
 
@@ -104,14 +105,30 @@ void write(const std::string& text) {
   std::fflush(stderr);
 }
 
-// Open MPI gives ranks a pipe and passes on what they write as it comes: what counts is where
-// mpirun's own messages go.
+// The parent of a process, as /proc/PID/stat has it behind the command's name in parentheses.
+std::string parent_of(const std::string& pid) {
+  std::string stat, state, parent;
+  std::getline(std::ifstream("/proc/" + pid + "/stat"), stat);
+  std::istringstream(stat.substr(stat.rfind(')') + 1)) >> state >> parent;
+  return parent;
+}
+
+// Launchers give ranks a pipe and pass on what they write as it comes: what counts is where
+// mpirun's own messages go. MPICH's mpiexec starts ranks by a daemon of the node.
 bool launcher_has_terminal() {
   namespace fs = std::filesystem;
-  const fs::path parent = fs::path("/proc") / std::to_string(getppid());
-  std::string name;
-  std::getline(std::ifstream(parent / "comm"), name);
-  if (name != "mpirun" && name != "mpiexec" && name != "orterun" && name != "prterun") return false;
+  const auto name_of = [](const std::string& pid) {
+    std::string name;
+    std::getline(std::ifstream("/proc/" + pid + "/comm"), name);
+    return name;
+  };
+  std::string launcher = std::to_string(getppid()), name = name_of(launcher);
+  if (name == "hydra_pmi_proxy") name = name_of(launcher = parent_of(launcher));
+  // MPICH's has names such as mpiexec.hydra and mpirun.mpich.
+  if (!name.starts_with("mpirun") && !name.starts_with("mpiexec") && name != "orterun" &&
+      name != "prterun")
+    return false;
+  const fs::path parent = fs::path("/proc") / launcher;
   std::error_code none;
   const std::string target = fs::read_symlink(parent / "fd/2", none).string();
   return target.starts_with("/dev/pts/") || target.starts_with("/dev/tty");

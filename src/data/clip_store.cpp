@@ -280,6 +280,13 @@ std::uint64_t hash_of_tables(const Bucket& bucket, const StoredBucket& stored) {
   return hash.digest();
 }
 
+std::string content_id_of(std::span<const Bucket> buckets, std::span<const StoredBucket> stored) {
+  std::string text;
+  for (std::size_t b = 0; b < buckets.size(); ++b)
+    text += fmt::format("{:016x}", hash_of_tables(buckets[b], stored[b]));
+  return to_hex(hash128(text));
+}
+
 void read_clip_facts(StoreReader& r, StoreFacts& facts) {
   const h5::Handle top = r.top();
   WEFT_CHECK(H5Aexists(top, "schema_version") > 0 && r.has(r.file(), "clips"), Exit::data,
@@ -312,13 +319,7 @@ class ClipStore : public ClipSource {
     return at(bucket, index).info[index];
   }
 
-  // The tables hold the clips' hashes.
-  std::string content_id() const override {
-    std::string text;
-    for (std::size_t b = 0; b < buckets_.size(); ++b)
-      text += fmt::format("{:016x}", hash_of_tables(buckets_[b], stored_[b]));
-    return to_hex(hash128(text));
-  }
+  std::string content_id() const override { return content_id_of(buckets_, stored_); }
 
   void read(int bucket, std::int64_t index, std::span<std::byte> out) const override {
     const StoredBucket& stored = at(bucket, index);

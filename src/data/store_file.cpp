@@ -41,6 +41,11 @@ std::vector<std::string>& reader_command() {
   return command;
 }
 
+std::map<std::string, std::string>& copies_of_stores() {
+  static std::map<std::string, std::string> copies;
+  return copies;
+}
+
 // Numbers are packed as they lie in memory, lists and texts behind their length: both ends are the
 // same program.
 class Packer {
@@ -276,22 +281,32 @@ std::optional<int> serve_as_store_reader(int argc, char** argv) {
   return std::nullopt;
 }
 
+void read_copies_of_stores(std::map<std::string, std::string> copies) {
+  copies_of_stores() = std::move(copies);
+}
+
 StoreFile::StoreFile(const std::string& path) : path_(path) {
-  fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  std::string opened = path;
+  const auto copy = copies_of_stores().find(path);
+  if (copy != copies_of_stores().end()) {
+    opened = copy->second;
+    path_ = fmt::format("{} (this node's copy of {})", opened, path);
+  }
+  fd_ = open(opened.c_str(), O_RDONLY | O_CLOEXEC);
   WEFT_CHECK(
       fd_ >= 0, Exit::data,
       "check data.path, which begins where weft was started; `weft ingest` makes stores of clips "
       "and, with ingest.images, of labelled images, `weft encode` those of latents; synthetic:... "
       "(docs/decks.md) makes clips in memory, for example for weft plan",
-      "cannot open clip store {}: {}", path, std::strerror(errno));
+      "cannot open clip store {}: {}", path_, std::strerror(errno));
   try {
     struct stat status {};
     WEFT_CHECK(fstat(fd_, &status) == 0 && S_ISREG(status.st_mode), Exit::data,
-               "data.path must be a file that `weft ingest` made", "{} is not a file", path);
+               "data.path must be a file that `weft ingest` made", "{} is not a file", path_);
     bytes_ = static_cast<std::uint64_t>(status.st_size);
-    WEFT_CHECK(is_hdf5(path), Exit::data, "data.path must be a file that `weft ingest` made",
-               "{} is not an HDF5 file and so not a clip store", path);
-    facts_ = read_store(path, bytes_);
+    WEFT_CHECK(is_hdf5(opened), Exit::data, "data.path must be a file that `weft ingest` made",
+               "{} is not an HDF5 file and so not a clip store", path_);
+    facts_ = read_store(opened, bytes_);
   } catch (...) {
     close(fd_);
     throw;
@@ -307,6 +322,11 @@ StoreFile::StoreFile(StoreFile&& other) noexcept
 
 StoreFile::~StoreFile() {
   if (fd_ >= 0) close(fd_);
+}
+
+std::string StoreFile::content_id() const {
+  return facts_.holds_images ? fmt::format("{:016x}", facts_.images.tables_xxh3)
+                             : content_id_of(facts_.buckets, facts_.stored);
 }
 
 std::uint64_t StoreFile::read(const std::string& what, std::uint64_t offset,

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -72,6 +73,8 @@ void each_hashed_field(F&& f, B& bucket, S& stored) {
 
 // XXH3-64 over a bucket's fields (clip_store.cpp).
 std::uint64_t hash_of_tables(const Bucket& bucket, const StoredBucket& stored);
+// ClipSource::content_id() of these buckets: the tables hold the clips' hashes (clip_store.cpp).
+std::string content_id_of(std::span<const Bucket> buckets, std::span<const StoredBucket> stored);
 
 // What each kind of store reads of its file (clip_store.cpp, images/image_store.cpp).
 void read_clip_facts(StoreReader& reader, StoreFacts& facts);
@@ -93,6 +96,9 @@ StoreFacts read_store(const std::string& path, std::uint64_t bytes);
 // code. Otherwise it makes read_store() start this program.
 std::optional<int> serve_as_store_reader(int argc, char** argv);
 
+// From now on a StoreFile of one of these paths reads that copy of it (data/stage.h).
+void read_copies_of_stores(std::map<std::string, std::string> copies);
+
 class StoreFile {
  public:
   // Opens the file and has its structure read. Throws Exit::data. Warnings have been logged.
@@ -100,8 +106,11 @@ class StoreFile {
   StoreFile(StoreFile&& other) noexcept;
   ~StoreFile();
 
+  // For messages: names the copy too, if one is read.
   const std::string& path() const { return path_; }
   std::uint64_t bytes() const { return bytes_; }
+  // As ClipSource's. Before facts are taken out.
+  std::string content_id() const;
   // The owner takes out what it keeps.
   StoreFacts& facts() { return facts_; }
 

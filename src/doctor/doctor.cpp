@@ -105,7 +105,7 @@ void print_grouped(const char* title, const std::vector<RankFacts>& ranks,
       if (name.rfind("OMPI_MCA_orte", 0) != 0 && name.rfind("OMPI_MCA_ess", 0) != 0 &&
           name.rfind("OMPI_MCA_pmix", 0) != 0 && name.rfind("OMPI_MCA_initial", 0) != 0 &&
           name.rfind("OMPI_MCA_shmem_RUNTIME", 0) != 0 && name.rfind("OMPI_COMM", 0) != 0 &&
-          name.rfind("PMIX", 0) != 0)
+          name.rfind("PMI", 0) != 0)
         names.insert(name);
     }
   for (const std::string& name : names) {

@@ -30,7 +30,7 @@ struct RankFacts {
   std::string host;
 
   std::string cpu;           // "Intel(R) Xeon(R) ..."
-  std::string instructions;  // of this rank's operations: "AVX-512 with bf16", "AVX-512", "AVX2"
+  std::string instructions;  // of this rank's operations: "AVX-512 with bf16", "AVX2"
   std::vector<int> cores;    // that this rank may run on
   std::vector<int> numa;     // nodes of those cores
   int host_cores = 0;        // online

@@ -152,6 +152,11 @@ void add_environment(RankFacts& f) {
                                    "UCX_",
                                    "OMPI_MCA_",
                                    "OMPI_COMM_WORLD_",
+                                   "MPICH_",
+                                   "MPIR_CVAR_",
+                                   "FI_",
+                                   "PMI_RANK",
+                                   "PMI_SIZE",
                                    "HDF5_",
                                    "SLURM_",
                                    "PMIX_RANK",
@@ -187,9 +192,8 @@ RankFacts rank_facts(MPI_Comm world) {
   f.host = host_name();
   f.pid = static_cast<int>(getpid());
   f.cpu = cpu_model();
-  f.instructions = ops::cpu_multiplies_bf16() ? "AVX-512 with bf16"
-                   : ops::cpu_is_v4()         ? "AVX-512"
-                                              : "AVX2";
+  f.instructions = ops::cpu_instructions();
+  if (ops::cpu_multiplies_bf16()) f.instructions += " with bf16";
   f.cores = bound_cores();
   f.host_cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   add_numa(f);
@@ -237,8 +241,13 @@ std::string mpi_of_process() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
   int length = 0;
   MPI_Get_library_version(text, &length);
-  const std::string all = text;
-  return all.substr(0, all.find_first_of(",\n"));
+  // "Open MPI v4.1.4, package: ...", "MPICH Version:      4.0.2\nMPICH Release date: ..."
+  std::string name(text, static_cast<std::size_t>(length));
+  name.resize(std::min(name.size(), name.find_first_of(",\n")));
+  constexpr std::string_view label = "Version:";
+  if (const std::size_t at = name.find(label); at != std::string::npos)
+    name.erase(at, name.find_first_not_of(" \t", at + label.size()) - at);
+  return name;
 }
 
 std::string dotted(unsigned version) {  // as FFmpeg packs it

@@ -103,7 +103,7 @@ bool differs_by_nature(const std::string& name) {
     return !starts_with(name, {"OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_osc",
                                "OMPI_MCA_coll", "OMPI_MCA_mpi_", "OMPI_MCA_opal_"});
   return starts_with(name,
-                     {"OMPI_COMM_WORLD_", "PMIX_", "SLURM_", "CUDA_VISIBLE_DEVICES",
+                     {"OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_", "CUDA_VISIBLE_DEVICES",
                       "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE", "OMP_PLACES", "GOMP_CPU_AFFINITY"});
 }
 
@@ -142,7 +142,9 @@ void judge_environment(const Ranks& ranks, Findings& out) {
     alike = false;
     const std::string text = fmt::format("{} differs: {}", name, groups_text(groups));
     const std::string todo =
-        fmt::format("set it in the job script for all (mpirun -x {}, srun --export=ALL)", name);
+        fmt::format("set it in the job script for all (Open MPI: mpirun -x {0}; MPICH: mpiexec "
+                    "-genv {0} VALUE; Slurm: srun --export=ALL)",
+                    name);
     if (is_path(name))
       warn(out, text, todo);
     else
@@ -157,15 +159,25 @@ void judge_environment(const Ranks& ranks, Findings& out) {
 void judge_launch(const Ranks& ranks, Findings& out) {
   const RankFacts& first = ranks.front();
   const auto size = std::to_string(ranks.size());
-  const std::string tasks = get(first.environment, "SLURM_STEP_NUM_TASKS");
-  const bool by_mpirun = !get(first.environment, "OMPI_COMM_WORLD_SIZE").empty();
-  if (ranks.size() == 1 && !by_mpirun && !tasks.empty() && tasks != "1")
-    fail(out, fmt::format("srun started {} tasks, but each is alone: MPI sees 1 rank", tasks),
-         "use srun --mpi=pmix (srun --mpi=list shows what there is), or mpirun in the job script");
-  const auto others = ranks_with(ranks, [](const RankFacts& r) {
+  // An mpirun or mpiexec in a job script says how many ranks it has started, and so does srun
+  // --mpi=pmi2; Slurm's own numbers are then those of the launcher's daemons.
+  const auto started = [](const RankFacts& r) {
+    const std::string by_mpirun = get(r.environment, "OMPI_COMM_WORLD_SIZE");
+    return by_mpirun.empty() ? get(r.environment, "PMI_SIZE") : by_mpirun;
+  };
+  std::string tasks = started(first);
+  if (tasks.empty()) tasks = get(first.environment, "SLURM_STEP_NUM_TASKS");
+  const bool by_srun = get(first.environment, "SLURM_STEP_NUM_TASKS") == tasks;
+  if (ranks.size() == 1 && !tasks.empty() && tasks != "1")
+    fail(out,
+         fmt::format("{} started {} tasks, but each is alone: MPI sees 1 rank",
+                     by_srun ? "srun" : "the launcher", tasks),
+         by_srun ? "use srun --mpi=pmix (Open MPI), pmi2 (MPICH) or cray_shasta (Cray MPICH), of "
+                   "which srun --mpi=list shows what there is, or mpirun in the job script"
+                 : "use the launcher of the MPI that weft --version names");
+  const auto others = ranks_with(ranks, [&](const RankFacts& r) {
     const std::string id = get(r.environment, "SLURM_PROCID");
-    return get(r.environment, "OMPI_COMM_WORLD_SIZE").empty() && !id.empty() &&
-           id != std::to_string(r.rank);
+    return started(r).empty() && !id.empty() && id != std::to_string(r.rank);
   });
   if (ranks.size() > 1 && !others.empty())
     warn(out, fmt::format("MPI numbers {} unlike Slurm", ranks_text(others)),
@@ -212,7 +224,8 @@ void judge_cores(const Ranks& ranks, Findings& out) {
           fmt::format("{} on {} are bound to the same core{} {}", ranks_text(who), host,
                       cores.size() == 1 ? "" : "s",
                       ranks_text(cores).substr(cores.size() == 1 ? 5 : 6)),
-          "give each its own (mpirun --map-by slot:PE=CORES --bind-to core, srun --cpus-per-task)");
+          "give each its own (Open MPI: mpirun --map-by slot:PE=CORES --bind-to core; MPICH: "
+          "mpiexec -bind-to core:CORES; Slurm: srun --cpus-per-task)");
     }
     int threads = 0;
     std::set<int> cores;
@@ -242,7 +255,8 @@ void judge_cores(const Ranks& ranks, Findings& out) {
     if (!wide.empty()) {
       fine = false;
       warn(out, fmt::format("{} on {} may run on several NUMA nodes", ranks_text(wide), host),
-           "bind each to one: mpirun --map-by numa --bind-to numa, srun --cpu-bind=cores");
+           "bind each to one (Open MPI: mpirun --map-by numa --bind-to numa; MPICH: mpiexec "
+           "-bind-to numa; Slurm: srun --cpu-bind=cores)");
     }
   }
   if (fine) ok(out, "every rank has cores of its own");

@@ -159,7 +159,7 @@ void measure_memory(RankFacts& facts) {
 
 void measure_products(RankFacts& facts) {
   known_product<float>("f32", facts);
-  // Without AVX-512 the CPU widens bf16: no rate to judge.
+  // Without AVX-512 (on Arm, too) the CPU widens bf16: no rate to judge.
   if (on_cuda() || ops::cpu_is_v4()) known_product<bf16>("bf16", facts);
 }
 

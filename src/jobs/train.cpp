@@ -12,6 +12,7 @@
 #include "core/trace.h"
 #include "jobs/generate/samples.h"
 #include "jobs/jobs.h"
+#include "jobs/stage.h"
 #include "models/registry.h"
 #include "train/metrics/run_facts.h"
 #include "train/metrics/run_trace.h"
@@ -234,6 +235,7 @@ int train(const Deck& deck, MPI_Comm world) {
   // Always on, since it costs next to nothing: RUN/dump_trace can then show what just happened.
   trace::start();
   ClockOffset clock(world);
+  stage_data(deck, world);
   // Data, model, run directory; then the state: new, or where the last job of this run left it.
   Trainer trainer(deck, make_task, world);
   std::optional<HeldOutLoss> held_out;

@@ -1,11 +1,13 @@
 #include "media/resize.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
 #include "core/error.h"
 #include "media/yuv_rgb.h"
@@ -60,6 +62,9 @@ void CoverResize::prepare(const VideoFrame& frame, std::int64_t height, std::int
 
 namespace {
 
+#ifdef __x86_64__
+
+// AVX2, which weft needs on x86 anyway. Other processors take the plain forms of this file.
 #define WEFT_AVX2 __attribute__((target("avx2")))
 
 // One channel of 8 pixels, blended as cover() does it: the same operations in the same order, and
@@ -106,6 +111,15 @@ WEFT_AVX2 std::int64_t cover_eights(const std::uint8_t* upper, const std::uint8_
   }
   return x;
 }
+
+#else
+
+std::int64_t cover_eights(const std::uint8_t*, const std::uint8_t*, const std::int32_t*,
+                          const std::int32_t*, const float*, float, std::int64_t, std::uint8_t*) {
+  return 0;  // cover() itself does all of them
+}
+
+#endif
 
 }  // namespace
 
@@ -196,10 +210,9 @@ std::vector<std::uint8_t> cover_bicubic(const VideoFrame& frame, std::int64_t he
   return out;
 }
 
-// Two passes over integers, by AVX2, which weft needs anyway. A 22-bit weight does not fit the
-// 16-bit products that are fast: it is cut into w = 2^11 * high + low, the two sums are exact,
-// and so is their combination. Sums wrap around at 2^32 in both forms, and the whole sum never
-// leaves 32 bits.
+// Two passes over integers. A 22-bit weight does not fit the 16-bit products that are fast in AVX2:
+// it is cut into w = 2^11 * high + low, the two sums are exact, and so is their combination. Sums
+// wrap around at 2^32 in both forms, and the whole sum never leaves 32 bits.
 
 namespace {
 
@@ -277,20 +290,37 @@ Weights make_weights(const Axis& axis, PillowFilter filter) {
   return all;
 }
 
-// One row of a few bytes out of `count` rows that are `stride` bytes apart.
-void across_few(const std::uint8_t* rows, std::int64_t stride, const std::int16_t* high,
-                const std::int16_t* low, std::int64_t count, std::int64_t bytes, std::uint8_t* to) {
-  for (std::int64_t x = 0; x < bytes; ++x) {
-    // Starts at half a unit, so that the shift rounds to nearest.
-    std::int32_t sum = 1 << (weight_bits - 1);
-    for (std::int64_t k = 0; k < count; ++k)
-      sum += rows[k * stride + x] * (high[k] * (1 << low_bits) + low[k]);
-    to[x] = static_cast<std::uint8_t>(std::clamp(sum >> weight_bits, 0, 255));
+// Starts at half a unit, so that the shift rounds to nearest.
+constexpr std::int32_t half_unit = 1 << (weight_bits - 1);
+std::uint8_t level(std::int32_t sum) {
+  return static_cast<std::uint8_t>(std::clamp(sum >> weight_bits, 0, 255));
+}
+std::int32_t whole_weight(std::int16_t high, std::int16_t low) {
+  return high * (1 << low_bits) + low;
+}
+
+// One row of bytes out of `count` rows that are `stride` bytes apart; a piece of the row at a time.
+void across_plain(const std::uint8_t* rows, std::int64_t stride, const std::int16_t* high,
+                  const std::int16_t* low, std::int64_t count, std::int64_t bytes,
+                  std::uint8_t* to) {
+  constexpr std::int64_t piece = 64;
+  for (std::int64_t first = 0; first < bytes; first += piece) {
+    const std::int64_t n = std::min(piece, bytes - first);
+    std::int32_t sums[piece];
+    std::fill_n(sums, n, half_unit);
+    for (std::int64_t k = 0; k < count; ++k) {
+      const std::uint8_t* row = rows + k * stride + first;
+      const std::int32_t weight = whole_weight(high[k], low[k]);
+      for (std::int64_t x = 0; x < n; ++x) sums[x] += row[x] * weight;
+    }
+    for (std::int64_t x = 0; x < n; ++x) to[first + x] = level(sums[x]);
   }
 }
 
+#ifdef __x86_64__
+
 WEFT_AVX2 inline __m256i combine(__m256i high, __m256i low) {
-  const __m256i half = _mm256_set1_epi32(1 << (weight_bits - 1));
+  const __m256i half = _mm256_set1_epi32(half_unit);
   return _mm256_srai_epi32(
       _mm256_add_epi32(_mm256_add_epi32(_mm256_slli_epi32(high, low_bits), low), half),
       weight_bits);
@@ -373,7 +403,7 @@ WEFT_AVX2 inline void across_block(const std::uint8_t* rows, std::int64_t stride
 WEFT_AVX2 void across_rows(const std::uint8_t* rows, std::int64_t stride, const std::int16_t* high,
                            const std::int16_t* low, std::int64_t count, std::int64_t bytes,
                            std::uint8_t* to) {
-  if (bytes < block) return across_few(rows, stride, high, low, count, bytes, to);
+  if (bytes < block) return across_plain(rows, stride, high, low, count, bytes, to);
   for (std::int64_t x = 0; x + block <= bytes; x += block)
     across_block(rows + x, stride, high, low, count, to + x);
   // The last block overlaps the one before it.
@@ -382,6 +412,37 @@ WEFT_AVX2 void across_rows(const std::uint8_t* rows, std::int64_t stride, const 
     across_block(rows + x, stride, high, low, count, to + x);
   }
 }
+
+#else
+
+void along_rows(const std::uint8_t* upper, const std::uint8_t* lower, const Weights& weights,
+                std::int64_t out, std::uint8_t* to_upper, std::uint8_t* to_lower) {
+  for (std::int64_t i = 0; i < out; ++i) {
+    const std::int64_t at = std::int64_t{weights.first[i]} * 3;
+    std::int32_t above[3] = {half_unit, half_unit, half_unit},
+                 below[3] = {half_unit, half_unit, half_unit};
+    for (std::int64_t k = 0; k < weights.taps; ++k) {
+      const std::int64_t tap = i * weights.taps + k;
+      const std::int32_t weight = whole_weight(weights.high[tap], weights.low[tap]);
+      for (int c = 0; c < 3; ++c) {
+        above[c] += upper[at + 3 * k + c] * weight;
+        below[c] += lower[at + 3 * k + c] * weight;
+      }
+    }
+    for (int c = 0; c < 3; ++c) {
+      to_upper[3 * i + c] = level(above[c]);
+      to_lower[3 * i + c] = level(below[c]);
+    }
+  }
+}
+
+void across_rows(const std::uint8_t* rows, std::int64_t stride, const std::int16_t* high,
+                 const std::int16_t* low, std::int64_t count, std::int64_t bytes,
+                 std::uint8_t* to) {
+  across_plain(rows, stride, high, low, count, bytes, to);
+}
+
+#endif
 
 // The rows as they are to rows of the axis' wanted columns; rows of `to` are `to_stride` bytes
 // apart.

@@ -1,9 +1,11 @@
 #include "media/yuv_rgb.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstddef>
+
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
 extern "C" {
 #include <libavutil/frame.h>
@@ -15,7 +17,11 @@ extern "C" {
 namespace weft {
 namespace {
 
+#ifdef __x86_64__
 #define WEFT_AVX2 __attribute__((target("avx2")))
+#else
+#define WEFT_AVX2
+#endif
 
 constexpr std::int64_t pixels_at_once = 32;  // of a row
 
@@ -44,6 +50,7 @@ YuvMatrix matrix_of(const AVFrame& frame) {
 WEFT_AVX2 void between_rows(const std::uint8_t* upper, const std::uint8_t* lower,
                             std::int64_t count, std::int16_t* out) {
   std::int64_t k = 0;
+#ifdef __x86_64__
   for (; k + 16 <= count; k += 16) {
     const __m256i a =
         _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(upper + k)));
@@ -51,10 +58,13 @@ WEFT_AVX2 void between_rows(const std::uint8_t* upper, const std::uint8_t* lower
         _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(lower + k)));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 1 + k), _mm256_add_epi16(a, b));
   }
+#endif
   for (; k < count; ++k) out[1 + k] = static_cast<std::int16_t>(upper[k] + lower[k]);
   out[0] = out[1];
   out[1 + count] = out[count];
 }
+
+#ifdef __x86_64__
 
 // Eight times the chroma at 32 pixels, without its 128: pixels 0 to 7 and 16 to 23, and the others,
 // which is how the instructions below want them.
@@ -151,6 +161,31 @@ WEFT_AVX2 void convert_row(const std::uint8_t* luma, const std::int16_t* u, cons
     convert_block(luma + x, u + x / 2, v + x / 2, m, to + 3 * x);
   }
 }
+
+#else
+
+// The same pixel by pixel.
+std::uint8_t to_level(std::uint32_t sum) {
+  const auto rounded = static_cast<std::int32_t>((sum + (1u << 15)) << 6);
+  return static_cast<std::uint8_t>(std::clamp(rounded >> 22, 0, 255));
+}
+
+void convert_row(const std::uint8_t* luma, const std::int16_t* u, const std::int16_t* v,
+                 std::int64_t width, const YuvMatrix& m, std::uint8_t* to) {
+  for (std::int64_t x = 0; x < width; ++x) {
+    // at[1] is under pixels 2 k and 2 k + 1; the nearer neighbour counts too.
+    const auto chroma = [&](const std::int16_t* at) {
+      return 3 * at[1] - 1024 + at[x % 2 == 0 ? 0 : 2];
+    };
+    const int y = 8 * (luma[x] - m.black), cu = chroma(u + x / 2), cv = chroma(v + x / 2);
+    const auto sum = [&](int a, int b) { return static_cast<std::uint32_t>(y * m.luma + a + b); };
+    to[3 * x] = to_level(sum(cv * m.red, 0));
+    to[3 * x + 1] = to_level(sum(cu * m.green_u, cv * m.green_v));
+    to[3 * x + 2] = to_level(sum(cu * m.blue, 0));
+  }
+}
+
+#endif
 
 }  // namespace
 

@@ -87,6 +87,8 @@ void set_profile(Profile* profile) {
 
 void set_op_watch(OpWatch* watch) { detail::op_watch = watch; }
 
+#ifdef __x86_64__
+
 namespace {
 std::string_view asked_isa() {
   const char* asked = std::getenv("WEFT_CPU_ISA");
@@ -104,5 +106,19 @@ bool cpu_multiplies_bf16() {
       cpu_is_v4() && __builtin_cpu_supports("avx512bf16") > 0 && asked_isa() != "v4";
   return yes;
 }
+
+const char* cpu_instructions() { return cpu_is_v4() ? "AVX-512" : "AVX2"; }
+
+#else
+
+bool cpu_is_v4() { return false; }
+bool cpu_multiplies_bf16() { return false; }
+#ifdef __aarch64__
+const char* cpu_instructions() { return "NEON"; }
+#else
+const char* cpu_instructions() { return "plain"; }
+#endif
+
+#endif
 
 }  // namespace weft::ops

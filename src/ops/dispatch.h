@@ -16,6 +16,11 @@
 
 #include "tensor/tensor.h"
 
+// WEFT_ISA: in ops/cpu/*.cpp alone, the instruction set that the file is compiled for (below).
+#if defined(WEFT_ISA) && defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace weft::ops {
 
 // Where the time of this thread goes: while a profile is active, every operation adds to it. One
@@ -83,11 +88,28 @@ DeviceKind device_of(const First& first, const Rest&... rest) {
 }  // namespace detail
 
 // True on processors with AVX-512 F, BW, CD, DQ and VL (x86-64-v4), unless the environment says
-// WEFT_CPU_ISA=v3: so the AVX2 side can be tested anywhere.
+// WEFT_CPU_ISA=v3: so the AVX2 side can be tested anywhere. Never on another than x86-64.
 bool cpu_is_v4();
 
 // True on processors that also have AVX512_BF16, unless WEFT_CPU_ISA says v3 or v4.
 bool cpu_multiplies_bf16();
+
+// What the CPU operations of this process are compiled for: "AVX-512", "AVX2", "NEON"; "plain" on
+// other processors than x86-64 and 64-bit Arm.
+const char* cpu_instructions();
+
+// Whether matrix products on the CPU are oneDNN's, or weft's own (ops/cpu/matmul/tiled.h).
+#ifdef __x86_64__
+inline constexpr bool products_by_onednn = true;
+#else
+inline constexpr bool products_by_onednn = false;
+#endif
+
+// Of the two sides of an operation the one that runs here.
+template <class F>
+F* on_this_cpu(F* v3, F* v4) {
+  return cpu_is_v4() ? v4 : v3;
+}
 
 template <class Signature>
 class Op;
@@ -110,7 +132,7 @@ class Op<R(A...)> {
       if (cuda_ == nullptr) detail::no_cuda_side(name_);
       return cuda_(args...);
     }
-    return cpu_is_v4() ? v4_(args...) : v3_(args...);
+    return on_this_cpu(v3_, v4_)(args...);
   }
 
  private:
@@ -143,7 +165,7 @@ class ScratchOp<void(A...)> {
     op_(args...);
     if (!planning()) return;
     if (detail::device_of(args...) == DeviceKind::cuda) return cuda_plan_(args...);
-    cpu_is_v4() ? v4_(args...) : v3_(args...);
+    on_this_cpu(v3_, v4_)(args...);
   }
 
  private:
@@ -153,26 +175,35 @@ class ScratchOp<void(A...)> {
 
 }  // namespace weft::ops
 
-#define WEFT_OP(name, ...) \
+// The CPU sides of a function. x86-64 has two, compiled for AVX2 (x86-64-v3) and AVX-512 (v4); any
+// other processor has one, on vectors of 128 bits, and is offered it twice.
+#ifdef __x86_64__
+#define WEFT_CPU_DECLARE(name, ...) \
   namespace cpu_v3 { \
   std::type_identity_t<__VA_ARGS__> name; \
   } \
   namespace cpu_v4 { \
   std::type_identity_t<__VA_ARGS__> name; \
-  } \
+  }
+#define WEFT_CPU_SIDES(name) &cpu_v3::name, &cpu_v4::name
+#else
+#define WEFT_CPU_DECLARE(name, ...) \
+  namespace cpu_base { \
+  std::type_identity_t<__VA_ARGS__> name; \
+  }
+#define WEFT_CPU_SIDES(name) &cpu_base::name, &cpu_base::name
+#endif
+
+#define WEFT_OP(name, ...) \
+  WEFT_CPU_DECLARE(name, __VA_ARGS__) \
   namespace cuda { \
   [[gnu::weak]] std::type_identity_t<__VA_ARGS__> name; \
   } \
-  inline const Op<__VA_ARGS__> name { #name, &cpu_v3::name, &cpu_v4::name, &cuda::name }
+  inline const Op<__VA_ARGS__> name { #name, WEFT_CPU_SIDES(name), &cuda::name }
 
 // As WEFT_OP; cuda_plan::name is defined beside the operation's shapes, in ops/*.cpp.
 #define WEFT_SCRATCH_OP(name, ...) \
-  namespace cpu_v3 { \
-  std::type_identity_t<__VA_ARGS__> name; \
-  } \
-  namespace cpu_v4 { \
-  std::type_identity_t<__VA_ARGS__> name; \
-  } \
+  WEFT_CPU_DECLARE(name, __VA_ARGS__) \
   namespace cuda { \
   [[gnu::weak]] std::type_identity_t<__VA_ARGS__> name; \
   } \
@@ -180,10 +211,10 @@ class ScratchOp<void(A...)> {
   std::type_identity_t<__VA_ARGS__> name; \
   } \
   inline const ScratchOp<__VA_ARGS__> name { \
-#name, &cpu_v3::name, &cpu_v4::name, &cuda::name, &cuda_plan::name \
+#name, WEFT_CPU_SIDES(name), &cuda::name, &cuda_plan::name \
   }
 
-// Around the definitions in ops/cpu/*.cpp; WEFT_ISA is v3 or v4, set by the build.
+// Around the definitions in ops/cpu/*.cpp; WEFT_ISA is v3, v4 or base, set by the build.
 #define WEFT_CPU_CAT_(a, b) a##b
 #define WEFT_CPU_CAT(a, b) WEFT_CPU_CAT_(a, b)
 #define WEFT_CPU_BEGIN namespace weft::ops::WEFT_CPU_CAT(cpu_, WEFT_ISA) {

@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/host.h"
 #include "core/json.h"
@@ -177,6 +179,14 @@ void print_step(const Plan& p, const Deck& deck) {
       bytes_text(p.checkpoint_bytes), bytes_text(p.checkpoint_bytes / p.ranks),
       time_text(p.checkpoint_stall), time_text(p.checkpoint_write),
       bytes_text(p.machine.storage_bandwidth), time_text(p.checkpoint_interval));
+  const double disk = static_cast<double>(deck.train.keep + 1) * p.checkpoint_bytes;
+  const std::optional<std::uint64_t> left = checkpoint::free_space(deck.run.dir);
+  fmt::print(
+      "disk: {} in run.dir = {}, for train.keep = {} and one that is being written{}\n",
+      bytes_text(disk), deck.run.dir, deck.train.keep,
+      !left ? std::string()
+            : fmt::format("; {}{} left there", static_cast<double>(*left) < disk ? "only " : "",
+                          bytes_text(static_cast<double>(*left))));
 }
 
 // What the run costs on GPUs of that kind.

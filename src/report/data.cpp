@@ -128,7 +128,8 @@ void add_ranks(RankTimes& t, std::size_t at, const json& j) {
 void load_metrics(Run& run) {
   const fs::path path = run.dir / "metrics.jsonl";
   std::ifstream in(path, std::ios::binary);
-  WEFT_CHECK(in.is_open(), Exit::data, "give the directory of a run (deck key run.dir)",
+  WEFT_CHECK(in.is_open(), Exit::data,
+             "give the directory of a run (deck key run.dir), or a folder of runs",
              "cannot open {}", path.string());
   std::error_code none;
   run.ended =
@@ -255,8 +256,8 @@ Run load_run(const fs::path& dir) {
   run.dir = dir;
   std::error_code ec;
   WEFT_CHECK(fs::is_directory(dir, ec), Exit::data,
-             "give the directory of a run (deck key run.dir)", "{} is not a directory",
-             dir.string());
+             "give the directory of a run (deck key run.dir), or a folder of runs",
+             "{} is not a directory", dir.string());
   // "runs/demo/" and "runs/demo" are the same run.
   const fs::path plain = fs::absolute(dir).lexically_normal();
   run.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
@@ -456,45 +457,50 @@ std::string event_file(const Run& run, const fs::path& scratch) {
   std::string out, version = event(time);
   put_bytes(version, 3, "brain.Event:2");
   put_record(out, version);
-  const auto put_step = [&](double number, std::size_t i, const std::vector<Series>& series) {
+  const auto put_event = [&](double step, const std::string& summary) {
+    std::string one = event(time);
+    put_tag(one, 2, Kind::varint);
+    put_varint(one, static_cast<std::uint64_t>(step));
+    put_bytes(one, 5, summary);
+    put_record(out, one);
+  };
+  const auto summary_of = [](const std::vector<Series>& series, std::size_t i) {
     std::string summary;
     for (const auto& [tag, values] : series)
       // A loss that is not finite is kept: TensorBoard marks it.
       if (i < values->size() && (std::isfinite((*values)[i]) || tag.ends_with("loss")))
         put_scalar(summary, tag, (*values)[i]);
-    if (const auto norms = run.layer_norms.find(s.step[i]); norms != run.layer_norms.end())
-      for (const auto& [layer, norm] : norms->second)
-        put_scalar(summary, "layer_norms/" + layer, norm);
-    std::string step = event(time);
-    put_tag(step, 2, Kind::varint);
-    put_varint(step, static_cast<std::uint64_t>(number));
-    put_bytes(step, 5, summary);
-    put_record(out, step);
+    return summary;
   };
-  const std::vector<Series> held_out = series_of(run.held_out);
   const auto put_clips = [&](const Gallery& g) {
     std::string summary;
     for (const GalleryClip& clip : g.clips)
       if (const Picture p = picture_of(g.folder / clip.file, scratch); !p.png.empty())
         put_picture(summary, "samples/" + clip.name, p);
-    if (summary.empty()) return;
-    std::string all_clips = event(time);
-    put_tag(all_clips, 2, Kind::varint);
-    put_varint(all_clips, static_cast<std::uint64_t>(g.step));
-    put_bytes(all_clips, 5, summary);
-    put_record(out, all_clips);
+    if (!summary.empty()) put_event(static_cast<double>(g.step), summary);
   };
-  std::size_t next = 0, clips = 0;  // of the held-out ones, of the samples
+  // What was measured and sampled until this step, which may be more than the metrics know of.
+  const HeldOutSteps& h = run.held_out;
+  const std::vector<Series> held_out = series_of(h);
+  std::size_t measured = 0, sampled = 0;
+  const auto put_until = [&](double step) {
+    for (; measured < h.step.size() && h.step[measured] <= step; ++measured)
+      put_event(h.step[measured], summary_of(held_out, measured));
+    for (; sampled < run.through_time.size() &&
+           static_cast<double>(run.through_time[sampled].step) <= step;
+         ++sampled)
+      put_clips(run.through_time[sampled]);
+  };
   for (std::size_t i = 0; i < s.size(); ++i) {
     if (std::isfinite(s.seconds[i])) time += s.seconds[i];
-    put_step(s.step[i], i, all);
-    for (; next < run.held_out.step.size() && run.held_out.step[next] <= s.step[i]; ++next)
-      put_step(run.held_out.step[next], next, held_out);
-    for (; clips < run.through_time.size() &&
-           static_cast<double>(run.through_time[clips].step) <= s.step[i];
-         ++clips)
-      put_clips(run.through_time[clips]);
+    std::string summary = summary_of(all, i);
+    if (const auto norms = run.layer_norms.find(s.step[i]); norms != run.layer_norms.end())
+      for (const auto& [layer, norm] : norms->second)
+        put_scalar(summary, "layer_norms/" + layer, norm);
+    put_event(s.step[i], summary);
+    put_until(s.step[i]);
   }
+  put_until(std::numeric_limits<double>::infinity());
   return out;
 }
 

@@ -68,6 +68,14 @@ std::map<std::string, Parts> parts_of(const ManifestLines& lines) {
   return parts;
 }
 
+// weft animate names the files for what they are: NAME-picture.png.
+std::string title_of_reference(const std::string& file, std::size_t number, bool animated) {
+  if (!animated) return fmt::format("reference {}", number);
+  const std::string what = fs::path(file).stem().string();
+  if (what.ends_with("-ref_pose")) return "head motion";
+  return what.ends_with("-ref_eyeblink") ? "eyes and expression" : "picture";
+}
+
 // "#rrggbb", and nothing else that a style may hold.
 bool is_css_colour(const std::string& text) {
   return text.size() == 7 && text.front() == '#' &&
@@ -96,7 +104,8 @@ void load_manifest(Gallery& g, const std::string& stem) {
     if (const auto references = j.find("references");
         references != j.end() && references->is_array())
       for (const Json& r : *references)
-        if (r.is_string() && stays_inside(r.get<std::string>())) c.references.push_back(r);
+        if (r.is_string() && stays_inside(r.get<std::string>()))
+          c.references.emplace_back(r, title_of_reference(r, c.references.size(), animated));
     if (const auto shares = j.find("shares"); shares != j.end() && shares->is_array())
       for (std::size_t i = 0; i < shares->size(); ++i) {
         const Json& share = (*shares)[i];
@@ -225,15 +234,17 @@ std::string facts_text(const GalleryClip& clip) {
 
 std::string figure(const fs::path& base, const Gallery& g, const GalleryClip& c,
                    const std::string& head, Embedder& embedder) {
+  const std::string made = embedder.figure(
+      base, {g.folder, c.file, c.name, fmt::format("<b>{}</b>{}", escape(head), facts_text(c)),
+             c.sound, false});
+  if (c.references.empty()) return made;
+  // A row of its own, so that nothing comes between them.
   std::string figures;
-  for (std::size_t i = 0; i < c.references.size(); ++i)
+  for (const auto& [file, what] : c.references)
     figures += embedder.figure(
-        base, {g.folder, c.references[i], c.references[i],
-               fmt::format("<b>reference {}</b>of {}", i, escape(c.name)), false, false});
-  const std::string facts = facts_text(c);
-  return figures +
-         embedder.figure(base, {g.folder, c.file, c.name,
-                                fmt::format("<b>{}</b>{}", escape(head), facts), c.sound, false});
+        base, {g.folder, file, what, fmt::format("<b>{}</b>of {}", escape(what), escape(c.name)),
+               false, false});
+  return "<div class=\"from\">" + figures + made + "</div>";
 }
 
 std::string more_text(std::size_t left, const Gallery& g) {
@@ -288,12 +299,12 @@ std::string class_legend(const Gallery& g) {
   return legend.empty() ? "" : "<div class=\"legend\">" + legend + "</div>\n";
 }
 
-std::string failure_section(const Gallery& g) {
+std::string failure_section(const std::string& title, const Gallery& g) {
   if (g.failures.empty()) return "";
   std::string body = "<div class=\"scroll\"><table>";
   for (std::size_t i = 0; i < std::min(most_failures, g.failures.size()); ++i)
     body += fmt::format("<tr><td>{}</td></tr>\n", escape(shortened(g.failures[i])));
-  return section("Failed", "The same command tries them again.",
+  return section(title, "The same command tries them again.",
                  body + "</table></div>" +
                      more_text(g.failures.size() - std::min(most_failures, g.failures.size()), g));
 }
@@ -354,14 +365,18 @@ std::string gallery_page(std::span<const Gallery> galleries) {
   Embedder embedder;
   if (galleries.size() == 1) {
     page += tiles(first);
-    page += failure_section(first);
+    page += failure_section("Failed", first);
     page += warning_section("Warnings", first.warnings);
     page += section(first.command == "segment" ? "Pictures and clips" : "Clips", "",
                     class_legend(first) + clip_figures(first.folder, first, embedder));
     page += rank_section(first);
   } else {
-    page += "<p></p>" + section("Clips", "Clips of the same name are shown side by side.",
-                                clips_beside(first.folder, galleries, embedder));
+    page += "<p></p>";
+    for (const Gallery& g : galleries)
+      page += failure_section("Failed in " + escape(g.name), g) +
+              warning_section("Warnings of " + escape(g.name), g.warnings);
+    page += section("Clips", "Clips of the same name are shown side by side.",
+                    clips_beside(first.folder, galleries, embedder));
   }
   if (embedder.linked() > 0)
     page += fmt::format(

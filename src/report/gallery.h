@@ -21,7 +21,8 @@ struct GalleryClip {
   std::vector<std::pair<std::string, std::string>> classes;  // of a segmentation: name, colour
   double seconds = std::numeric_limits<double>::quiet_NaN();
   bool sound = false;
-  std::vector<std::string> references;  // pictures within the folder that it was made from
+  // Pictures within the folder of what it was made from: file, and what it is.
+  std::vector<std::pair<std::string, std::string>> references;
 };
 
 // A rank's part of the work, as the job's report has it.

@@ -56,12 +56,13 @@ header p { margin:0; color:var(--soft); overflow-wrap:anywhere; }
 section { padding:16px 20px 14px; margin:0 0 16px; min-width:0; }
 h2 { font-size:16px; margin:0 0 2px; font-weight:600; }
 .note { color:var(--soft); font-size:13px; margin:0 0 8px; }
-.small { display:grid; grid-template-columns:repeat(auto-fit,minmax(310px,1fr)); gap:16px; margin:0 0 16px; }
+.small { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(310px,100%),1fr)); gap:16px; margin:0 0 16px; }
 .small section { margin:0; display:flex; flex-direction:column; padding:14px 14px 10px; }
 .small section svg { margin-top:auto; }
 svg { display:block; width:100%; height:auto; overflow:visible; }
 .grid { stroke:var(--line); stroke-width:1; }
-.restart { stroke:var(--soft); stroke-width:1.5; stroke-dasharray:2 4; }
+.restart { stroke:var(--ink); stroke-width:1.5; stroke-dasharray:2 4; }
+.narrow { display:none; }
 .axis { stroke:var(--axis); stroke-width:1; }
 .tick { font-size:12px; fill:var(--soft); font-variant-numeric:tabular-nums; }
 .label { font-size:12.5px; fill:var(--text); }
@@ -88,8 +89,9 @@ thead th { color:var(--ink); font-weight:600; }
 details summary { cursor:pointer; font-weight:600; padding:2px 0; }
 pre { font:12.5px/1.5 ui-monospace,"SF Mono",Menlo,Consolas,"DejaVu Sans Mono",monospace;
   background:var(--ground); border-radius:8px; padding:12px 14px; overflow:auto; max-height:520px; }
-.media { display:grid; grid-template-columns:repeat(auto-fill,minmax(300px,1fr)); gap:16px; margin-top:8px; }
-figure { margin:0; }
+.media { display:grid; grid-template-columns:repeat(auto-fill,minmax(min(300px,100%),1fr)); gap:16px; margin-top:8px; }
+.from { grid-column:1/-1; display:grid; grid-template-columns:repeat(auto-fill,minmax(min(300px,100%),1fr)); gap:16px; }
+figure { margin:0; min-width:0; }
 figure img, figure video { width:100%; border-radius:6px; display:block; background:#000; }
 figure.wide { grid-column:1/-1; }
 figcaption b { color:var(--ink); font-weight:500; display:block; }
@@ -101,14 +103,29 @@ a { color:var(--link); }
 .meter i { display:block; height:100%; }
 figcaption { color:var(--soft); font-size:12.5px; margin-top:4px; overflow-wrap:anywhere; }
 footer { color:var(--soft); font-size:12.5px; }
+.jobs td, .jobs th { padding:6px 12px 6px 0; white-space:nowrap; }
+.jobs button { font:inherit; color:inherit; background:none; border:0; padding:0; cursor:pointer; }
+.jobs [aria-sort=ascending] button::after { content:" \25B2"; }
+.jobs [aria-sort=descending] button::after { content:" \25BC"; }
+.jobs .note { display:block; margin:0; white-space:normal; max-width:260px; }
+.jobs .box { display:inline-block; width:11px; height:11px; border-radius:3px; margin-right:7px; }
+.jobs .spark { width:110px; }
+.jobs .meter { width:110px; }
+.jobs ul { margin:4px 0 0; padding-left:16px; white-space:normal; min-width:240px; }
+.jobs summary { font-weight:inherit; padding:0; }
+.jobs img { height:54px; border-radius:4px; margin-right:6px; }
+.jobs tr > :first-child { position:sticky; left:0; background:var(--paper); white-space:normal; min-width:120px; }
 #value { position:absolute; pointer-events:none; display:none; background:var(--paper); border:1px solid var(--axis);
   border-radius:7px; padding:6px 10px; font-size:12.5px; box-shadow:0 2px 8px var(--shade); white-space:nowrap;
   font-variant-numeric:tabular-nums; }
 #value i { display:inline-block; width:9px; height:9px; border-radius:2px; margin-right:6px; }
-@media (max-width:560px) { main { padding:16px 10px; } section { padding:12px 12px 10px; overflow-x:auto; }
-  /* Wide charts keep letters that can be read, and are pushed sideways. */
-  main > section > svg { min-width:800px; }
-  .bars { grid-template-columns:1fr; gap:2px; } .bars > span:nth-of-type(2n) { margin-bottom:8px; } }
+@media (max-width:700px) { .broad { display:none; } .narrow { display:block; max-width:520px; } }
+@media (max-width:560px) { main { padding:16px 10px; } section { padding:12px 12px 10px; }
+  .tiles { grid-template-columns:repeat(auto-fit,minmax(120px,1fr)); gap:8px; }
+  .bars { grid-template-columns:minmax(0,1fr); gap:2px; } .bars > span:nth-of-type(2n) { margin-bottom:8px; }
+  /* Pictures of several parts are pushed sideways, in their own box. */
+  figure.wide { overflow-x:auto; } figure.wide img { min-width:640px; }
+  .from { grid-template-columns:repeat(auto-fill,minmax(150px,1fr)); gap:8px; } }
 @media print { body { background:#fff; color:#000; } section, .tile { break-inside:avoid; } }
 )css";
 
@@ -125,7 +142,7 @@ for (const svg of document.querySelectorAll('svg[data-plot]')) {
   const hide = () => { box.style.display = 'none'; rule.style.display = 'none'; };
   hide();
   svg.addEventListener('pointerleave', hide);
-  svg.addEventListener('pointermove', e => {
+  const show = e => {
     const r = svg.getBoundingClientRect();
     const px = (e.clientX - r.left) * svg.viewBox.baseVal.width / r.width;
     const x = p.low + (px - p.from) / (p.to - p.from) * (p.high - p.low);
@@ -148,10 +165,27 @@ for (const svg of document.querySelectorAll('svg[data-plot]')) {
     box.innerHTML = (p.what || 'step') + ' ' + (near ? near[1] : Math.round(at)) + rows.join('');
     box.style.display = 'block';
     const left = e.pageX + 16 + box.offsetWidth > document.documentElement.clientWidth;
-    box.style.left = (e.pageX + (left ? -16 - box.offsetWidth : 16)) + 'px';
+    box.style.left = Math.max(4, e.pageX + (left ? -16 - box.offsetWidth : 16)) + 'px';
     box.style.top = (e.pageY + 12) + 'px';
-  });
+  };
+  svg.addEventListener('pointermove', show);
+  svg.addEventListener('pointerdown', show);  // a finger
 }
+for (const table of document.querySelectorAll('table.jobs'))
+  for (const button of table.querySelectorAll('th button'))
+    button.addEventListener('click', () => {
+      const head = button.parentNode, up = head.getAttribute('aria-sort') !== 'ascending';
+      for (const other of head.parentNode.cells) other.removeAttribute('aria-sort');
+      head.setAttribute('aria-sort', up ? 'ascending' : 'descending');
+      const value = row => row.cells[head.cellIndex].dataset.v;
+      const body = table.tBodies[0];
+      body.append(...[...body.rows].sort((a, b) => {
+        const x = value(a), y = value(b);
+        if (x === '' || y === '') return (x === '') - (y === '');  // the unknown come last
+        const apart = isNaN(x - y) ? x.localeCompare(y, undefined, {numeric: true}) : x - y;
+        return up ? apart : -apart;
+      }));
+    });
 if (!matchMedia('(prefers-reduced-motion: reduce)').matches) {
   const seen = new IntersectionObserver(entries => entries.forEach(e => {
     if (e.isIntersecting) e.target.play().catch(() => {}); else e.target.pause();
@@ -308,18 +342,6 @@ bool is_wide_png(const std::string& bytes) {
   return word(16) > 2 * word(20);
 }
 
-std::string url_of(const std::string& path) {
-  std::string url;
-  for (const char c : path) {
-    const auto u = static_cast<unsigned char>(c);
-    const bool plain =
-        std::isalnum(u) != 0 || std::string_view("-._~/").find(c) != std::string::npos;
-    url += plain ? std::string(1, c) : fmt::format("%{:02X}", u);
-  }
-  // A name such as "a:b" would be another protocol.
-  return "./" + url;
-}
-
 }  // namespace
 
 std::string Embedder::content(const fs::path& base, const Shown& shown, bool& wide) {
@@ -381,6 +403,18 @@ bool stays_inside(const std::string& file) {
   const fs::path path = file;
   if (file.empty() || path.is_absolute()) return false;
   return std::none_of(path.begin(), path.end(), [](const fs::path& p) { return p == ".."; });
+}
+
+std::string url_of(const std::string& path) {
+  std::string url;
+  for (const char c : path) {
+    const auto u = static_cast<unsigned char>(c);
+    const bool plain =
+        std::isalnum(u) != 0 || std::string_view("-._~/").find(c) != std::string::npos;
+    url += plain ? std::string(1, c) : fmt::format("%{:02X}", u);
+  }
+  // A name such as "a:b" would be another protocol.
+  return "./" + url;
 }
 
 std::string read_text(const fs::path& path) {

@@ -87,6 +87,8 @@ std::string picture_section(const std::filesystem::path& folder,
 // without "..".
 bool stays_inside(const std::string& file);
 
+// A relative path as a link.
+std::string url_of(const std::string& path);
 // A whole file; "" for one that cannot be read.
 std::string read_text(const std::filesystem::path& path);
 std::string base64(const std::string& bytes);

@@ -13,6 +13,9 @@
 namespace weft::report_page {
 namespace {
 
+// The job that writes the page is this process.
+std::string warnings_so_far() { return warning_section("Warnings", log::warnings()); }
+
 std::string classes_table(const SegmentationScores& e) {
   std::string rows =
       "<div "
@@ -103,7 +106,7 @@ std::string segmentation_page(const SegmentationScores& e) {
     page += tile(fmt::format("{:.2f} %", 100 * e.mean_iou_of_known()),
                  fmt::format("mean IoU of the {} that are labelled", e.known()));
   page += tile(fmt::format("{:.2f} %", 100 * e.accuracy()), "pixel accuracy");
-  page += last_tiles(e) + facts(e) + classes_table(e) + class_legend(e);
+  page += last_tiles(e) + warnings_so_far() + facts(e) + classes_table(e) + class_legend(e);
   return page +
          pictures(
              e,
@@ -118,7 +121,7 @@ std::string detection_page(const DetectionScores& e) {
   page += tile(fmt::format("{:.2f} %", 100 * c.precision()), "precision");
   page += tile(fmt::format("{:.2f} %", 100 * c.recall()), "recall");
   page += tile(fmt::format("{}", c.wanted), "regions of text");
-  page += last_tiles(e) + facts(e) + scores_table(e);
+  page += last_tiles(e) + warnings_so_far() + facts(e) + scores_table(e);
   return page +
          pictures(e,
                   "Left: the regions, green where a box matches, red where none does. Right: the "
@@ -216,7 +219,7 @@ std::string score_page(const ScoreSummary& s) {
   if (s.without > 0) page += tile(fmt::format("{}", s.without), "rows without a count");
   if (!s.faults.empty()) page += tile(fmt::format("{}", s.faults.size()), "files with faults");
   if (!s.feed.empty()) page += tile(fmt::format("{:.3g}", s.feed.rate()), "frames a second");
-  page += "</div>\n";
+  page += "</div>\n" + warnings_so_far();
   page += histogram(s) + stages(s) + faults(s) + frames(s) + facts(s);
   return page + close_page();
 }

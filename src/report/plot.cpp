@@ -12,6 +12,9 @@ namespace weft::report_page {
 namespace {
 
 constexpr double left = 64, right = 14, top = 10, bottom = 42;  // margins in pixels
+constexpr double tick_room = 56;  // pixels along the x axis that a number may take
+// On a phone, whose page leaves about as many pixels.
+constexpr int narrow_width = 370, narrow_height = 240;
 
 // Maps values to pixels along one axis.
 struct Axis {
@@ -46,7 +49,8 @@ Axis make_x(Range r, const PlotFrame& f) {
     a.low -= 0.5;
     a.high += 0.5;
   }
-  a.ticks = round_ticks(a.low, a.high, 8);
+  const double room = (f.width - left - right) / tick_room;
+  a.ticks = round_ticks(a.low, a.high, static_cast<int>(std::clamp(room, 3.0, 8.0)));
   if (f.whole_x) std::erase_if(a.ticks, [](double t) { return t != std::floor(t); });
   return a;
 }
@@ -145,11 +149,6 @@ std::string open_svg(const PlotFrame& f, const Axis& x, const Axis& y, const std
                      left - 8, y(t) + 4, tick_text(t, y));
   }
   const double base = f.height - bottom;
-  for (const double t : f.restarts)
-    if (t >= x.low && t <= x.high)
-      s += fmt::format(
-          "<line class=\"restart\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1}\" y2=\"{2}\"/>\n", x(t),
-          top, base);
   std::vector<std::pair<double, std::string>> places = f.x_labels;
   if (places.empty())
     for (const double t : x.ticks) places.emplace_back(t, tick_text(t, x));
@@ -169,6 +168,27 @@ std::string open_svg(const PlotFrame& f, const Axis& x, const Axis& y, const std
       "text-anchor=\"middle\">{}{}</text>\n",
       (top + base) / 2, f.y_label, y.log ? " (log)" : "");
   return s;
+}
+
+// Dotted lines where the run was resumed, over the curves, and the element's end.
+std::string close_svg(const PlotFrame& f, const Axis& x) {
+  std::string s;
+  for (const double t : f.restarts)
+    if (t >= x.low && t <= x.high)
+      s += fmt::format(
+          "<line class=\"restart\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1}\" y2=\"{2}\"/>\n", x(t),
+          top, f.height - bottom);
+  return s + "</svg>\n";
+}
+
+PlotFrame narrowed(PlotFrame f) {
+  f.width = narrow_width;
+  f.height = std::min(f.height, narrow_height);
+  return f;
+}
+
+std::string at_both_widths(const std::string& broad, const std::string& narrow) {
+  return "<div class=\"broad\">" + broad + "</div><div class=\"narrow\">" + narrow + "</div>\n";
 }
 
 // A path through the points; a gap where y is not a number.
@@ -225,7 +245,11 @@ std::string line_plot(const PlotFrame& f, std::span<const Curve> curves) {
           "stroke-linejoin=\"round\" stroke-linecap=\"round\"/>\n",
           d, c.color, c.width, c.opacity);
   }
-  return s + "</svg>\n";
+  return s + close_svg(f, x);
+}
+
+std::string line_plots(const PlotFrame& f, std::span<const Curve> curves) {
+  return at_both_widths(line_plot(f, curves), line_plot(narrowed(f), curves));
 }
 
 std::string stacked_plot(const PlotFrame& f, std::span<const double> xs,
@@ -262,7 +286,33 @@ std::string stacked_plot(const PlotFrame& f, std::span<const double> xs,
     }
     if (most > 0) s += fmt::format("<path d=\"{}{}Z\" style=\"fill:{}\"/>\n", up, down, l.color);
   }
-  return s + "</svg>\n";
+  return s + close_svg(f, x);
+}
+
+std::string stacked_plots(const PlotFrame& f, std::span<const double> xs,
+                          std::span<const Layer> layers) {
+  return at_both_widths(stacked_plot(f, xs, layers), stacked_plot(narrowed(f), xs, layers));
+}
+
+std::string sparkline(std::span<const double> y, const std::string& color) {
+  constexpr double width = 110, height = 28, edge = 3;
+  Range r;
+  std::size_t known = 0;
+  for (const double v : y) {
+    r.add(v);
+    known += std::isfinite(v) ? 1 : 0;
+  }
+  if (known < 2) return "";
+  const double last = static_cast<double>(y.size()) - 1;
+  const Axis ax{0, last, edge, width - edge, false, {}};
+  const Axis ay{r.low, r.high > r.low ? r.high : r.low + 1, height - edge, edge, false, {}};
+  std::vector<double> x(y.size());
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<double>(i);
+  return fmt::format(
+      "<svg class=\"spark\" viewBox=\"0 0 {} {}\" aria-hidden=\"true\"><path d=\"{}\" "
+      "style=\"fill:none;stroke:{}\" stroke-width=\"1.6\" stroke-linejoin=\"round\" "
+      "stroke-linecap=\"round\"/></svg>",
+      width, height, points(ax, ay, x, y), color);
 }
 
 std::string standalone_svg(std::string plot, const PlotFrame& frame,

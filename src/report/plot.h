@@ -28,11 +28,14 @@ struct PlotFrame {
   bool whole_x = true;     // x counts steps or ranks: no ticks between whole numbers
   // Places on the x axis and what to write there, instead of numbers: for axes that are not linear.
   std::vector<std::pair<double, std::string>> x_labels{};
-  // Places on the x axis with a dotted line, where a run went on.
+  // Places on the x axis with a dotted line, where a run was resumed.
   std::vector<double> restarts{};
 };
 
 std::string line_plot(const PlotFrame& frame, std::span<const Curve> curves);
+// The same at two widths, of which the page's style shows the one that fits the screen: letters of
+// a wide plot could not be read on a phone.
+std::string line_plots(const PlotFrame& frame, std::span<const Curve> curves);
 
 // Layer k reaches from the sum of the layers below it to the sum with it, in columns around x.
 struct Layer {
@@ -42,6 +45,11 @@ struct Layer {
 };
 std::string stacked_plot(const PlotFrame& frame, std::span<const double> x,
                          std::span<const Layer> layers);
+std::string stacked_plots(const PlotFrame& frame, std::span<const double> x,
+                          std::span<const Layer> layers);
+
+// A curve without axes, for a row of a table. "" for fewer than two values that are finite.
+std::string sparkline(std::span<const double> y, const std::string& color);
 
 // A plot as an SVG document of its own, which needs what the report page otherwise gives: the name
 // space, a look, and a legend, whose first line is `y` pixels from the top.

@@ -74,7 +74,7 @@ std::string spread_plot(const Run& run) {
                       {}});
   }
   const PlotFrame frame{"step", "spread of ranks (%)", 1040, 210, true, false};
-  return line_plot(frame, curves);
+  return line_plots(frame, curves);
 }
 
 }  // namespace
@@ -228,7 +228,7 @@ std::string scaling_curves(std::span<const Scaling> results) {
       "Scaling",
       "Efficiency against the smallest number of ranks, as weft bench scaling measured it. The "
       "axis does not begin at 0.",
-      legend + "</div>\n" + line_plot(frame, curves) +
+      legend + "</div>\n" + line_plots(frame, curves) +
           "<div class=\"scroll\"><table><thead><tr><th>case</th><th>ranks</th><th>a step</th>"
           "<th>efficiency</th><th>exposed communication</th><th>wait for the "
           "slowest</th></tr></thead>"

@@ -1,20 +1,31 @@
 #include "report/report.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <numeric>
 
-#include "core/error.h"
-#include "core/file.h"
 #include "core/log.h"
 #include "report/html.h"
 #include "report/plot.h"
 
 namespace weft::report_page {
+
+double last_loss(const Run& run) {
+  const std::vector<double> v = finite(run.steps.loss);
+  if (v.empty()) return NAN;
+  const std::size_t n = std::clamp<std::size_t>(v.size() / 10, 1, 50);
+  return std::accumulate(v.end() - static_cast<std::ptrdiff_t>(n), v.end(), 0.0) /
+         static_cast<double>(n);
+}
+
+// A tile has room for no more.
+std::string loss_text(double v) {
+  if (!std::isfinite(v)) return "-";
+  return std::abs(v) < 10 ? fmt::format("{:.4f}", v) : fmt::format("{:.5g}", v);
+}
 
 namespace {
 
@@ -51,21 +62,6 @@ std::vector<Curve> plain_curves(std::span<const Run> runs, Column column, double
 bool has(std::span<const Run> runs, Column column) {
   return std::any_of(runs.begin(), runs.end(),
                      [&](const Run& r) { return !finite(r.steps.*column).empty(); });
-}
-
-// The mean of the last tenth of the losses (at least one, at most 50).
-double last_loss(const Run& run) {
-  const std::vector<double> v = finite(run.steps.loss);
-  if (v.empty()) return NAN;
-  const std::size_t n = std::clamp<std::size_t>(v.size() / 10, 1, 50);
-  return std::accumulate(v.end() - static_cast<std::ptrdiff_t>(n), v.end(), 0.0) /
-         static_cast<double>(n);
-}
-
-// Five digits: a tile has room for no more.
-std::string loss_text(double v) {
-  if (!std::isfinite(v)) return "-";
-  return std::abs(v) < 10 ? fmt::format("{:.4f}", v) : fmt::format("{:.5g}", v);
 }
 
 // Where its curve begins.
@@ -135,8 +131,9 @@ std::string loss_plot(std::span<const Run> runs) {
   const std::string what =
       bands ? "Shaded: the range of all steps. Line: average over neighbouring steps."
             : "Thin: every step. Bold: average over neighbouring steps.";
-  return section("Loss", what + (frame.restarts.empty() ? "" : " Dotted: where the run went on."),
-                 loss_legend(runs) + line_plot(frame, curves));
+  return section("Loss",
+                 what + (frame.restarts.empty() ? "" : " Dotted: where the run was resumed."),
+                 loss_legend(runs) + line_plots(frame, curves));
 }
 
 std::string loss_over_time(std::span<const Run> runs) {
@@ -160,7 +157,7 @@ std::string loss_over_time(std::span<const Run> runs) {
   }
   const PlotFrame frame{name, "loss", 1040, 280, false, true, false};
   return section("Loss over time", "Averaged over neighbouring steps; time in steps alone.",
-                 run_legend(runs) + line_plot(frame, curves));
+                 run_legend(runs) + line_plots(frame, curves));
 }
 
 // The loss of each of several stores.
@@ -184,7 +181,7 @@ std::string loss_of_stores(std::span<const Run> runs) {
   PlotFrame frame{"step", "loss", 1040, 280, false, true};
   frame.restarts = runs[0].restarts;
   return section("Loss of each store", "Averaged over neighbouring steps.",
-                 legend + "</div>\n" + line_plot(frame, curves));
+                 legend + "</div>\n" + line_plots(frame, curves));
 }
 
 std::string loss_terms(std::span<const Run> runs) {
@@ -253,7 +250,8 @@ std::string one_split(const Run& run) {
     layers.push_back({split ? part_names[p] : "step", b.mean, part_colors[p]});
     if (!split) break;
   }
-  const PlotFrame frame{"step", fmt::format("time a step ({})", unit), 1040, 300, true, false};
+  PlotFrame frame{"step", fmt::format("time a step ({})", unit), 1040, 300, true, false};
+  frame.restarts = run.restarts;
   const std::size_t columns = std::min(run.steps.size(), most_columns);
   const std::string note =
       columns < run.steps.size()
@@ -263,7 +261,7 @@ std::string one_split(const Run& run) {
                 static_cast<double>(run.steps.size()) / static_cast<double>(columns))
           : "Where the time of a step goes, on rank 0.";
   return section("Step time", note,
-                 (split ? split_legend(run) : "") + stacked_plot(frame, x, layers));
+                 (split ? split_legend(run) : "") + stacked_plots(frame, x, layers));
 }
 
 // Several runs: stacks cannot be overlaid, so curves of the whole and one bar a run.
@@ -271,7 +269,7 @@ std::string many_splits(std::span<const Run> runs) {
   const auto [scale, unit] = time_unit(runs);
   PlotFrame frame{"step", fmt::format("time a step ({})", unit), 1040, 280, true, true};
   std::string body = run_legend(runs) +
-                     line_plot(frame, plain_curves(runs, &Steps::seconds, scale)) +
+                     line_plots(frame, plain_curves(runs, &Steps::seconds, scale)) +
                      "<div class=\"legend\" style=\"margin-top:14px\">";
   for (int p = 0; p < parts; ++p) body += swatch(part_colors[p], part_names[p], true);
   body += "</div><div class=\"bars\">";
@@ -350,12 +348,14 @@ std::string memory_plot(std::span<const Run> runs) {
              swatch(run_colors[1], "activations") + "</div>";
     note = "";
   }
-  const PlotFrame frame{"step", gb ? "memory (GB)" : "memory (MB)", 370, 250, true, false};
+  PlotFrame frame{"step", gb ? "memory (GB)" : "memory (MB)", 370, 250, true, false};
+  frame.restarts = restarts_of(runs);
   return section("Memory of rank 0", note, legend + line_plot(frame, curves));
 }
 
 std::string grad_plot(std::span<const Run> runs) {
-  const PlotFrame frame{"step", "norm", 370, 250, false, true};
+  PlotFrame frame{"step", "norm", 370, 250, false, true};
+  frame.restarts = restarts_of(runs);
   return section("Gradient norm", "",
                  run_legend(runs) + line_plot(frame, plain_curves(runs, &Steps::grad_norm, 1)));
 }
@@ -365,7 +365,8 @@ std::string rate_plot(std::span<const Run> runs) {
   double most = 0;
   for (const Run& r : runs) most = std::max(most, greatest(r.steps.lr));
   const int power = most > 0 ? static_cast<int>(std::floor(std::log10(most) + 1e-9)) : 0;
-  const PlotFrame frame{"step", fmt::format("rate (1e{})", power), 370, 250, true, false};
+  PlotFrame frame{"step", fmt::format("rate (1e{})", power), 370, 250, true, false};
+  frame.restarts = restarts_of(runs);
   return section(
       "Learning rate", "",
       run_legend(runs) + line_plot(frame, plain_curves(runs, &Steps::lr, std::pow(10.0, -power))));
@@ -396,7 +397,7 @@ std::vector<std::pair<std::string, std::string>> all_facts(const Run& r) {
     std::string places;
     for (const double step : r.restarts)
       places += (places.empty() ? "" : ", ") + short_number(step);
-    f.emplace_back("went on after step", places);
+    f.emplace_back("resumed after step", places);
   }
   if (r.repeated_steps > 0)
     f.emplace_back("steps done again", fmt::format("{}, after a restart", r.repeated_steps));
@@ -518,106 +519,3 @@ std::string make_page(std::span<const Run> runs, std::span<const Scaling> scalin
 }
 
 }  // namespace weft::report_page
-
-namespace weft {
-
-namespace fs = std::filesystem;
-
-namespace {
-
-// The page that weft evaluate or weft score has written itself, for its folder or its output; empty
-// where there is none.
-fs::path own_page(const fs::path& input) {
-  std::error_code none;
-  std::string output = input.string();
-  while (output.ends_with('/')) output.pop_back();
-  if (output.ends_with(".parts")) output.resize(output.size() - std::string_view(".parts").size());
-  for (const fs::path& page : {input / "evaluation.html", fs::path(output + ".html")})
-    if (fs::is_regular_file(page, none)) return page;
-  return {};
-}
-
-// What the inputs turn out to be.
-struct Inputs {
-  std::vector<report_page::Run> runs;
-  std::vector<report_page::Gallery> galleries;
-  std::vector<report_page::Scaling> scaling;
-  std::vector<fs::path> pages;
-};
-
-Inputs load_inputs(const std::vector<std::string>& names) {
-  Inputs inputs;
-  std::error_code none;
-  for (const std::string& name : names) {
-    if (name.ends_with(".json")) {
-      inputs.scaling.push_back(report_page::load_scaling(name));
-      continue;
-    }
-    if (!fs::exists(fs::path(name) / "metrics.jsonl", none)) {
-      if (const fs::path page = own_page(name); !page.empty()) {
-        inputs.pages.push_back(page);
-        continue;
-      }
-      report_page::Gallery gallery = report_page::load_gallery(name);
-      if (!gallery.clips.empty() || !gallery.failures.empty()) {
-        inputs.galleries.push_back(std::move(gallery));
-        continue;
-      }
-    }
-    inputs.runs.push_back(report_page::load_run(name));
-    if (const std::size_t broken = inputs.runs.back().broken_lines; broken > 0)
-      log::warn("{}/metrics.jsonl: {} left out that cannot be read", name, counted(broken, "line"));
-  }
-  return inputs;
-}
-
-void write_page(const fs::path& folder, const std::string& page) {
-  const fs::path path = folder / "report.html";
-  replace_file(path, page, Exit::data, Durable::no);
-  fmt::print("{}\n", path.string());
-}
-
-}  // namespace
-
-int report(const std::vector<std::string>& names, const std::string& tensorboard) {
-  const Inputs inputs = load_inputs(names);
-  WEFT_CHECK(!inputs.runs.empty() || !inputs.galleries.empty() || !inputs.pages.empty(),
-             Exit::usage, "for example: weft report runs/demo",
-             "weft report needs the directory of a run");
-  WEFT_CHECK(inputs.scaling.empty() || !inputs.runs.empty(), Exit::usage,
-             "name the directory of a training run too",
-             "{} is shown on the page of a training run", names.front());
-  if (!tensorboard.empty()) {
-    WEFT_CHECK(!inputs.runs.empty(), Exit::usage, "name a directory with metrics.jsonl",
-               "only training runs have metrics for TensorBoard");
-    for (const fs::path& file : report_page::write_event_files(tensorboard, inputs.runs))
-      fmt::print("{}\n", file.string());
-    return 0;
-  }
-  if (!inputs.runs.empty())
-    write_page(inputs.runs.front().dir, report_page::make_page(inputs.runs, inputs.scaling));
-  if (!inputs.galleries.empty())
-    write_page(inputs.galleries.front().folder, report_page::gallery_page(inputs.galleries));
-  for (const fs::path& page : inputs.pages) fmt::print("{}\n", page.string());
-  return 0;
-}
-
-Command report_command() {
-  struct Options {
-    std::vector<std::string> inputs;
-    std::string tensorboard;
-  };
-  const auto o = std::make_shared<Options>();
-  Command c{"report", "write RUN/report.html about any job: curves, ranks, memory, scaling, clips",
-            [o](const Deck&, MPI_Comm) { return report(o->inputs, o->tensorboard); }};
-  c.first_rank_only = true;
-  c.option("runs", o->inputs,
-           "directories of runs, or of a job's results, and .json files of weft bench scaling")
-      .required = true;
-  c.option("--tensorboard", o->tensorboard,
-           "instead of a page, write the metrics as event files into this directory, a folder a "
-           "run");
-  return c;
-}
-
-}  // namespace weft

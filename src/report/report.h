@@ -16,11 +16,15 @@ struct SegmentationScores;
 
 // Writes report.html into the first run's directory, and likewise for folders of clips, and prints
 // the paths to stdout. Several runs share the page, their curves overlaid; several folders share
-// theirs, the clips beside each other. Inputs that end in .json are results of weft bench scaling.
-// weft evaluate and weft score write their pages themselves: their paths are printed. With
-// `tensorboard`, a directory, event files are written instead. Returns 0; throws Exit::data when a
-// run has no metrics, a result no points, or a file cannot be written, Exit::usage without a run.
-int report(const std::vector<std::string>& inputs, const std::string& tensorboard = "");
+// theirs, the clips next to each other. A folder that contains jobs gets an index.html about all of
+// them (report/folder_page.h). Inputs that end in .json are results of weft bench scaling. weft
+// evaluate and weft score write their pages themselves: their paths are printed. With
+// `tensorboard`, a directory, event files are written instead. With `open`, the desktop's browser
+// shows the pages; without a desktop stderr says how to copy them. Returns 0; throws Exit::data
+// when a run has no metrics, a result no points, or a file cannot be written, Exit::usage without a
+// run.
+int report(const std::vector<std::string>& inputs, const std::string& tensorboard = "",
+           bool open = false);
 Command report_command();
 
 namespace report_page {
@@ -29,6 +33,11 @@ namespace report_page {
 // one another, in the order given. `scaling` comes beside the results that the runs have
 // themselves.
 std::string make_page(std::span<const Run> runs, std::span<const Scaling> scaling = {});
+
+// The mean of the last tenth of the losses (at least one, at most 50), NaN without any; and a loss
+// in five digits.
+double last_loss(const Run& run);
+std::string loss_text(double loss);
 
 // The sections on many ranks: where the time of each went, who was waited for, how the job scales,
 // and a rank's memory against its plan.

@@ -2,16 +2,20 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <ctime>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <thread>
+#include <utility>
 
 #include "checkpoint/manifest.h"
 #include "core/error.h"
@@ -19,6 +23,7 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "report/data.h"
+#include "report/follow.h"
 #include "report/html.h"
 
 namespace weft {
@@ -100,28 +105,15 @@ void count_steps(const fs::path& dir, KnownJob& job) {
   s.advanced = std::max(s.advanced, s.updated);
 }
 
-std::string time_text(double seconds) {
-  if (!(seconds > 0) || seconds > 4e9) return "-";
-  return fmt::format("{:%Y-%m-%d %H:%M:%S}", fmt::localtime(static_cast<std::time_t>(seconds)));
-}
-
-// "running", "silent since 2026-11-24 10:00:12", "stopped early", "failed (exit code 3)".
-std::string state_text(const JobStatus& s) {
-  if (s.state == "silent") return "silent since " + time_text(s.updated);
-  if (s.state == "stopped") return "stopped early";
-  if (s.state == "failed") return fmt::format("failed (exit code {})", s.code);
-  return s.state;
-}
-
-std::string share_text(const JobStatus& s) {
-  if (s.total <= 0) return fmt::format("{}", s.done);
-  return fmt::format("{} of {}", s.done, s.total);
-}
-
 std::string pace_text(const JobStatus& s) {
   if (!(s.rate > 0)) return "";
   return s.rate >= 0.1 ? fmt::format("{} {}s/s", report_page::rate_text(s.rate), s.noun)
                        : fmt::format("{} a {}", duration_text(1 / s.rate), s.noun);
+}
+
+// Of one of JobStatus::values.
+std::string label_of(const std::string& name) {
+  return name == "validation_loss" ? "held out" : printable(name);
 }
 
 bool goes_on(const JobStatus& s) { return s.state == "running"; }
@@ -179,6 +171,27 @@ Json json_of(const KnownJob& job, double now) {
 }
 
 }  // namespace
+
+std::string time_text(double seconds) {
+  if (!(seconds > 0) || seconds > 4e9) return "-";
+  return fmt::format("{:%Y-%m-%d %H:%M:%S}", fmt::localtime(static_cast<std::time_t>(seconds)));
+}
+
+std::string state_text(const JobStatus& s) {
+  if (s.state == "silent") return "silent since " + time_text(s.updated);
+  if (s.state == "stopped") return "stopped early";
+  if (s.state == "failed") return fmt::format("failed (exit code {})", s.code);
+  return s.state;
+}
+
+std::string share_text(const JobStatus& s) {
+  if (s.total <= 0) return fmt::format("{}", s.done);
+  return fmt::format("{} of {}", s.done, s.total);
+}
+
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 std::optional<KnownJob> find_job(const fs::path& path, double now) {
   std::error_code none;
@@ -250,7 +263,7 @@ std::string describe_job(const KnownJob& job, double now) {
     pace += fmt::format("{}{} left", pace.empty() ? "" : ", ", duration_text(s.left));
   row("pace", pace);
   for (const auto& [name, value] : s.values)
-    row(printable(name).c_str(), fmt::format("{:.6g}", value));
+    row(label_of(name).c_str(), fmt::format("{:.6g}", value));
   row("ranks", fmt::format("{}{}", s.ranks, s.host.empty() ? "" : ", the first on " + s.host));
   row("saved", job.checkpoint);
   if (s.started > 0) {
@@ -279,7 +292,7 @@ std::string table_of_jobs(const std::vector<KnownJob>& jobs, double now) {
     std::string rest = pace_text(s);
     const auto add = [&](const std::string& more) { rest += (rest.empty() ? "" : ", ") + more; };
     if (goes_on(s) && s.left > 0) add(duration_text(s.left) + " left");
-    for (const auto& [name, value] : s.values) add(fmt::format("{} {:.4g}", name, value));
+    for (const auto& [name, value] : s.values) add(fmt::format("{} {:.4g}", label_of(name), value));
     if (!goes_on(s) && s.state != "silent")
       add(duration_text(std::max(0.0, now - s.updated)) + " ago");
     if (!s.error.empty()) add(s.error);
@@ -298,35 +311,62 @@ std::string jobs_as_json(const std::vector<KnownJob>& jobs, double now) {
   return dump_json(all, 2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
+namespace {
+
+// Until all jobs have ended. Ctrl-C ends it before.
+void follow(const std::vector<std::string>& paths) {
+  Follower follower({paths.begin(), paths.end()});
+  for (bool waits = false;; std::this_thread::sleep_for(std::chrono::seconds(1))) {
+    fmt::print("{}", follower.look(seconds_since_1970()));
+    std::fflush(stdout);
+    if (follower.ended()) return;
+    if (!follower.has_jobs() && !std::exchange(waits, true))
+      log::info("no job has begun its work in {} yet: waiting, until Ctrl-C",
+                fmt::join(paths, ", "));
+  }
+}
+
+int show(const std::vector<std::string>& paths, bool as_json) {
+  const double now = seconds_since_1970();
+  std::vector<KnownJob> jobs;
+  for (const std::string& path : paths) {
+    std::vector<KnownJob> found = find_jobs(path, now);
+    WEFT_CHECK(!found.empty(), Exit::data,
+               "name a run directory, the folder of a job's results, or the file that it writes; a "
+               "job has a status once it has begun its work",
+               "{} holds no job's status", path);
+    std::move(found.begin(), found.end(), std::back_inserter(jobs));
+  }
+  fmt::print("{}", as_json            ? jobs_as_json(jobs, now)
+                   : jobs.size() == 1 ? describe_job(jobs.front(), now)
+                                      : table_of_jobs(jobs, now));
+  return 0;
+}
+
+}  // namespace
+
 Command status_command() {
   struct Options {
     std::vector<std::string> paths;
-    bool json = false;
+    bool json = false, follow = false;
   };
   const auto o = std::make_shared<Options>();
   Command c{"status", "show the progress of jobs from their files: state, remaining time, warnings",
             [o](const Deck&, MPI_Comm) {
-              const double now =
-                  std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
-                      .count();
-              std::vector<KnownJob> jobs;
-              for (const std::string& path : o->paths) {
-                std::vector<KnownJob> found = find_jobs(path, now);
-                WEFT_CHECK(!found.empty(), Exit::data,
-                           "name a run directory, the folder of a job's results, or the file that "
-                           "it writes; a job has a status once it has begun its work",
-                           "{} holds no job's status", path);
-                std::move(found.begin(), found.end(), std::back_inserter(jobs));
-              }
-              fmt::print("{}", o->json            ? jobs_as_json(jobs, now)
-                               : jobs.size() == 1 ? describe_job(jobs.front(), now)
-                                                  : table_of_jobs(jobs, now));
+              WEFT_CHECK(!o->json || !o->follow, Exit::usage, "leave one of them out",
+                         "--json shows a moment, --follow prints lines until the jobs end");
+              if (o->paths.empty()) o->paths = {"."};
+              if (!o->follow) return show(o->paths, o->json);
+              follow(o->paths);
               return 0;
             }};
   c.first_rank_only = true;
-  c.option("paths", o->paths, "run directories, results of jobs, or folders that contain them")
-      .required = true;
+  c.option("paths", o->paths,
+           "run directories, results of jobs, or folders that contain them; without any, the "
+           "current one");
   c.option("--json", o->json, "as JSON: a list of jobs");
+  c.option("--follow", o->follow,
+           "print a line for each new step, warning and checkpoint, until the jobs have ended");
   return c;
 }
 

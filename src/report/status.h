@@ -1,4 +1,4 @@
-// `weft status PATH...`: how far jobs are, from their files alone; for running and finished ones.
+// `weft status [PATH...]`: how far jobs are, from their files alone; for running and finished ones.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +29,14 @@ std::vector<KnownJob> find_jobs(const std::filesystem::path& path, double now);
 std::string describe_job(const KnownJob& job, double now);
 std::string table_of_jobs(const std::vector<KnownJob>& jobs, double now);
 std::string jobs_as_json(const std::vector<KnownJob>& jobs, double now);
+
+// "running", "silent since 2026-11-24 10:00:12", "stopped early", "failed (exit code 3)".
+std::string state_text(const JobStatus& status);
+// "120 of 600", or "120" where the total is unknown.
+std::string share_text(const JobStatus& status);
+// Local time, "2026-11-24 10:00:12"; "-" where it is unknown.
+std::string time_text(double seconds_since_1970);
+double seconds_since_1970();
 
 Command status_command();
 

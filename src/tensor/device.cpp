@@ -118,18 +118,51 @@ void limit_spinning(char** argv) {
   execv(path.data(), argv);  // where that is refused, this process goes on
 }
 
-std::string describe_cpu() {
-  std::string model = "unknown processor";
+namespace {
+
+// The first value that /proc/cpuinfo has for `key`; "" if it has none.
+std::string cpuinfo(std::string_view key) {
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);) {
-    if (line.rfind("model name", 0) == 0) {
-      model = line.substr(line.find(':') + 2);
-      break;
-    }
+    const std::size_t colon = line.find(':');
+    if (line.starts_with(key) && colon != std::string::npos && colon + 2 <= line.size())
+      return line.substr(colon + 2);
   }
-  const bool avx512 = __builtin_cpu_supports("x86-64-v4") > 0;
-  return fmt::format("{}, {} of {} cores, {}", model, usable_cores(), sysconf(_SC_NPROCESSORS_ONLN),
-                     avx512 ? "AVX-512" : "AVX2");
+  return "";
+}
+
+// On Arm the kernel knows numbers alone: of who designed a core, and of the core.
+struct ArmCore {
+  std::string_view designer, part, name;
+};
+// Graviton 2 and Altra are N1, Graviton 3 V1, Grace and Graviton 4 V2.
+constexpr ArmCore arm_cores[] = {
+    {"0x41", "0xd0c", "Arm Neoverse N1"}, {"0x41", "0xd40", "Arm Neoverse V1"},
+    {"0x41", "0xd49", "Arm Neoverse N2"}, {"0x41", "0xd4f", "Arm Neoverse V2"},
+    {"0x46", "0x001", "Fujitsu A64FX"},   {"0x48", "0xd01", "HiSilicon Kunpeng 920"},
+};
+
+std::string cpu_model() {
+  if (const std::string name = cpuinfo("model name"); !name.empty()) return name;
+  const std::string designer = cpuinfo("CPU implementer"), part = cpuinfo("CPU part");
+  for (const ArmCore& core : arm_cores)
+    if (core.designer == designer && core.part == part) return std::string(core.name);
+  if (!part.empty()) return fmt::format("Arm core {} of designer {}", part, designer);
+  return "unknown processor";
+}
+
+}  // namespace
+
+std::string describe_cpu() {
+#if defined(__x86_64__)
+  const char* instructions = __builtin_cpu_supports("x86-64-v4") > 0 ? "AVX-512" : "AVX2";
+#elif defined(__aarch64__)
+  const char* instructions = "NEON";
+#else
+  const char* instructions = "plain";
+#endif
+  return fmt::format("{}, {} of {} cores, {}", cpu_model(), usable_cores(),
+                     sysconf(_SC_NPROCESSORS_ONLN), instructions);
 }
 
 namespace {

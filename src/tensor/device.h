@@ -111,7 +111,8 @@ int set_threads(int requested, int ranks_on_host);
 // set. What the user has set stays.
 void limit_spinning(char** argv);
 
-// "Intel(R) Xeon(R) ..., 2 of 2 cores, AVX-512": for the start table.
+// "Intel(R) Xeon(R) ..., 2 of 2 cores, AVX-512", "Arm Neoverse V2, 72 of 72 cores, NEON": for the
+// start table.
 std::string describe_cpu();
 
 // Whether products and convolutions in f32 may round their factors to TF32 (10 bits of mantissa) on

@@ -11,6 +11,7 @@
 #include "config/deck_table.h"
 #include "config/keep_inputs.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "data/ingest/ingest.h"
 #include "jobs/generate/options.h"
 #include "jobs/jobs.h"
@@ -405,6 +406,29 @@ TEST(KeepInputs, RefusesAResultThatReplacesOne) {
   for (const char* result : {"out.png", "missing.png", "in/b.png", "a.png"})
     EXPECT_TRUE(taken(dir / result)) << result;
   fs::remove_all(dir);
+}
+
+// tests/e2e/test_shell.py validates decks by it.
+TEST(Schema, SaysWhatARowSays) {
+  const auto tables = parse_json(deck_schema()).at("properties");
+  const auto key = [&](const char* table, const char* name) {
+    return tables.at(table).at("properties").at(name);
+  };
+  EXPECT_EQ(key("train", "lr").at("type"), "number");
+  EXPECT_EQ(key("train", "lr").at("minimum"), 0);
+  EXPECT_EQ(key("train", "lr").at("maximum"), 1000);
+  EXPECT_EQ(key("train", "lr").at("default"), 1e-4);
+  EXPECT_THAT(key("train", "lr").at("description").get<std::string>(), StartsWith("Learning rate"));
+  EXPECT_EQ(key("train", "steps").at("type"), "integer");
+  EXPECT_FALSE(key("train", "steps").contains("maximum")) << "none that anyone meets";
+  EXPECT_EQ(key("device", "kind").at("enum"), (std::vector<std::string>{"auto", "cpu", "cuda"}));
+  EXPECT_EQ(key("model", "patch_size").at("items").at("type"), "integer");
+  EXPECT_EQ(key("train", "ema_decay").at("anyOf").size(), 2u) << "a number or a list";
+  EXPECT_EQ(key("data", "path").at("anyOf").at(1).at("minItems"), 1);
+  // Of several models: what any of them takes, and each one's default.
+  EXPECT_THAT(key("model", "hidden_size").at("description").get<std::string>(),
+              HasSubstr("Default of wan: 1536."));
+  EXPECT_FALSE(key("model", "filters").contains("default")) << "an older name of vae.filters";
 }
 
 }  // namespace

@@ -246,9 +246,27 @@ TEST(Doctor, FailsWhenSrunStartedTasksThatDoNotKnowEachOther) {
   ranks.resize(1);
   ranks[0].environment["SLURM_STEP_NUM_TASKS"] = "4";
   EXPECT_EQ(trouble(ranks).what, "srun started 4 tasks, but each is alone: MPI sees 1 rank");
-  // mpirun -n 1 inside a job script is one rank by wish.
-  ranks[0].environment["OMPI_COMM_WORLD_SIZE"] = "1";
+  // mpirun -n 1 inside a job script is one rank by wish, Open MPI's and MPICH's.
+  for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    ranks[0].environment[size] = "1";
+    EXPECT_EQ(troubles(ranks).size(), 0u);
+    ranks[0].environment[size] = "2";
+    EXPECT_EQ(trouble(ranks).what,
+              "the launcher started 2 tasks, but each is alone: MPI sees 1 rank");
+    ranks[0].environment.erase(size);
+  }
+}
+
+TEST(Doctor, TakesSlurmsNumbersForRanksOnlyWhereSrunStartedThem) {
+  auto ranks = healthy(2);
+  for (int r = 0; r < 8; ++r) {
+    ranks[r].environment["SLURM_PROCID"] = std::to_string(r / 4);  // of the daemons of mpiexec
+    ranks[r].environment["PMI_RANK"] = std::to_string(r);
+    ranks[r].environment["PMI_SIZE"] = "8";
+  }
   EXPECT_EQ(troubles(ranks).size(), 0u);
+  for (RankFacts& r : ranks) r.environment.erase("PMI_SIZE");
+  EXPECT_EQ(trouble(ranks).what, "MPI numbers ranks 1-7 unlike Slurm");
 }
 
 TEST(Doctor, FactsTravelUnchanged) {

@@ -6,6 +6,7 @@ The tests read variables that CTest sets: WEFT_BIN (weft), WEFT_PROBE_BIN (weft_
 Every job carries a mark in its environment, so that a test can tell its own processes from all others.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -30,9 +31,13 @@ MPIEXEC = os.environ.get("WEFT_MPIEXEC", "mpiexec")
 SHIM = os.environ.get("WEFT_SHIM_LIBRARY", str(pathlib.Path(WEFT).parent / "tests/shim/libweft_shim.so"))
 MARK = "WEFT_E2E_JOB"
 
-# For ranks of one host. Open MPI loads no libraries of networks, which wait 0.2 s for clocks of cards that are not there.
-MPI_ON_ONE_HOST = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-                   "OMPI_MCA_pml": "ob1"}
+# For `mpiexec -n N` of any MPI on one host (tests/CMakeLists.txt). Open MPI loads no libraries of networks, which wait 0.2 s for
+# clocks of cards that are not there.
+MPI_ON_ONE_HOST = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                   "OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+                   "OMPI_MCA_hwloc_base_binding_policy": "none", "PRTE_MCA_hwloc_default_binding_policy": "none",
+                   "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+                   "OMPI_MCA_pml": "ob1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 
 # Where it is not set weft starts itself again with it (src/tensor/device.h): a tenth of a second of each process.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -76,6 +81,18 @@ freq_dim = 32
 """ + TINY_DECK[TINY_DECK.index("[train]"):]
 
 
+@functools.cache
+def open_mpi():
+    """Whether weft is built with Open MPI; otherwise with MPICH."""
+    said = subprocess.run([WEFT, "--version"], env=dict(os.environ, **MPI_ON_ONE_HOST), capture_output=True, text=True).stdout
+    return "Open MPI" in said
+
+
+def code_of_signal(number):
+    """mpiexec's exit code if this signal ends a rank: MPICH's says the number, plus 128 where memory was dumped."""
+    return (128 + number,) if open_mpi() else (number, 128 + number)
+
+
 def threads_of(process):
     try:
         return os.listdir(f"/proc/{process}/task")
@@ -96,8 +113,7 @@ class Job:
         self.name = pathlib.Path(program or WEFT).name
         command = [str(program or WEFT), *map(str, arguments)]
         if ranks:
-            command = [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
-                       "-n", str(ranks), *command]
+            command = [MPIEXEC, "-n", str(ranks), *command]
         self.started = time.monotonic()
         self.process = subprocess.Popen(command, cwd=cwd, env=environment, text=True,
                                         errors="replace", stdin=subprocess.DEVNULL,
@@ -163,7 +179,7 @@ class Job:
             try:
                 with open(f"/proc/{pid}/environ", "rb") as f:
                     for item in f.read().split(b"\0"):
-                        if item.startswith(b"OMPI_COMM_WORLD_RANK="):
+                        if item.startswith((b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK=")):
                             found[int(item.split(b"=")[1])] = pid
             except OSError:
                 continue

@@ -5,17 +5,16 @@ import os
 import unittest
 from unittest import mock
 
-from harness import WeftTest
+from harness import WeftTest, code_of_signal, open_mpi
 from tiny_models import TINY_GENERATE_DECK, write_t5
 
 SEGV, ABORT, THROWN, MEMORY, KILLED, OVERFLOW = range(6)
-SIGNALLED = 128
 
 
 class Abnormal(WeftTest):
     def told(self, job, code, said, place, rank="1", ranks=1):
-        """One ERROR line of each rank that crashed, of what and where; nobody left."""
-        self.assertEqual(job.process.returncode, code, job.err)
+        """One ERROR line of each rank that crashed, of what and where; nobody left. `code`: the exit codes that may be."""
+        self.assertIn(job.process.returncode, code, job.err)
         errors = job.errors()
         self.assertIn(len(errors), range(1, ranks + 1), job.err)
         for error in errors:
@@ -45,37 +44,39 @@ class Abnormal(WeftTest):
                                   (OVERFLOW, 11, "SIGSEGV")):
             with self.subTest(name, how=how):
                 job = self.training(how)
-                self.told(job, SIGNALLED + signal, f"ended by {name}", "in step 8")
+                self.told(job, code_of_signal(signal), f"ended by {name}", "in step 8")
                 if how != OVERFLOW:  # which is one call, again and again
                     self.one_list_of_calls(job)
 
     def test_an_exception_that_a_thread_does_not_catch(self):
         job = self.training(THROWN)
-        self.told(job, SIGNALLED + 6, r"ended by SIGABRT \(uncaught exception\)",
+        self.told(job, code_of_signal(6), r"ended by SIGABRT \(uncaught exception\)",
                   "in step 8: ordered by WEFT_FAULT")
         self.one_list_of_calls(job)
 
     def test_an_mpi_of_another_family(self):
-        job = self.weft("train", "deck.toml", expect=None, shim="mpi_version=MPICH Version 4.2.0")
-        self.refused(job, 2, "Open MPI v", "MPICH Version 4.2.0")
+        built, other = ("Open MPI v", "MPICH Version 4.2.0") if open_mpi() else ("MPICH ", "Open MPI v5.0.7")
+        job = self.weft("train", "deck.toml", expect=None, shim=f"mpi_version={other}")
+        self.refused(job, 2, f"compiled against {built}", f"loaded {other}")
         # MPIs that nobody has heard of are given a chance.
         self.weft("train", "deck.toml", "train.steps=2", shim="mpi_version=A New MPI 1.0")
 
     def test_out_of_memory(self):
         job = self.training(MEMORY)
-        self.told(job, 2, "out of memory", "in step 8")
+        self.told(job, (2,), "out of memory", "in step 8")
         self.assertEqual(self.calls(job), [], job.err)
 
     def test_killed_as_the_system_kills_for_want_of_memory(self):
         job = self.training(KILLED)
-        self.assertEqual(job.process.returncode, SIGNALLED + 9, job.err)
-        self.assertIn("rank 1", job.err, "mpirun names it: who is killed says nothing")
+        self.assertIn(job.process.returncode, code_of_signal(9), job.err)
+        if open_mpi():
+            self.assertIn("rank 1", job.err, "mpirun names it: who is killed says nothing")
         self.assert_gone(job)
 
     def test_training_goes_on_after_a_crash(self):
         self.train("whole")
         with mock.patch.dict(os.environ, WEFT_FAULT=f"crash:1:12:{SEGV}"):
-            self.train("run", expect=SIGNALLED + 11)
+            self.assertIn(self.train("run", expect=None).process.returncode, code_of_signal(11))
         self.train("run")
         self.assert_same_run("whole", "run")
 
@@ -85,9 +86,9 @@ class Abnormal(WeftTest):
         write_t5(self.dir / "t5")
         (self.dir / "prompts.txt").write_text("a cat\na dog\na bird\n")
         command = ("generate", "deck.toml", "generate.prompt_file=prompts.txt", "t5.weights=t5")
-        for how, code, said in ((SEGV, SIGNALLED + 11, "ended by SIGSEGV"),
-                                (THROWN, SIGNALLED + 6, "ended by SIGABRT"),
-                                (MEMORY, 2, "out of memory")):
+        for how, code, said in ((SEGV, code_of_signal(11), "ended by SIGSEGV"),
+                                (THROWN, code_of_signal(6), "ended by SIGABRT"),
+                                (MEMORY, (2,), "out of memory")):
             with self.subTest(how=how):
                 with mock.patch.dict(os.environ, WEFT_FAULT=f"crash:0:1:{how},crash:1:1:{how}"):
                     job = self.weft(*command, f"generate.output=out{how}", expect=None)

@@ -141,7 +141,7 @@ class Steps(WeftTest):
         """Each passes for a host of its own, or NCCL refuses them; so does validation/gpu/check.sh on a GPU (ranks_*)."""
         few = ("train.steps=3", "train.micro_batches=2")
         own_host = self.dir / "own_host"
-        own_host.write_text(f'#!/bin/sh\nNCCL_HOSTID=$OMPI_COMM_WORLD_RANK exec {WEFT} "$@"\n')
+        own_host.write_text(f'#!/bin/sh\nNCCL_HOSTID=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} exec {WEFT} "$@"\n')
         own_host.chmod(0o755)
         with emulate(1):
             self.on_gpu("one", *few, ranks=1)

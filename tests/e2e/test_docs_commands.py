@@ -33,7 +33,7 @@ PLACEHOLDERS = {"PATH": "RUN"}  # and files of these names, which inputs() makes
 # in place of its own. The first that matches counts.
 RULES = [
     # Minutes or hours, or a GPU, for people who wait.
-    (r"make (run|test|test-all|test-slurm|fuzz|tsan|build|bench|bundle|deps|format|check-format|check-includes|clean|help)\b", "dry"),
+    (r"make (run|test|test-all|test-slurm|fuzz|tsan|build|bench|bundle|dist|sbom|deps|format|check-format|check-includes|clean|help)\b", "dry"),
     # Released weights, footage that is not there, and models of a size to match.
     (r"weft train (my|footage|lora|RUN/deck).toml", "parse"),
     (r"weft (ingest|encode|generate) (footage|lora).toml", "parse"),
@@ -60,7 +60,9 @@ RULES = [
     (r"weft train (deck.toml|DECK.toml|inputs/smoke.toml)", "run", "train.steps=2", "run.dir=trained"),
     (r"weft generate inputs/smoke.toml", "run", "run.dir=smoke", "sampler.steps=2"),
     (r"weft evaluate inputs/smoke.toml", "run", "run.dir=smoke"),
+    (r"weft selftest", "text"),  # tests/e2e/test_selftest.py runs it
     (r"weft (plan|doctor|report|status|inspect|export)\b", "run"),
+    (r"weft selftest\b", "run"),
     (r"weft init$|weft completion |weft help |weft --(help|version)$", "run"),
     (r"weft init ", "run"),
 ]
@@ -70,7 +72,7 @@ TEXTS = [
     r"^\[rank 1 on n13\] HINT: a bug of weft",
     r"^build/weft\(\+0x",
     r"^(FAIL|WARN|OK) ",
-    r"^source <\(weft completion bash\)$", r"^tar xf weft-VERSION", r"^tools/test_bundle.sh ", r"^validation/", r"^tools/convert_weights.py ", r"^python3 ", r"^spack ", r"^module ",
+    r"^source <\(weft completion bash\)$", r"^tar xf weft-VERSION", r"^sha256sum ", r"^eb ", r"^reframe ", r"^cd PREFIX/", r"^tools/test_bundle.sh ", r"^validation/", r"^tools/convert_weights.py ", r"^python3 ", r"^spack ", r"^module ",
     r"^apptainer ", r"^cmake ", r"^git clone ",
 ]
 
@@ -120,7 +122,8 @@ def without_launcher(words):
     for i, word in enumerate(words):
         name = pathlib.PurePath(word).name
         if name in ("weft", "weft_cpu", "make", "sbatch"):
-            launched = not words[:i] or words[0] == "srun" or "=" in words[0] or words[0].endswith("mpirun")
+            launched = not words[:i] or words[0] == "srun" or "=" in words[0] or \
+                pathlib.PurePath(words[0]).name.startswith(("mpirun", "mpiexec"))
             return [name.removesuffix("_cpu"), *plain(words[i + 1:])] if launched else []
     return []
 

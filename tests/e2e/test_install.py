@@ -31,9 +31,11 @@ class Install(WeftTest):
             for name in self.names(REPOSITORY / source):
                 self.assertIn(f"{part}/{name}", there)
         for name in ("bin/weft", "share/doc/weft/LICENSE", "share/doc/weft/CITATION.cff", "share/weft/python/weft_files.py",
-                     "share/weft/python/convert_weights.py", "share/man/man1/weft.1", "share/man/man5/weft-deck.5",
+                     "share/weft/python/convert_weights.py", "share/weft/deck.schema.json", "share/man/man1/weft.1", "share/man/man5/weft-deck.5",
                      "share/bash-completion/completions/weft", "share/zsh/site-functions/_weft",
                      "share/fish/vendor_completions.d/weft.fish"):
+            self.assertIn(name, there)
+        for name in ("share/weft/reframe/weft.py", "share/weft/reframe/local.py", "share/doc/weft/SECURITY.md"):
             self.assertIn(name, there)
         self.assertTrue(os.access(prefix / "share/weft/python/convert_weights.py", os.X_OK))
         release = re.search(r"project\(weft VERSION (\S+)", (REPOSITORY / "CMakeLists.txt").read_text())[1]
@@ -70,6 +72,18 @@ class Install(WeftTest):
         finally:
             harness.WEFT = program
         self.assertEqual(re.match(r"weft (\S+)", version)[1], release)
+
+    def test_lines_that_reframe_looks_for(self):
+        """packaging/reframe/weft.py judges a training by what it prints."""
+        self.weft("init", "smoke", "smoke.toml", ranks=0)
+        said = self.weft("train", "smoke.toml", "train.log_every=1", ranks=2).err
+        source = (REPOSITORY / "packaging/reframe/weft.py").read_text().split("class WeftTraining")[1]
+        patterns = re.findall(r"\(rf?'(.*?)', self\.stdout", source)
+        self.assertEqual(len(patterns), 4)
+        for pattern in patterns:
+            pattern = pattern.replace("{self.num_tasks}", "2").replace("{self.steps}", "20")
+            with self.subTest(pattern):
+                self.assertEqual(len(re.findall("(?m)" + pattern, said)), 20 if pattern.startswith("^step") else 1)
 
     def test_a_launcher_of_another_mpi(self):
         """It says how many it started, and MPI knows of one."""

@@ -10,17 +10,55 @@ import pty
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import unittest
 from unittest import mock
 
-from harness import MPIEXEC, REPOSITORY, WEFT, WeftTest
+from harness import MPI_ON_ONE_HOST, MPIEXEC, REPOSITORY, WEFT, WeftTest, make_video
 from tiny_models import TINY_GENERATE_DECK
 
 DATA, NON_FINITE, STOPPED = 3, 5, 75
 # Where tools/test.sh installs what tests need from PyPI.
 PACKAGES = REPOSITORY / "build" / "python"
+
+
+def fields(message):
+    """(number, value) of each field of a protobuf message; bytes but for a variable-length number."""
+    at = 0
+
+    def number():
+        nonlocal at
+        value = shift = 0
+        while True:
+            value |= (message[at] & 127) << shift
+            at, shift = at + 1, shift + 7
+            if message[at - 1] < 128:
+                return value
+
+    while at < len(message):
+        key = number()
+        if key & 7 == 0:
+            yield key >> 3, number()
+        else:
+            length = {1: 8, 5: 4}.get(key & 7) or number()
+            at += length
+            yield key >> 3, message[at - length:at]
+
+
+def images(path):
+    """(step, tag, height, width, file) of each image of an event file."""
+    data = path.read_bytes()
+    while data:
+        length, = struct.unpack("<Q", data[:8])
+        event = dict(fields(data[12:12 + length]))
+        for _, value in fields(event.get(5, b"")):
+            value = dict(fields(value))
+            if 4 in value:
+                image = dict(fields(value[4]))
+                yield event[2], value[1].decode(), image[1], image[2], image[4]
+        data = data[16 + length:]
 
 
 class Page(WeftTest):
@@ -67,6 +105,46 @@ class Training(Page):
         self.assertEqual((state["state"], state["exit_code"], state["total"]), ("failed", NON_FINITE, 20))
         self.assertIn(f"ERROR: {state['error']}", job.err)
 
+    def line(self, step):
+        return json.dumps({"step": step, "loss": step + 0.5, "seconds": 1}) + "\n"
+
+    def follow(self, *paths):
+        """`weft status --follow`, whose lines are read one by one."""
+        job = subprocess.Popen([WEFT, "status", "--follow", *paths], cwd=self.dir, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(job.communicate)
+        self.addCleanup(job.kill)
+        return job
+
+    def test_following_a_run_to_its_end(self):
+        run = self.dir / "run"
+        run.mkdir()
+        status = {"command": "train", "noun": "step", "state": "running", "code": 0, "done": 1, "total": 3, "before": 0, "rate": 0,
+                  "left": 0, "ranks": 1, "host": "", "started": 1, "updated": 4e9, "advanced": 1, "values": {}, "warnings": []}
+        (run / "status.json").write_text(json.dumps(status))
+        (run / "metrics.jsonl").write_text(self.line(0))
+        job = self.follow("run")
+        self.assertRegex(job.stdout.readline(), "^run +train +running  1 of 3 steps$")
+        self.assertRegex(job.stdout.readline(), "^step      1/3  loss 0.50000 ")
+        with open(run / "metrics.jsonl", "a") as f:
+            f.write(self.line(1))
+        self.assertRegex(job.stdout.readline(), "^step      2/3  loss 1.50000 ")
+        self.assertIsNone(job.poll())
+        with open(run / "metrics.jsonl", "a") as f:
+            f.write(self.line(2))
+        (run / "new.json").write_text(json.dumps(dict(status, state="finished", done=3, warnings=["a last word"])))
+        os.replace(run / "new.json", run / "status.json")
+        rest, errors = job.communicate(timeout=60)
+        self.assertRegex(rest, "^step      3/3  loss 2.50000 .*\nWARN: a last word\nrun +train +finished  3 of 3 steps")
+        self.assertEqual((job.returncode, errors), (0, ""))
+
+    def test_following_waits_for_a_job_until_interrupted(self):
+        job = self.follow("nowhere")
+        self.assertIn("no job has begun its work in nowhere yet", job.stderr.readline())
+        job.send_signal(signal.SIGINT)
+        self.assertEqual(job.wait(60), -signal.SIGINT)  # 130 in a shell
+        self.refused(self.weft("status", ".", "--follow", "--json", ranks=0, expect=None), 2, "--follow prints lines")
+
     def test_no_job_is_said_so(self):
         self.refused(self.weft("status", ".", ranks=0, expect=None), DATA, "holds no job's status")
 
@@ -79,10 +157,10 @@ class Training(Page):
 
     def test_a_terminal_has_one_line_that_is_redrawn(self):
         start = [WEFT, "train", "deck.toml", "train.log_every=10"]
-        for command in (start, [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2", *start]):
+        for command in (start, [MPIEXEC, "-n", "2", *start]):
             ours, theirs = pty.openpty()
             job = subprocess.Popen(command, cwd=self.dir, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=theirs,
-                                   env=dict(os.environ, TERM="xterm", OMP_NUM_THREADS="1"))
+                                   env=dict(os.environ, TERM="xterm", OMP_NUM_THREADS="1", **MPI_ON_ONE_HOST))
             os.close(theirs)
             shown = b""
             # A terminal whose other end is closed is an error, not an end.
@@ -98,6 +176,40 @@ class Training(Page):
             self.assertNotIn("\x1b", text[text.index("20 steps in"):])
             shutil.rmtree(self.dir / "run")
 
+    def test_all_jobs_of_a_folder_on_one_page(self):
+        self.train("runs/one", "train.steps=3", ranks=1)
+        self.train("runs/three", "train.steps=4", ranks=2)
+        path, html = self.page("runs")
+        self.assertEqual(path, self.dir / "runs" / "index.html")
+        self.assertEqual(re.findall(r'href="([^"]*)"', html), ["./one/report.html", "./three/report.html"])
+        for page in ("one", "three"):
+            self.assertIn("<h2>Loss</h2>", (self.dir / "runs" / page / "report.html").read_text())
+        self.assertIn("3 of 3 steps", html)
+        # The current folder is the one where no other is named.
+        job = self.weft("status", ranks=0)
+        self.assertEqual([line.split()[0] for line in job.out.splitlines()], ["runs/one", "runs/three"])
+
+    def test_opening_a_page(self):
+        self.train("run", "train.steps=2", ranks=1)
+        tools = self.dir / "tools"
+        tools.mkdir()
+        (tools / "xdg-open").write_text(f'#!/bin/sh\nprintf "%s" "$1" > {self.dir}/opened\n')
+        (tools / "xdg-open").chmod(0o755)
+        os.mkfifo(self.dir / "opened")
+        desktop = {"PATH": f"{tools}:{os.environ['PATH']}", "DISPLAY": ":0"}
+        with mock.patch.dict(os.environ, desktop):
+            job = self.weft("report", "--open", "run", ranks=0)
+        self.assertEqual((job.out, job.err), ("run/report.html\n", ""))
+        self.assertEqual((self.dir / "opened").read_text(), f"{self.dir}/run/report.html")  # waits for the browser
+        with mock.patch.dict(os.environ):
+            for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+                os.environ.pop(name, None)
+            job = self.weft("report", "--open", "run", ranks=0)
+            self.assertRegex(job.err, f"no desktop here; on your own machine: scp .*:{self.dir}/run/report.html")
+            job = self.weft("report", "--open", ".", ranks=0)
+            self.assertEqual(job.out, "./index.html\n")
+            self.assertIn(f":{self.dir}/ {self.dir.name}", job.err)
+
     def test_two_runs_on_one_page(self):
         self.train("one", ranks=1)
         self.train("two", ranks=2)
@@ -107,6 +219,17 @@ class Training(Page):
             self.assertIn(f"<h2>{title}</h2>", html)
         self.assertRegex(html, r"1 rank, efficiency 100 %")
         self.assertRegex(html, r"2 ranks, efficiency \d")
+
+    def test_sample_clips_are_images_of_tensorboard(self):
+        for step in (1, 3):
+            (self.dir / f"run/samples/{step}").mkdir(parents=True)
+            make_video(self.dir / f"run/samples/{step}/clip.mp4", "testsrc2=duration=1:size=48x32:rate=10")
+        (self.dir / "run/metrics.jsonl").write_text("".join(map(self.line, range(3))))
+        events = self.dir / self.weft("report", "--tensorboard", "events", "run", ranks=0).out.strip()
+        found = list(images(events))
+        self.assertEqual([image[:4] for image in found], [(1, "samples/clip.mp4", 32, 48), (3, "samples/clip.mp4", 32, 48)])
+        for *_, png in found:
+            self.assertEqual(png[:8] + png[16:24], b"\x89PNG\r\n\x1a\n" + struct.pack(">II", 48, 32))
 
     @unittest.skipUnless((PACKAGES / "tensorboard").is_dir(), f"{PACKAGES} has no TensorBoard (tools/test.sh)")
     def test_tensorboard_reads_the_metrics(self):

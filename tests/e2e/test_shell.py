@@ -1,6 +1,7 @@
 """What a shell knows of weft: completion in bash, zsh and fish, manual pages, and decks to start from."""
 
 import functools
+import json
 import pathlib
 import re
 import shutil
@@ -8,6 +9,12 @@ import subprocess
 import unittest
 
 from harness import REPOSITORY, WEFT, WeftTest
+
+try:
+    import jsonschema
+    import tomllib
+except ImportError:
+    jsonschema = None
 
 
 def needs(program):
@@ -115,11 +122,60 @@ class Shell(WeftTest):
             self.assertIn(f"Usage: {' '.join(('weft', *words))} [OPTIONS]", said)
 
     def test_help_of_a_key(self):
-        said = self.weft("help", "train.lr", ranks=0).out
-        self.assertRegex(said, r"^\[train\]\n# [^\n]*\nlr = 0.0001\n$")
-        self.assertEqual(self.weft("help", "deck", "train.lr", ranks=0).out, said)
-        self.assertIn("\nlr = ", self.weft("help", "deck", "train", ranks=0).out)
-        self.refused(self.weft("help", "train.lrr", ranks=0, expect=None), 2, "train.lrr", "did you mean train.lr?")
+        said = self.said("help", "train.lr")
+        self.assertRegex(said, r"^\[train\]\n# Read by: train\. Explained in docs/train\.md\.\n\n"
+                         r"# Learning rate; [^\n]* \(number, 0 to 1000\)\nlr = 0.0001\n$")
+        self.assertEqual(self.said("help", "deck", "train.lr"), said)
+        self.assertIn("\nlr = ", self.said("help", "deck", "train"))
+        self.assertIn("of: auto, cpu, cuda)", self.said("help", "device.kind"))
+        for typed, meant in (("train.lrr", "train.lr"), ("warmup_step", "train.warmup_steps"), ("trian.lr", "train.lr"),
+                             ("generat", "generate"), ("vae.lr", "train.lr"), ("model.filters", "vae.filters")):
+            self.refused(self.weft("help", typed, ranks=0, expect=None), 2, typed, f"did you mean {meant}?")
+
+    def test_help_names_readers_and_pages_of_every_table(self):
+        said = self.said("help", "deck")
+        for table in dict.fromkeys(key.split(".")[0] for key in self.keys()):
+            with self.subTest(table):
+                page = re.search(rf"(?m)^\[{table}\]\n# Read by: .*\. Explained in (docs/[\w/]+\.md)\.$", said)
+                text = (REPOSITORY / page[1]).read_text()
+                self.assertTrue(f"[{table}]" in text or f"{table}." in text, f"{page[1]} does not name [{table}]")
+
+    def schema(self):
+        return json.loads(self.said("help", "schema"))
+
+    def test_schema_has_every_key(self):
+        schema = self.schema()
+        known = {f"{table}.{key}=" for table, t in schema["properties"].items() for key, k in t["properties"].items()
+                 if "default" in k}
+        self.assertEqual(known, set(self.keys()))
+        for table in schema["properties"].values():
+            self.assertIs(table["additionalProperties"], False)
+        self.assertEqual(json.loads((REPOSITORY / "inputs/deck.schema.json").read_text()), schema)
+
+    @unittest.skipUnless(jsonschema, "no jsonschema here (tools/debian-packages-test.txt)")
+    def test_schema_and_parser_agree(self):
+        """What the schema takes weft takes, and what it refuses weft refuses."""
+        validator = jsonschema.Draft4Validator(self.schema())
+        validator.check_schema(validator.schema)
+        for deck in sorted((REPOSITORY / "inputs").glob("*.toml")):
+            with self.subTest(deck.name):
+                text = deck.read_text()
+                self.assertEqual(text.splitlines()[0], "#:schema ./deck.schema.json")
+                self.assertEqual([e.message for e in validator.iter_errors(tomllib.loads(text))], [])
+        taken = ('[train]\nlr = 1\nsteps = 5', '[train]\nema_decay = 0.9', '[train]\nema_decay = [0.9, 0.99]', '[data]\npath = "a.h5"',
+                 '[data]\npath = ["a.h5", "b.h5"]', '[model]\nname = "wan"\nhidden_size = 96', '[device]\nkind = "cpu"',
+                 '[model]\nfilters = 8', '[model]\npatch_size = [1, 2, 2]', '[run]\nresume = false')
+        refused = ('[train]\nlrr = 1', '[trian]\nlr = 1', 'lr = 1', '[train]\nlr = "1"', '[train]\nsteps = 1.5', '[train]\nsteps = 0',
+                   '[train]\nema_decay = 2', '[device]\nkind = "gpu"', '[data]\npath = []', '[data]\npath = 3',
+                   '[ingest]\nresolutions = ["144"]', '[run]\nresume = 1', '[model]\npatch_size = [1, 2.5, 2]')
+        for texts, code in ((taken, 0), (refused, 2)):
+            for text in texts:
+                with self.subTest(text):
+                    self.assertEqual(validator.is_valid(tomllib.loads(text)), code == 0)
+                    (self.dir / "d.toml").write_text(text + "\n")
+                    # A deck that it takes goes as far as the file that the command asks for.
+                    job = self.weft("text", "d.toml", "nothing.txt", "--cleaned", "c.txt", ranks=0, expect=None)
+                    self.assertEqual("d.toml" in job.err, code == 2, job.err)
 
     @needs("groff")
     def test_manual_pages(self):
@@ -140,8 +196,12 @@ class Shell(WeftTest):
             deck = decks[name]
             self.said("init", name)
             text = (self.dir / f"{name}.toml").read_text()
-            # Its commands are those of a user with weft on the PATH and the deck where it was written.
-            self.assertEqual(text, re.sub(r"inputs/(\w+\.toml)", r"\1", deck.read_text()).replace("build/weft", "weft"))
+            # Its commands are those of a user with weft on the PATH and the deck where it was written; its schema is the one
+            # beside the program, if there is one.
+            wanted = re.sub(r"inputs/(\w+\.toml)", r"\1", deck.read_text()).replace("build/weft", "weft")
+            schema = pathlib.Path(WEFT).parent.parent / "inputs/deck.schema.json"
+            line = f"#:schema file://{schema}\n" if schema.exists() else ""
+            self.assertEqual(text, line + wanted.removeprefix("#:schema ./deck.schema.json\n"))
         self.said("init", "ingest", "mine.toml")
         text = (self.dir / "mine.toml").read_text()
         self.assertIn("weft ingest mine.toml", text)

@@ -1,11 +1,14 @@
-"""Storage that is slow or stalls: reads of clips that take seconds, by a library between weft and the system (tests/shim)."""
+"""Storage that is slow or stalls: reads of clips that take seconds, by a library between weft and the system (tests/shim). Copies
+of stores on the nodes' own disks (data.stage); file systems with too little space."""
 
+import os
 import re
 import unittest
+from unittest import mock
 
 from harness import WeftTest
 
-HANG = 7
+USAGE, DATA, CHECKPOINT, HARDWARE, HANG = 2, 3, 4, 6, 7
 
 
 class Storage(WeftTest):
@@ -83,6 +86,115 @@ class Storage(WeftTest):
         (self.dir / "run" / "stop").touch()
         self.assertEqual(job.wait(), 75, job.err)
         self.assertTrue((saved / "step_20" / "verified").exists())
+
+
+class FreeSpace(WeftTest):
+    """What is told before the first step."""
+
+    def test_checkpoints_and_the_space_for_them(self):
+        self.train("whole")
+        one = sum(p.stat().st_size for p in (self.dir / "whole" / "step_20").glob("shard_*"))
+        shim = f"free_space={2 * one}:weft_e2e_"
+        job = self.weft("train", "deck.toml", "run.dir=run", shim=shim)
+        mib = one / 2**20
+        self.assertRegex(job.err, rf"WARN: the file system of run has {2 * mib:.2f} MiB left, and its checkpoints will take "
+                                  rf"{3 * mib:.2f} MiB more: 3 of {mib:.2f} MiB \(train.keep = 2, and the one that is being "
+                                  r"written\), of which 0 are there")
+        # Of a run that goes on, two are there.
+        self.assertNotIn("WARN", self.weft("train", "deck.toml", "run.dir=run", "train.steps=21", shim=shim).err)
+        self.refused(self.weft("train", "deck.toml", "run.dir=full", shim=f"free_space={one - 1}:weft_e2e_", expect=None), CHECKPOINT,
+                     f"a checkpoint of full takes {one} bytes, its file system has {one - 1} left")
+        plan = ("plan", "deck.toml", "--gpus", "2", "--memory", "80", "--fabric", "8x400")
+        said = self.weft(*plan, ranks=0, shim="free_space=1000:weft_e2e_").out
+        self.assertRegex(said, r"(?m)^disk: \S+ [kM]B in run.dir = run, for train.keep = 2 and one that is being written; only 1.00 kB "
+                               r"left there$")
+        self.assertRegex(self.weft(*plan, ranks=0, shim="free_space=1000000000:weft_e2e_").out, r"(?m)^disk: .*; 1.00 GB left there$")
+
+
+class Stage(WeftTest):
+    """Two ranks as two nodes, each with a disk of its own: the folders 0 and 1."""
+    STAGE = "data.stage=$OMPI_COMM_WORLD_RANK"
+
+    def setUp(self):
+        super().setUp()
+        two_nodes = mock.patch.dict(os.environ, WEFT_COMM_NODE_RANKS="1")
+        two_nodes.start()
+        self.addCleanup(two_nodes.stop)
+        self.ingest(seconds=12, size=16)
+        self.disks = [self.dir / "0", self.dir / "1"]
+        for disk in self.disks:
+            disk.mkdir()
+
+    def staged(self, run, *overrides, expect=0, **how):
+        return self.weft("train", "deck.toml", f"run.dir={run}", "data.path=clips.h5", "train.steps=4", self.STAGE, *overrides,
+                         expect=expect, **how)
+
+    def copies(self):
+        return [sorted(disk.glob("weft-stores-*/*.h5")) for disk in self.disks]
+
+    def test_training_reads_copies_that_stay(self):
+        self.train("whole", "data.path=clips.h5", "train.steps=4")
+        job = self.staged("run", "train.steps=2")
+        bytes_ = (self.dir / "clips.h5").stat().st_size
+        self.assertRegex(job.err, rf"stage     1 store, {bytes_ * 1e-9:.3f} GB, in 0/weft-stores-\d+ of 2 nodes: copied on 2, there "
+                                  r"already on 0; \d+\.\d s, \d+\.\d\d GB/s a node")
+        first = self.copies()
+        self.assertEqual([len(c) for c in first], [1, 1])
+        for copy, in first:
+            self.assertEqual(copy.read_bytes(), (self.dir / "clips.h5").read_bytes())
+            self.assertEqual(copy.parent.stat().st_mode & 0o777, 0o700)
+        # Resumed elsewhere: node 0 still has its copy, node 1's was damaged by then, and is made again.
+        kept, = first[0]
+        before = kept.stat().st_mtime_ns
+        damaged, = first[1]
+        data = bytearray(damaged.read_bytes())
+        data[len(data) // 2] ^= 1
+        damaged.write_bytes(data)
+        job = self.staged("run")
+        self.assertIn("2 of 4 steps done", job.err)
+        self.assertIn("copied on 1, there already on 1", job.err)
+        self.assertRegex(job.err, r"WARN: 1/weft-stores-\d+/\S+\.h5, a copy of clips.h5, is damaged: it is made again")
+        self.assertNotIn("changed deck", job.err)
+        self.assertEqual(self.copies(), first)
+        self.assertEqual(kept.stat().st_mtime_ns, before)
+        self.assertEqual(damaged.read_bytes(), kept.read_bytes())
+        self.assert_same_run("whole", "run")
+        # Another store is copied beside them.
+        self.ingest("other.h5", seconds=2, size=16)
+        self.staged("other", 'data.path=["clips.h5", "other.h5"]', "train.steps=1", ranks=1)
+        self.assertEqual([len(c) for c in self.copies()], [2, 1])
+        job = self.staged("shapes", "data.path=synthetic:clips=8,frames=3,height=16,width=16", "train.steps=1")
+        self.assertIn("stage     nothing to copy: data.path = synthetic:", job.err)
+
+    def test_all_ranks_of_a_node_share_a_copy(self):
+        os.environ["WEFT_COMM_NODE_RANKS"] = "2"
+        job = self.staged("run", "train.steps=1")
+        self.assertIn("of 1 node: copied on 1, there already on 0", job.err)
+        self.assertEqual([len(c) for c in self.copies()], [1, 0])
+        # Two nodes with one folder, which a test may have: the second waits for the first.
+        os.environ["WEFT_COMM_NODE_RANKS"] = "1"
+        (self.dir / "disk").mkdir()
+        job = self.staged("run", "train.steps=2", "data.stage=disk")
+        self.assertIn("of 2 nodes: copied on 1, there already on 1", job.err)
+
+    def test_what_goes_wrong(self):
+        size = (self.dir / "clips.h5").stat().st_size
+        (self.disks[0] / f"weft-stores-{os.getuid()}").mkdir(mode=0o700)
+        (self.disks[0] / f"weft-stores-{os.getuid()}" / "old.h5").write_bytes(bytes(3000000))
+        for code, said, how in (
+                (DATA, f"0/weft-stores-{os.getuid()} has 0.00 MiB left, and 1 store to copy has {size / 2**20:.2f} MiB; the copies "
+                       "that are there have 2.86 MiB", {"shim": "free_space=3:0/weft-stores"}),
+                (DATA, f"1/weft-stores-{os.getuid()} has {size / 2**20:.2f} MiB left, and 1 store to copy has "
+                       f"{size / 2**20:.2f} MiB (rank 1 on ", {"shim": f"free_space={size - 1}:1/weft-stores"}),
+                (HARDWARE, "the copy of clips.h5 in 1/weft-stores-", {"shim": "bad_writes=1/weft-stores"})):
+            job = self.staged("refused", expect=None, **how)
+            self.refused(job, code, said)
+            self.assertFalse((self.dir / "refused").exists())
+            self.assertEqual([p for disk in self.disks for p in disk.glob("*/*-tmp")], [])
+        for stage, code, said in (("$NO_SUCH_DISK/x", USAGE, 'data.stage = "$NO_SUCH_DISK/x": NO_SUCH_DISK is not set'),
+                                  ("nowhere", DATA, "cannot make the folder nowhere/weft-stores-")):
+            self.refused(self.staged("refused", f"data.stage={stage}", expect=None), code, said)
+        self.staged("fits", shim=f"free_space={size}:/weft-stores")
 
 
 if __name__ == "__main__":

@@ -11,12 +11,18 @@
 #include "tests/kernels/cases.h"
 
 // The algorithms themselves.
+#ifdef __x86_64__
 namespace weft::ops::cpu_v3 {
 #include "ops/cpu/conv/parts.h"
 }
 namespace weft::ops::cpu_v4 {
 #include "ops/cpu/conv/parts.h"
 }
+#else
+namespace weft::ops::cpu_base {
+#include "ops/cpu/conv/parts.h"
+}
+#endif
 
 namespace weft {
 namespace {
@@ -190,7 +196,15 @@ RoundingError error_of(const Sums& sums, At&& at) {
   return {largest / scale, std::sqrt(squares / n) / scale};
 }
 
-// The algorithms of both sides.
+struct Side {
+  const char* name;
+  std::string (*algorithm)(const RoundingShape&, Pass);
+  void (*take)(const RoundingShape&, Pass, const Data&, Tensor&);
+  void (*library)(const RoundingShape&, Pass, const Data&, Tensor&);
+};
+
+// The algorithms of all sides that run here.
+#ifdef __x86_64__
 namespace side_v3 {
 using namespace ops::cpu_v3;
 #include "tests/kernels/rounding_side.h"
@@ -200,12 +214,21 @@ using namespace ops::cpu_v4;
 #include "tests/kernels/rounding_side.h"
 }  // namespace side_v4
 
-struct Side {
-  const char* name;
-  std::string (*algorithm)(const RoundingShape&, Pass);
-  void (*take)(const RoundingShape&, Pass, const Data&, Tensor&);
-  void (*library)(const RoundingShape&, Pass, const Data&, Tensor&);
-};
+std::vector<Side> sides() {
+  std::vector<Side> all{{"v3", side_v3::algorithm, side_v3::take, side_v3::library}};
+  if (ops::cpu_is_v4()) all.push_back({"v4", side_v4::algorithm, side_v4::take, side_v4::library});
+  return all;
+}
+#else
+namespace side_base {
+using namespace ops::cpu_base;
+#include "tests/kernels/rounding_side.h"
+}  // namespace side_base
+
+std::vector<Side> sides() {
+  return {{"base", side_base::algorithm, side_base::take, side_base::library}};
+}
+#endif
 
 void add_rows(const Side& side, const RoundingShape& s, Pass pass, const Data& d, const Sums& sums,
               std::vector<RoundingRow>& rows) {
@@ -245,10 +268,7 @@ std::vector<RoundingCase> measure_rounding(const RoundingShape& s, double produc
                                             : "weight gradient";
     c.terms = sums.terms;
     c.plain = error_of(sums, [&](std::size_t i) { return sums.plain[i]; });
-    add_rows({"v3", side_v3::algorithm, side_v3::take, side_v3::library}, s, pass, d, sums, c.rows);
-    if (ops::cpu_is_v4())
-      add_rows({"v4", side_v4::algorithm, side_v4::take, side_v4::library}, s, pass, d, sums,
-               c.rows);
+    for (const Side& side : sides()) add_rows(side, s, pass, d, sums, c.rows);
     cases.push_back(std::move(c));
   }
   return cases;

@@ -29,9 +29,9 @@ struct RoundingError {
 
 struct RoundingRow {
   std::string algorithm;  // "winograd"; "oneDNN" is direct.cpp
-  std::string side;  // "v3" or "v4": what weft is compiled for. oneDNN looks at the processor and
-                     // at ONEDNN_MAX_CPU_ISA.
-  bool taken;        // what ops/conv.h takes; else the library's, to compare with
+  std::string side;       // "v3", "v4" or "base": what weft is compiled for. oneDNN looks at the
+                     // processor and at ONEDNN_MAX_CPU_ISA.
+  bool taken;  // what ops/conv.h takes; else the library's, to compare with
   RoundingError error;
   double seconds;
 };

@@ -157,6 +157,20 @@ TEST_F(Galleries, ReferencesStandBeforeTheirClip) {
   EXPECT_THAT(html, Not(HasSubstr("c2VjcmV0")));
 }
 
+TEST_F(Galleries, WhatAnAnimationIsMadeFromStandsBeforeIt) {
+  write(
+      "out/animate.jsonl",
+      sealed(R"({"name":"face","key":"k","file":"face.mp4","seconds":0.5,"frames":10,"references":)"
+             R"(["references/face-picture.png","references/face-ref_pose.png"]})"));
+  write("out/face.mp4", "video");
+  write("out/references/face-picture.png", "shown");
+  const std::string html = page();
+  EXPECT_THAT(html, HasSubstr("<div class=\"from\"><figure><img alt=\"picture\""));
+  EXPECT_THAT(html, HasSubstr("<b>picture</b>of face"));
+  EXPECT_THAT(html, HasSubstr("<b>head motion</b>of face"));
+  EXPECT_THAT(html, HasSubstr("references/face-ref_pose.png cannot be read"));
+}
+
 TEST_F(Galleries, SegmentationsHaveALegend) {
   write("out/segment.jsonl",
         sealed(R"({"name":"a","key":"k","file":"a.png","shares":[)"

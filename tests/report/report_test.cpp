@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/progress.h"
+#include "media/writers.h"
 #include "report/plot.h"
 #include "train/metrics/metrics.h"
 
@@ -102,6 +103,33 @@ TEST_F(Report, HeldOutLossStandsBesideTheTrainings) {
     EXPECT_NE(events.find(tag), std::string::npos) << tag;
 }
 
+// Samples and measurements beyond the last step of the metrics are there too, and the norms of a
+// step are at that step alone.
+TEST_F(Report, EventsAreAtTheirSteps) {
+  write("metrics.jsonl", "{\"step\":0,\"loss\":2.0}\n{\"step\":1,\"loss\":1.0}\n");
+  write("layer_norms.jsonl", R"({"step":0,"norms":{"a":1.5}})"
+                             "\n");
+  write("validation.jsonl",
+        "{\"step\":1,\"loss\":9}\n{\"step\":2,\"loss\":8}\n{\"step\":7,\"loss\":7}\n");
+  for (const char* step : {"1", "9"}) {
+    fs::create_directories(run_ / "samples" / step);
+    write_png((run_ / "samples" / step / "clip.png").string(), 2, 3,
+              std::vector<std::uint8_t>(18, 7));
+  }
+  const std::string events = event_file(load_run(run_), run_ / "scratch.png");
+  const auto times = [&](std::string_view tag) {
+    int n = 0;
+    for (std::size_t at = 0; (at = events.find(tag, at)) != std::string::npos; at += tag.size())
+      ++n;
+    return n;
+  };
+  EXPECT_EQ(times("layer_norms/a"), 1);
+  EXPECT_EQ(times("validation/loss"), 3);
+  EXPECT_EQ(times("samples/clip.png"), 2);
+  EXPECT_EQ(times("\x89PNG"), 2);
+  EXPECT_FALSE(fs::exists(run_ / "scratch.png"));
+}
+
 TEST_F(Report, RefusesWhatIsNoRun) {
   EXPECT_THAT(refusal(), HasSubstr("cannot open"));
   write("metrics.jsonl", "");
@@ -152,12 +180,38 @@ TEST_F(Report, RestartsTermsAndWarnings) {
   EXPECT_THAT(run.restarts, ElementsAre(2));
   const std::string page = make_page(std::vector<report_page::Run>{run});
   EXPECT_THAT(page, HasSubstr("<line class=\"restart\""));
-  EXPECT_THAT(page, HasSubstr("Dotted: where the run went on."));
-  EXPECT_THAT(page, HasSubstr("<th>went on after step</th><td>2</td>"));
+  EXPECT_THAT(page, HasSubstr("Dotted: where the run was resumed."));
+  EXPECT_THAT(page, HasSubstr("<th>resumed after step</th><td>2</td>"));
   EXPECT_THAT(page, HasSubstr("loss, from 5866</span>")) << "of the first step; five digits";
   EXPECT_THAT(page, HasSubstr("Constant: constant = 0"));
   EXPECT_THAT(page, HasSubstr("<h2>kl &lt;</h2>")) << "a plot of its own";
   EXPECT_THAT(page, HasSubstr("<td>the disk is &lt;full&gt;</td>"));
+}
+
+// Wide charts come at a second width, with fewer numbers on their axis, for screens of phones.
+TEST_F(Report, ChartsComeAtTwoWidths) {
+  std::string lines;
+  for (int i = 0; i <= 8000; i += 100)
+    lines += "{\"step\":" + std::to_string(i) +
+             ",\"loss\":1,\"start\":" + (i == 5000 ? "true" : "false") +
+             ",\"seconds\":1,\"lr\":1}\n";
+  write("metrics.jsonl", lines);
+  const std::string page = make_page(std::vector<report_page::Run>{load_run(run_)});
+  const auto numbers = [&](std::size_t from) {
+    const std::string svg = page.substr(from, page.find("</svg>", from) - from);
+    EXPECT_THAT(svg, HasSubstr("class=\"restart\""));
+    int n = 0;
+    for (std::size_t at = 0; (at = svg.find("text-anchor=\"middle\">", at)) != std::string::npos;
+         ++at)
+      ++n;
+    return n - 2;  // the axes' labels
+  };
+  const std::size_t broad = page.find("<div class=\"broad\"><svg viewBox=\"0 0 1040 330\""),
+                    narrow = page.find("<div class=\"narrow\"><svg viewBox=\"0 0 370 240\"");
+  ASSERT_LT(broad, narrow);
+  ASSERT_NE(narrow, std::string::npos);
+  EXPECT_EQ(numbers(broad), 8) << "each thousand";
+  EXPECT_EQ(numbers(narrow), 4);
 }
 
 TEST_F(Report, LossOfEachStore) {

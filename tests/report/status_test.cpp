@@ -53,7 +53,9 @@ class Status : public testing::Test {
 };
 
 TEST_F(Status, OfARunningJob) {
-  write("run/status.json", to_text(running()));
+  JobStatus s = running();
+  s.values.emplace_back("validation_loss", 0.25);
+  write("run/status.json", to_text(s));
   fs::create_directories(dir_ / "run/step_20");
   fs::create_directory_symlink("step_20", dir_ / "run/latest");
   const auto job = find_job(dir_ / "run", now);
@@ -65,7 +67,7 @@ TEST_F(Status, OfARunningJob) {
   EXPECT_THAT(text,
               HasSubstr("done      30 of 120 steps (25.0 %), 10 of them by earlier starts\n"));
   EXPECT_THAT(text, HasSubstr("pace      0.5 steps/s, 3 min 00 s left\n"));
-  EXPECT_THAT(text, HasSubstr("loss      0.125\n"));
+  EXPECT_THAT(text, HasSubstr("loss      0.125\nheld out  0.25\n"));
   EXPECT_THAT(text, HasSubstr("ranks     4, the first on node7\n"));
   EXPECT_THAT(text, HasSubstr("saved     step_20\n"));
   EXPECT_THAT(text, HasSubstr("for 1 h 01 min\n"));

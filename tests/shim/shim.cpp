@@ -10,6 +10,8 @@
 //                   10 ms apart
 //   held_writes=UNTIL:PART  each pwrite of a file with PART in its path waits until a file UNTIL
 //                   exists
+//   bad_writes=PART  each pwrite of a file with PART in its path turns one bit of its first byte
+//   free_space=BYTES:PART   the file system of what has PART in its path has BYTES left
 //   slow_names=MICROSECONDS:PART    open, opendir, rename, faccessat and fdatasync of what has PART
 //                                   in its path take that much longer, half of it before and half
 //                                   behind, as over a network
@@ -27,6 +29,7 @@
 #include <mpi.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>
@@ -150,7 +153,9 @@ void hold_write(int fd) {
 // to it.
 time_t wall_clock_error() {
   if (!is_rank) return 0;
-  static const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  // Open MPI's launcher, or MPICH's.
+  static const char* const open_mpi = std::getenv("OMPI_COMM_WORLD_RANK");
+  static const char* const rank = open_mpi != nullptr ? open_mpi : std::getenv("PMI_RANK");
   static const std::vector<std::string> jumps = wish("wall_clock"),
                                         apart = wish("wall_clock_of_ranks");
   if (apart.size() == 1 && rank != nullptr) return std::stol(apart[0]) * std::stol(rank);
@@ -265,6 +270,13 @@ int open_file(const char* function, const char* path, int flags, mode_t mode) {
 template <class F>
 ssize_t write_file(const char* function, int fd, const void* from, size_t bytes, off_t offset) {
   hold_write(fd);
+  static const std::vector<std::string> bad = wish("bad_writes");
+  std::string turned;
+  if (bad.size() == 1 && bytes > 0 && path_of(fd).find(bad[0]) != std::string::npos) {
+    turned.assign(static_cast<const char*>(from), bytes);
+    turned[0] = static_cast<char>(turned[0] ^ 1);
+    from = turned.data();
+  }
   Record record(path_of(fd));
   const ssize_t n = next<F>(function)(fd, from, bytes, offset);
   if (!record.on() || n < 0) return n;
@@ -272,6 +284,17 @@ ssize_t write_file(const char* function, int fd, const void* from, size_t bytes,
   return record.done(n, "write " + inode_of(fd) + " " + std::to_string(offset) + " " +
                             std::to_string(written) + "\n" +
                             std::string(static_cast<const char*>(from), written) + "\n");
+}
+
+template <class Found>
+int space_left(const char* function, const char* path, Found* found) {
+  const int result = next<int (*)(const char*, Found*)>(function)(path, found);
+  static const std::vector<std::string> space = wish("free_space");
+  if (result == 0 && space.size() == 2 && std::string(path).find(space[1]) != std::string::npos) {
+    found->f_frsize = 1;
+    found->f_bavail = std::stoul(space[0]);
+  }
+  return result;
 }
 
 int lock_or(const char* function, int fd, int command, void* argument) {
@@ -319,6 +342,14 @@ ssize_t pwrite(int fd, const void* from, size_t bytes, off_t offset) {
 
 ssize_t pwrite64(int fd, const void* from, size_t bytes, off64_t offset) {
   return write_file<decltype(&pwrite64)>("pwrite64", fd, from, bytes, offset);
+}
+
+int statvfs(const char* path, struct statvfs* found) noexcept {
+  return space_left("statvfs", path, found);
+}
+
+int statvfs64(const char* path, struct statvfs64* found) noexcept {
+  return space_left("statvfs64", path, found);
 }
 
 int open(const char* path, int flags, ...) {

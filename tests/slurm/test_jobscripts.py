@@ -7,12 +7,14 @@ What was shown (job ids, exit codes, restarts) is printed as each test ends.
 
 import json
 import os
+import re
 import shutil
 import time
 import unittest
 
 from cluster import GRACE
 from scripts import DECK, REPOSITORY, WEFT, ScriptTest
+from tiny_models import TINY_GENERATE_DECK
 
 
 class JobScripts(ScriptTest):
@@ -57,7 +59,7 @@ class JobScripts(ScriptTest):
         # The next start reads the deck again. Should the steps be done by then, it finds them so.
         (self.site / "next.toml").write_text(DECK.replace("steps = 200", f"steps = {first + 130}"))
         os.replace(self.site / "next.toml", deck)
-        self.cluster.run("scancel", "--signal=USR1", job)
+        self.cluster.run("scancel", "--batch", "--signal=USR1", job)
         # 3. And to the end.
         facts = self.finish(job)
         self.assertEqual(facts["Restarts"], "2", self.output())
@@ -240,22 +242,75 @@ echo "$@" >"said_$SLURM_JOB_ID"
         self.show(f"under SBATCH_EXPORT=NONE job {lost} is refused, whose deck was in the environment; job {named} names it")
 
     def test_mpirun_instead_of_srun(self):
-        """The two lines that a site without PMIx changes; the signal then comes by way of the script."""
-        (self.site / "jobscripts").unlink()
-        shutil.copytree(REPOSITORY / "jobscripts", self.site / "jobscripts")
-        script = self.site / "jobscripts" / "train_1node.sbatch"
-        lines = script.read_text().replace("--signal=USR1@300", "--signal=B:USR1@300").splitlines()
-        lines = [line[2:] if line.startswith("# launch=(mpirun") else line for line in lines
-                 if not line.startswith("launch=(srun")]
-        script.write_text("\n".join(lines) + "\n")
-        job = self.sbatch("train_1node", "train.steps=1000000",
-                          options=("--ntasks-per-node=2", "--cpus-per-task=1", "--no-requeue"),
+        """The one line of the site's file that a site without PMIx changes."""
+        (self.site / "site.env").write_text('WEFT_LAUNCH="mpirun --map-by slot:PE=${SLURM_CPUS_PER_TASK:-1}"\n'
+                                            'WEFT_SCRATCH=scratch\nWEFT_STAGE=\'$DISK\'\n')
+        (self.site / "disk").mkdir()
+        footage = 'ingest.inputs=["lavfi:testsrc2=size=64x64:rate=10:duration=12"]'
+        self.cluster.run(str(WEFT), "ingest", "deck.toml", footage, "ingest.output=clips.h5", "ingest.frames=[3]", "ingest.height=24",
+                         "ingest.width=16", cwd=self.site)
+        job = self.sbatch("train_1node", "train.steps=1000000", "data.path=clips.h5",
+                          options=("--ntasks-per-node=2", "--cpus-per-task=1", "--no-requeue"), WEFT_ENV="site.env", DISK="disk",
                           OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                           OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none")
-        self.wait_for_steps(job, f"runs/deck-{job}", 5)
+        run = f"scratch/runs/deck-{job}"
+        self.wait_for_steps(job, run, 5)
         self.cluster.run("scancel", "--batch", "--signal=USR1", job)
         facts = self.finish(job, "FAILED", "75:0")
-        self.show(f"job {job} under mpirun, one node: SIGUSR1 to the script reached the ranks, exit {facts['ExitCode']}")
+        self.assertIn(f"space for '{run}': ", self.output())
+        self.assertIn("of 1 node: copied on 1, there already on 0", self.output())
+        self.assertEqual(len(list(self.site.glob("disk/weft-stores-*/*.h5"))), 1)
+        self.show(f"job {job} under mpirun, one node: its store copied to a disk of the node; SIGUSR1 to the script reached the ranks, "
+                  f"exit {facts['ExitCode']}")
+
+    def pipeline(self, *words, **variables):
+        """What jobscripts/pipeline.sh submits: {step: job}, and what it says."""
+        environment = dict(SBATCH_PARTITION="normal", DEVICE="cpu", OMPI_MCA_btl_vader_single_copy_mechanism="none",
+                           OMPI_MCA_mpi_yield_when_idle="1", **variables)
+        said = self.cluster.run("jobscripts/pipeline.sh", "--ntasks-per-node=1", "--cpus-per-task=1", *words, cwd=self.site,
+                                environment=environment)
+        jobs = dict(re.findall(r"(?m)^(\w+): job (\d+)$", said))
+        self.jobs += jobs.values()
+        self.assertIn("cancel all: scancel " + " ".join(jobs.values()), said)
+        return jobs
+
+    def test_from_footage_to_clips(self):
+        """The whole pipeline with tiny models."""
+        vae = TINY_GENERATE_DECK[TINY_GENERATE_DECK.index("[vae]"):TINY_GENERATE_DECK.index("[t5]")].replace('weights = "random:2"', "")
+        train = "[train]\nsteps = 2\nbatch_size = 1\nmicro_batches = 2\n"
+        run = '[run]\nseed = 7\nthreads = 1\n'
+        (self.site / "vae.toml").write_text(f'{run}[model]\nname = "vae"\n{vae}{train}')
+        deck = TINY_GENERATE_DECK.replace('weights = "random:1"', "").replace('weights = "random:2"', "")
+        (self.site / "tiny.toml").write_text(deck + train + "[ingest]\nheight = 32\nwidth = 48\nframes = [17]\n"
+                                             'inputs = ["lavfi:testsrc2=size=96x64:rate=10:duration=7"]\n')
+        jobs = self.pipeline("tiny.toml", "vae:vae.toml", "encode:encode.text=false", "generate:generate.prompts=[]",
+                             "generate:generate.num_samples=2")
+        self.assertEqual(list(jobs), ["ingest", "vae", "encode", "train", "generate"])
+        self.finish(jobs["generate"])
+        facts = [self.finish(job) for job in jobs.values()]
+        for one, next_one in zip(facts, facts[1:]):
+            self.assertLessEqual(one["EndTime"], next_one["StartTime"])
+        work = self.site / "runs/tiny"
+        self.assertEqual([self.steps("runs/tiny/vae"), self.steps("runs/tiny/train")], [2, 2])
+        self.assertEqual(len(list((work / "generated").glob("*.mp4"))), 2)
+        self.show(f"jobs {', '.join(jobs.values())}: ingest, VAE, encode, training and generate, one after the other, two clips")
+
+    def test_a_pipeline_that_fails_and_goes_on(self):
+        program = self.site / "program"
+        program.write_text('#!/bin/sh\necho "$1" >>done\n[ "$1" != encode ] || [ ! -e bad ] || exit 3\n')
+        program.chmod(0o755)
+        (self.site / "bad").touch()
+        jobs = self.pipeline("deck.toml", "vae:deck.toml", WEFT="./program")
+        self.finish(jobs["encode"], "FAILED", "3:0")
+        for step in "train", "generate":
+            self.assertEqual(self.finish(jobs[step], "CANCELLED")["Reason"], "DependencyNeverSatisfied")
+        (self.site / "bad").unlink()
+        rest = self.pipeline("deck.toml", "vae:deck.toml", "--from=encode", WEFT="./program")
+        self.assertEqual(list(rest), ["encode", "train", "generate"])
+        self.finish(rest["generate"])
+        self.assertEqual((self.site / "done").read_text().split(), ["ingest", "train", "encode", "encode", "train", "generate"])
+        self.show(f"job {jobs['encode']} failed with exit 3, and Slurm cancelled jobs {jobs['train']} and {jobs['generate']}; "
+                  f"--from=encode submitted {', '.join(rest.values())}, which ended with 0")
 
     def test_no_requeue_for_ever(self):
         """With programs in weft's place that always ask to be started again."""

@@ -3,6 +3,7 @@ tools/run_animate.sh hands to weft, and job scripts without Slurm. No weft is ru
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -64,13 +65,13 @@ class Scripts(unittest.TestCase):
 
     def animate(self, *words, root):
         """What the script starts, in a copy of the repository of which it needs a deck alone."""
-        for name in ("tools/run_animate.sh", "inputs/animate_demo.toml"):
+        for name in ("tools/run_animate.sh", "tools/mpi.sh", "inputs/animate_demo.toml"):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, root / name)
         weft = self.program("weft", "exit 1")
         self.program("bin/mpirun", f'printf "%s\\n" "$@" >{self.dir}/arguments')
         done = run(root / "tools/run_animate.sh", *words, cwd=self.dir,
-                   env={**os.environ, "WEFT": str(weft), "PATH": f"{self.dir}/bin:{os.environ['PATH']}"})
+                   env={**os.environ, "WEFT": str(weft), "MPIEXEC": "", "PATH": f"{self.dir}/bin:{os.environ['PATH']}"})
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("random", done.stdout)
         arguments = (self.dir / "arguments").read_text().splitlines()
@@ -104,7 +105,10 @@ done
 mkdir -p "$run"; old=$(readlink "$run/latest"); old=${{old#step_}}
 ln -sfn "step_$((${{old:-0}} + 1))" "$run/latest"
 exit 75""")
-        self.program("bin/srun", 'while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"')
+        for launcher in "srun", "mpirun":
+            self.program(f"bin/{launcher}", f"""printf "%s\\n" {launcher} "$@" >"{self.dir}/launched"
+while [ "${{1#-}}" != "$1" ]; do shift; done; exec "$@"
+""")
         self.program("bin/scontrol", f'echo "$@" >>"{self.dir}/scontrol"')
         self.program("bin/squeue", squeue)
         (self.dir / "arguments").write_text("")
@@ -251,6 +255,106 @@ exit 75""")
         self.assertEqual(done.returncode, 2)
         self.assertIn("WEFT=no program at all is no program. HINT:", done.stderr)
         self.assertFalse((self.dir / "x").exists())
+
+    def test_the_launch_line_is_the_site_s(self):
+        def launched(script, launch=None, **variables):
+            environment = self.dir / "site.env"
+            environment.write_text(f"WEFT_LAUNCH={launch}\n" if launch else "")
+            self.job(script, "a.toml", WEFT_ENV=str(environment), **variables)
+            words = (self.dir / "launched").read_text().splitlines()
+            return words[:words.index(str(self.dir / "weft"))]
+        common = ["--cpu-bind=cores", "--kill-on-bad-exit=0"]
+        for script in SCRIPTS:
+            array = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"} if script == "scaling" else {}
+            patience = "--wait=120" if script in TRAINING or script == "scaling" else "--wait=30"
+            if script == "segmentation":
+                continue  # trains first, which its stand-in never ends
+            shards = {"SHARDS": None}
+            self.assertEqual(launched(script, **array, **shards), ["srun", *common, patience, "--mpi=pmix"], script)
+        self.assertEqual(launched("train_1node", '"srun --mpi=cray_shasta --cpu-bind=none"', SLURM_GPUS="2"),
+                         ["srun", *common, "--wait=120", "--gpu-bind=none", "--mpi=cray_shasta", "--cpu-bind=none"])
+        self.assertEqual(launched("generate", '"mpirun --map-by=slot:PE=${SLURM_CPUS_PER_TASK:-1}"', SLURM_CPUS_PER_TASK="3"),
+                         ["mpirun", "--map-by=slot:PE=3"])
+        self.assertEqual(launched("generate", '(mpirun "--a b")'), ["mpirun", "--a b"])
+        done = self.job("generate", "a.toml", WEFT_LAUNCH="no launcher")
+        self.assertEqual((done.returncode, self.started()), (2, []))
+        self.assertIn("WEFT_LAUNCH=no launcher is no program. HINT: srun --mpi=TYPE", done.stderr)
+
+    def test_scratch_and_disks_of_nodes(self):
+        scratch = self.dir / "a scratch"
+        site = {"WEFT_SCRATCH": f"{scratch}/", "WEFT_STAGE": "$TMPDIR"}
+        done = self.job("train_1node", "a.toml", **site)
+        self.assertIn(f"saved in {scratch}/runs/a-1\n", done.stdout)
+        self.assertEqual(self.started(), ["train", "a.toml", f"run.dir={scratch}/runs/a-1", "data.stage=$TMPDIR"])
+        self.job("train_1node", "a.toml", "data.stage=", "run.dir=here", **site)
+        self.assertEqual(self.started()[2:], ["run.dir=here", "data.stage=$TMPDIR", "data.stage=", "run.dir=here"])
+        self.job("generate", "a.toml", **site)
+        self.assertEqual(self.started(), ["generate", "a.toml"])
+
+    def test_space_and_quota_are_told_before_the_start(self):
+        self.program("bin/df", 'echo header; for last; do :; done; echo "/dev/x 10G 7G 3G 70% /mount of $last"')
+        self.assertIn("space for 'runs/a-1': 3G of 10G free on /mount\n", self.job("train_1node", "a.toml").stdout)
+        self.assertIn("space for 'new/folder/out': 3G of ", self.job("generate", "a.toml", "generate.output=new/folder/out").stdout)
+        self.program("bin/quota", 'echo "Disk quotas: 95G of 100G"')
+        self.assertIn("quota:\nDisk quotas: 95G of 100G\n", self.job("ingest", "a.toml", "ingest.output=/nowhere/clips.h5").stdout)
+        self.program("bin/lfs", '[ "$1 $2 $3" = "quota -h -u" ] && echo "Lustre: 1T of 2T"')
+        said = self.job("train_1node", "a.toml").stdout
+        self.assertIn("quota:\nLustre: 1T of 2T\n", said)
+        self.assertNotIn("Disk quotas", said)
+        self.program("bin/lfs", "exit 1")  # a file system that is not Lustre
+        self.assertIn("Disk quotas", self.job("train_1node", "a.toml").stdout)
+
+    def pipeline(self, *words, **variables):
+        return run("jobscripts/pipeline.sh", *words, cwd=self.dir,
+                   env={"PATH": f"{self.dir}/bin:{os.environ['PATH']}", **variables})
+
+    def test_a_pipeline_of_jobs(self):
+        (self.dir / "jobscripts").symlink_to(ROOT / "jobscripts")
+        for name in ("a deck.toml", "v.toml", "e.toml"):
+            (self.dir / name).write_text("")
+        done = self.pipeline("a deck.toml", "encode:e.toml", "vae:v.toml", "--account=x", "run.seed=3", "train:--nodes=4",
+                             "train:train_16nodes.sbatch", 'generate:generate.prompts=["a b", "c:d"]', "--dry-run", WEFT_SCRATCH="/s")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        commands = [shlex.split(line) for line in done.stdout.splitlines()]
+        work = "/s/runs/a deck"
+        after = [[], *([f"--dependency=afterok:JOB_OF_{s}", "--kill-on-invalid-dep=yes"] for s in ("ingest", "vae", "encode", "train"))]
+        self.assertEqual(commands, [["sbatch", "--parsable", f"--job-name=a deck-{step}", *after[i], *words, "run.seed=3", *last]
+                                    for i, (step, words, last) in enumerate((
+            ("ingest", ["--account=x", "jobscripts/ingest.sbatch", "a deck.toml", f"ingest.output={work}/clips.h5"], []),
+            ("vae", ["--account=x", "jobscripts/train_vae.sbatch", "v.toml", f"data.path={work}/clips.h5", f"run.dir={work}/vae"], []),
+            ("encode", ["--account=x", "jobscripts/encode.sbatch", "e.toml", f"data.path={work}/clips.h5",
+                        f"encode.output={work}/latents.h5", f"vae.weights={work}/vae"], []),
+            ("train", ["--account=x", "--nodes=4", "jobscripts/train_16nodes.sbatch", "a deck.toml", f"data.path={work}/latents.h5",
+                       f"run.dir={work}/train"], []),
+            ("generate", ["--account=x", "jobscripts/generate.sbatch", "a deck.toml", f"data.path={work}/latents.h5",
+                          f"run.dir={work}/train", f"generate.output={work}/generated", f"vae.weights={work}/vae"],
+             ['generate.prompts=["a b", "c:d"]'])))])
+        # Without a deck of its own there is no VAE to train, and the deck names one.
+        done = self.pipeline("a deck.toml", "--from=ingest", "--to=encode", "--dry-run")
+        names = [shlex.split(line)[2] for line in done.stdout.splitlines()]
+        self.assertEqual(names, ["--job-name=a deck-ingest", "--job-name=a deck-encode"])
+        self.assertNotIn("vae.weights", done.stdout)
+        for words, said in ((("--dry-run",), "ingest has no deck"), (("none.toml", "--dry-run"), "none.toml cannot be read"),
+                            (("v.toml", "--from=tea"), "tea is no step"), (("v.toml", "tea"), "tea is no deck, key or option"),
+                            (("v.toml", "--from=vae", "--dry-run"), "vae has no deck"),
+                            (("v.toml", "train:none.sbatch", "--dry-run"), "there is no jobscripts/none.sbatch")):
+            done = self.pipeline(*words)
+            self.assertEqual(done.returncode, 2, done.stdout)
+            self.assertIn(f"ERROR: {said}. HINT: ", done.stderr)
+        page = (ROOT / "docs/slurm.md").read_text()
+        lines = re.findall(r"(?m)^    jobscripts/pipeline\.sh ([^#\n]*)", page)
+        self.assertGreater(len(lines), 2)
+        for line in lines:
+            for name in re.findall(r"\w+\.toml", line):
+                (self.dir / name).touch()
+            done = self.pipeline(*shlex.split(line), "--dry-run")
+            self.assertEqual(done.returncode, 0, f"{line}\n{done.stderr}")
+        # A submission that is refused: what is there already can be cancelled.
+        self.program("bin/sbatch", 'for w; do case $w in *encode.sbatch) exit 1 ;; esac; done; echo "7;cluster"')
+        done = self.pipeline("v.toml")
+        self.assertEqual(done.returncode, 2)
+        self.assertEqual(done.stdout, "ingest: job 7\n")
+        self.assertIn("cancel what was submitted: scancel 7\n", done.stderr)
 
     def test_a_task_that_was_killed_is_explained(self):
         killed = self.program("killed", "kill -9 $$")

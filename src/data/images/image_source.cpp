@@ -1,12 +1,14 @@
 #include "data/images/image_source.h"
 
-#include <tmmintrin.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <numeric>
 #include <utility>
+
+#ifdef __SSSE3__
+#include <tmmintrin.h>
+#endif
 
 #include "core/error.h"
 #include "core/log.h"
@@ -174,10 +176,11 @@ std::vector<MicroBatch> ImagePlan::plan(std::int64_t step) const {
 
 namespace {
 
-// 5 pixels a shuffle; every processor that weft runs on has SSSE3.
 void flip_row(const std::uint8_t* in, std::int64_t width, std::uint8_t* out) {
-  const __m128i order = _mm_setr_epi8(12, 13, 14, 9, 10, 11, 6, 7, 8, 3, 4, 5, 0, 1, 2, -1);
   std::int64_t x = 0;
+#ifdef __SSSE3__
+  // 5 pixels a shuffle.
+  const __m128i order = _mm_setr_epi8(12, 13, 14, 9, 10, 11, 6, 7, 8, 3, 4, 5, 0, 1, 2, -1);
   // The load takes 16 bytes, so another pixel has to follow.
   for (; x + 6 <= width; x += 5) {
     const __m128i pixels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + 3 * x));
@@ -185,6 +188,7 @@ void flip_row(const std::uint8_t* in, std::int64_t width, std::uint8_t* out) {
     _mm_store_si128(reinterpret_cast<__m128i*>(five), _mm_shuffle_epi8(pixels, order));
     std::memcpy(out + 3 * (width - x - 5), five, 15);
   }
+#endif
   for (; x < width; ++x) std::memcpy(out + 3 * (width - 1 - x), in + 3 * x, 3);
 }
 

@@ -1,6 +1,7 @@
 #include "jobs/animate/animate.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <condition_variable>
 #include <deque>
@@ -23,6 +24,7 @@
 #include "jobs/animate/networks.h"
 #include "jobs/animate/prepare.h"
 #include "jobs/engine/list_job.h"
+#include "media/resize.h"
 #include "media/writers.h"
 #include "models/sadtalker/face/crop.h"
 #include "models/sadtalker/face/paste.h"
@@ -256,6 +258,32 @@ bool SegmentMaker::make(const ClipInHand& clip, std::int64_t first, std::int64_t
 // Where a clip's frames are kept, in the output folder.
 std::string frames_folder(const ClipRequest& clip) { return clip.name + "_frames"; }
 
+// What a clip is made from, as a small picture in the output folder for weft report; `what` is the
+// key that names it.
+std::string reference_file(const ClipRequest& clip, const char* what) {
+  return fmt::format("references/{}-{}.png", clip.name, what);
+}
+struct Reference {
+  const char* what;
+  const std::string& path;
+};
+std::array<Reference, 3> references_of(const AnimateDeck& a) {
+  return {{{"picture", a.picture}, {"ref_pose", a.ref_pose}, {"ref_eyeblink", a.ref_eyeblink}}};
+}
+
+void write_reference(const ImageFile& picture, const fs::path& folder, const std::string& file) {
+  constexpr std::int64_t largest_side = 512;
+  std::int64_t height = picture.height, width = picture.width;
+  if (const std::int64_t side = std::max(height, width); side > largest_side) {
+    height = std::max<std::int64_t>(1, height * largest_side / side);
+    width = std::max<std::int64_t>(1, width * largest_side / side);
+  }
+  std::vector<std::uint8_t> rgb(static_cast<std::size_t>(3 * height * width));
+  pillow_resize({picture.values.data(), picture.height, picture.width, 3 * picture.width}, height,
+                width, PillowFilter::bilinear, rgb.data(), 3 * width);
+  write_whole(folder, file, [&](const std::string& name) { write_png(name, height, width, rgb); });
+}
+
 // Frames of an earlier, longer clip of the same name.
 void remove_frames_from(std::int64_t frames, const fs::path& folder) {
   std::vector<fs::path> others;
@@ -485,6 +513,17 @@ void AnimateJob::join(std::int64_t item, Json& line) {
   line["picture"] = as_utf8(clip.animate.picture);
   line["speech"] = as_utf8(clip.animate.speech);
   line["frames"] = frames;
+  line["references"] = Json::array();
+  for (const auto& [what, path] : references_of(clip.animate)) {
+    if (path.empty()) continue;
+    ImageFile shown;
+    if (std::string_view(what) == "picture")
+      shown = read_picture(path, deck_.media);
+    else if (!PictureStream(path, {deck_.media, {}}).next(shown))
+      continue;
+    write_reference(shown, engine_.settings().directory, reference_file(clip, what));
+    line["references"].push_back(reference_file(clip, what));
+  }
   log::write_info(fmt::format("clip      {}  {}  rank {}", result.string(),
                               counted(frames, "frame"), engine_.groups().rank));
 }
@@ -522,6 +561,8 @@ void check_results(const Deck& deck, const std::vector<ClipRequest>& clips) {
   for (const ClipRequest& c : clips) {
     const AnimateDeck& a = c.animate;
     results.insert(output / (c.name + ".mp4"));
+    for (const auto& [what, path] : references_of(a))
+      if (!path.empty()) results.insert(output / reference_file(c, what));
     if (a.keep_frames) folders.insert(output / frames_folder(c));
     for (const std::string* file :
          {&a.picture, &a.speech, &a.ref_eyeblink, &a.ref_pose, &a.landmarks, &a.coefficients})

@@ -2,8 +2,6 @@
 // apply 2 v (3 with a residual), backward 2 v + 3 v, with a residual 4 v + 3 v.
 #include "ops/norm.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -1,7 +1,5 @@
 // CPU side of the channel norm of ops/norm.h. A position's channels lie together and fit the first
 // level of the cache: they are read from memory once, for the length and the result alike.
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -1,7 +1,5 @@
 // CPU side of class_loss_* of ops/loss.h. Sums are made of fixed pieces, so that they do not depend
 // on the thread count.
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -1,8 +1,6 @@
 // CPU side of ops/random.h.
 #include "ops/random.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

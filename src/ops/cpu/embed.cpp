@@ -1,8 +1,6 @@
 // CPU side of ops/layout.h. These run once a step on little data; clear loops are enough.
 #include "ops/layout.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -8,8 +8,6 @@
 // lost and come back, every pixel is taken on its own.
 #include "ops/loss.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -171,12 +169,15 @@ int first_greatest(const float* scores, std::int64_t C) {
   for (std::int64_t c = W; c < Cp; c += W) most = vmax(load(scores + c), most);
   const float top = hmax(most);
   for (std::int64_t c = 0; c < Cp; c += W) {
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
     const unsigned at =
         _mm512_cmp_ps_mask((__m512)load(scores + c), (__m512)splat(top), _CMP_EQ_OQ);
-#else
+#elif defined(__AVX2__)
     const auto at = static_cast<unsigned>(_mm256_movemask_ps(
         _mm256_cmp_ps((__m256)load(scores + c), (__m256)splat(top), _CMP_EQ_OQ)));
+#else
+    unsigned at = 0;
+    for (unsigned i = 0; i < W; ++i) at |= static_cast<unsigned>(scores[c + i] == top) << i;
 #endif
     if (at != 0) return static_cast<int>(c) + __builtin_ctz(at);
   }

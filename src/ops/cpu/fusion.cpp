@@ -1,8 +1,6 @@
 // CPU side of ops/pointwise.h: bound by memory, a pixel at a time.
 #include "ops/pointwise.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

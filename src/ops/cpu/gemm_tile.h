@@ -11,19 +11,13 @@
 // Rows and vectors of C held in registers at a time: their product is the number of accumulators,
 // and NV vectors of B and one of A must fit beside them. Fewer vectors go with more rows, or the
 // chain of additions would wait for itself.
-#ifdef __AVX512F__
-constexpr int widest_tile = 4;
+constexpr bool many_registers = vector_registers == 32;
+constexpr int widest_tile = many_registers ? 4 : 3;
 template <int NV>
 constexpr int rows_of_tile = NV == 4   ? 6
-                             : NV == 3 ? 8
-                                       : 12;
-#else
-constexpr int widest_tile = 3;
-template <int NV>
-constexpr int rows_of_tile = NV == 3   ? 4
-                             : NV == 2 ? 6
-                                       : 8;
-#endif
+                             : NV == 3 ? (many_registers ? 8 : 4)
+                             : NV == 2 ? (many_registers ? 12 : 6)
+                                       : (many_registers ? 12 : 8);
 
 using Pair = std::uint32_t;  // two bf16, the first in the lower half
 
@@ -184,6 +178,21 @@ static inline void transpose_block(const void* from, std::int64_t from_ld, void*
 }
 #endif
 
+#ifndef __AVX2__
+// A block of 4 x 4.
+static inline void transpose_block(const float* from, std::int64_t ld, float* to,
+                                   std::int64_t to_ld) {
+  const auto lower = [](vf a, vf b) { return __builtin_shuffle(a, b, vi{0, 4, 1, 5}); };
+  const auto upper = [](vf a, vf b) { return __builtin_shuffle(a, b, vi{2, 6, 3, 7}); };
+  const vf a = load(from), b = load(from + ld), c = load(from + 2 * ld), d = load(from + 3 * ld);
+  const vf ac = lower(a, c), bd = lower(b, d), ac_last = upper(a, c), bd_last = upper(b, d);
+  store(to, lower(ac, bd));
+  store(to + to_ld, upper(ac, bd));
+  store(to + 2 * to_ld, lower(ac_last, bd_last));
+  store(to + 3 * to_ld, upper(ac_last, bd_last));
+}
+#endif
+
 // to[d, i] = from[i, d] for n rows of `from` (ld `from_ld`), `to` having `to_ld` elements a row.
 template <class E>
 static void transpose(const E* from, std::int64_t from_ld, std::int64_t n, std::int64_t depth,
@@ -193,9 +202,13 @@ static void transpose(const E* from, std::int64_t from_ld, std::int64_t n, std::
   for (std::int64_t i0 = 0; i0 < n; i0 += 16) {
     const std::int64_t i1 = i0 + 16 < n ? i0 + 16 : n;
     std::int64_t d = 0;
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
     for (; i1 - i0 == 16 && d + 16 <= depth; d += 16)
       transpose_block(from + i0 * from_ld + d, from_ld, to + d * to_ld + i0, to_ld);
+#elif !defined(__AVX2__)
+    for (; i1 - i0 == 16 && d + 4 <= depth; d += 4)
+      for (std::int64_t i = i0; i < i1; i += 4)
+        transpose_block(from + i * from_ld + d, from_ld, to + d * to_ld + i, to_ld);
 #endif
     for (; d < depth; ++d)
       for (std::int64_t i = i0; i < i1; ++i) to[d * to_ld + i] = from[i * from_ld + d];

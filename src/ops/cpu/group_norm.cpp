@@ -4,8 +4,6 @@
 // two reads of x and dy, one write.
 #include "ops/norm.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -1,8 +1,6 @@
 // CPU side of ops/layout.h: each moves every element once.
 #include "ops/layout.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -2,8 +2,6 @@
 // count.
 #include "ops/loss.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -3,8 +3,6 @@
 // writes every activation once.
 #include "ops/norm.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -142,28 +140,40 @@ void norm_row_backward(const X* in, const Y* g, std::int64_t c, Scale&& scale, c
 }
 
 // The pairs of neighbours in v, of which `angles` holds (cos, sin), turned by them, or back.
+#if defined(__AVX512F__)
 static inline vf turn(vf v, vf angles) {
-#ifdef __AVX512F__
   const __m512 a = (__m512)angles, x = (__m512)v, swapped = _mm512_permute_ps(x, 0xb1);
   return (vf)_mm512_fmaddsub_ps(x, _mm512_moveldup_ps(a),
                                 _mm512_mul_ps(swapped, _mm512_movehdup_ps(a)));
-#else
-  const __m256 a = (__m256)angles, x = (__m256)v, swapped = _mm256_permute_ps(x, 0xb1);
-  return (vf)_mm256_fmaddsub_ps(x, _mm256_moveldup_ps(a),
-                                _mm256_mul_ps(swapped, _mm256_movehdup_ps(a)));
-#endif
 }
 static inline vf turn_back(vf v, vf angles) {
-#ifdef __AVX512F__
   const __m512 a = (__m512)angles, x = (__m512)v, swapped = _mm512_permute_ps(x, 0xb1);
   return (vf)_mm512_fmsubadd_ps(x, _mm512_moveldup_ps(a),
                                 _mm512_mul_ps(swapped, _mm512_movehdup_ps(a)));
-#else
+}
+#elif defined(__AVX2__)
+static inline vf turn(vf v, vf angles) {
+  const __m256 a = (__m256)angles, x = (__m256)v, swapped = _mm256_permute_ps(x, 0xb1);
+  return (vf)_mm256_fmaddsub_ps(x, _mm256_moveldup_ps(a),
+                                _mm256_mul_ps(swapped, _mm256_movehdup_ps(a)));
+}
+static inline vf turn_back(vf v, vf angles) {
   const __m256 a = (__m256)angles, x = (__m256)v, swapped = _mm256_permute_ps(x, 0xb1);
   return (vf)_mm256_fmsubadd_ps(x, _mm256_moveldup_ps(a),
                                 _mm256_mul_ps(swapped, _mm256_movehdup_ps(a)));
-#endif
 }
+#else
+// (cos, cos) of each pair; (-sin, sin), which times the partner is what is added.
+static inline vf cosines(vf angles) { return __builtin_shuffle(angles, vi{0, 0, 2, 2}); }
+static inline vf sines(vf angles) {
+  return __builtin_shuffle(angles, vi{1, 1, 3, 3}) * vf{-1, 1, -1, 1};
+}
+static inline vf partners(vf v) { return __builtin_shuffle(v, vi{1, 0, 3, 2}); }
+static inline vf turn(vf v, vf angles) { return v * cosines(angles) + partners(v) * sines(angles); }
+static inline vf turn_back(vf v, vf angles) {
+  return v * cosines(angles) - partners(v) * sines(angles);
+}
+#endif
 
 // The tokens of rms_rope: rows of `channels`, whose positions repeat after `positions`.
 struct Heads {

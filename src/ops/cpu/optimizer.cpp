@@ -2,8 +2,6 @@
 // written with EMA, 2 for a bf16 copy; SGD: 16 and 12; a further EMA: 8 and 4).
 #include "ops/optimizer.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -1,8 +1,6 @@
 // CPU side of ops/pointwise.h.
 #include "ops/pointwise.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

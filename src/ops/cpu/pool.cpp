@@ -1,8 +1,6 @@
 // CPU side of ops/resize.h.
 #include "ops/resize.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -1,8 +1,6 @@
 // CPU side of ops/random.h. Latents are small beside the frames that they stand for: plain loops.
 #include "ops/random.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -1,8 +1,6 @@
 // CPU side of ops/optimizer.h: each reads its operands once.
 #include "ops/optimizer.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -1,13 +1,16 @@
-// Vectors of one register for the instruction set that the file is compiled for (8 or 16 floats),
-// and the few functions that the CPU operations are made of. Included inside WEFT_CPU_BEGIN/END, so
-// that the two compilations never share a symbol.
+// Vectors of one register for the instruction set that the file is compiled for, and the few
+// functions that the CPU operations are made of. Included inside WEFT_CPU_BEGIN/END, so that the
+// compilations never share a symbol. What names no instruction set is GCC's vectors, which any
+// processor has: NEON takes no other code.
 
 #pragma once
 
-#ifdef __AVX512F__
-constexpr int W = 16;
-#else
-constexpr int W = 8;
+#if defined(__AVX512F__)
+constexpr int W = 16, vector_registers = 32;
+#elif defined(__AVX2__)
+constexpr int W = 8, vector_registers = 16;
+#else  // 128 bits: NEON
+constexpr int W = 4, vector_registers = 32;
 #endif
 
 typedef float vf __attribute__((vector_size(W * 4)));
@@ -70,8 +73,9 @@ static inline void store_part(T* p, vf v, int n) {
 }
 #endif
 
-// Horizontal sum and maximum, halving down to four lanes. (GCC 12's own 512-bit reductions trigger
+// Horizontal sum and maximum, halving down to one lane. (GCC 12's own 512-bit reductions trigger
 // warnings about their internals.)
+#ifdef __AVX2__
 static inline __m128 lower_lanes(vf v, bool take_max) {
 #ifdef __AVX512F__
   const __m256 low = (__m256)__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -93,6 +97,13 @@ static inline float hmax(vf v) {
   s = _mm_max_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
+#else
+static inline float hsum(vf v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+static inline float hmax(vf v) {
+  const float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
+  return a > b ? a : b;
+}
+#endif
 
 static inline vf vmax(vf a, vf b) { return a > b ? a : b; }
 static inline vf vmin(vf a, vf b) { return a < b ? a : b; }

@@ -2,8 +2,6 @@
 // (3.25 from a map of half the size).
 #include "ops/norm.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -3,8 +3,6 @@
 // on the thread count; counts are whole numbers.
 #include "ops/loss.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -3,8 +3,6 @@
 // and a row is four rows of the features blended as whole vectors, then two neighbours a voxel.
 #include "ops/resize.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

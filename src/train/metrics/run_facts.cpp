@@ -18,6 +18,7 @@
 #include "ops/dispatch.h"
 #include "tensor/device.h"
 #include "train/data_parallel.h"
+#include "train/metrics/step_text.h"
 
 namespace weft {
 
@@ -145,9 +146,11 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
                    recomputed == 0 ? std::string()
                                    : fmt::format("; {} of {} recompute blocks", recomputed,
                                                  counted(std::ssize(memory), "bucket")))},
-      {"kernels", on_cuda() ? std::string("cuBLASLt matmul; weft CUDA for the rest")
-                            : fmt::format("oneDNN matmul; weft {} for the rest",
-                                          ops::cpu_is_v4() ? "AVX-512" : "AVX2")},
+      {"kernels", on_cuda()
+                      ? std::string("cuBLASLt matmul; weft CUDA for the rest")
+                      : fmt::format(ops::products_by_onednn ? "oneDNN matmul; weft {} for the rest"
+                                                            : "weft {}",
+                                    ops::cpu_instructions())},
   };
   if (trainer.source().store_names().empty())
     std::erase_if(rows_, [](const auto& row) { return row.first == "mix"; });
@@ -179,15 +182,7 @@ void RunFacts::count(const StepMetrics& m) {
 }
 
 void RunFacts::print_step(const StepMetrics& m, const std::string& left) const {
-  const auto share = [&](double s) { return 100 * s / m.seconds; };
-  std::string slowest;
-  if (m.rank_busy.size() > 1) slowest = fmt::format(", slowest rank {}", m.slowest_rank);
-  log::info(
-      "step {:>6}/{}  loss {:.5f}  grad {:.3f}  lr {:.2e}  {:.3f} s  (data {:.1f} %, comm {:.1f} "
-      "%, wait {:.1f} %, save {:.1f} %{}){}",
-      m.step + 1, deck_.train.steps, m.loss, m.grad_norm, m.lr, m.seconds, share(m.split.data_wait),
-      share(m.split.comm_exposed), share(m.split.wait_slowest), share(m.split.checkpoint), slowest,
-      left);
+  log::info("{}{}", step_text(m, deck_.train.steps), left);
 }
 
 void RunFacts::print_end(const Trainer& trainer) const {

@@ -18,5 +18,6 @@ class Polyclipping(CMakePackage):
     version("6.4.2", sha256="a14320d82194807c4480ce59c98aa71cd4175a5156645c4e2b3edd330b930627")
 
     depends_on("cxx", type="build")
+    depends_on("cmake@3", type="build")  # it asks for the behaviour of CMake 2.6, which CMake 4 refuses
 
     root_cmakelists_dir = "cpp"

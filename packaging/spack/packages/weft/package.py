@@ -13,12 +13,12 @@ except ImportError:
 class Weft(CMakePackage, CudaPackage):
     """Training and running video and vision models as an MPI batch application."""
 
-    # The checkout that this file lies in.
-    git = pathlib.Path(__file__).resolve().parents[4].as_uri()
-    homepage = git
+    # No homepage and no maintainers(), which takes names of GitHub: weft has no public address.
 
     license("Apache-2.0")
 
+    # make dist: in build/weft-VERSION-recipes its tarball takes the place of the checkout that this file lies in.
+    git = pathlib.Path(__file__).resolve().parents[4].as_uri()
     version("main", branch="main")
 
     variant("nccl", default=True, when="+cuda", description="Reductions between GPUs by NCCL")
@@ -43,7 +43,7 @@ class Weft(CMakePackage, CudaPackage):
     depends_on("xxhash@0.8:")
     depends_on("sentencepiece@0.1.97:")
     depends_on("icu4c@72:")
-    depends_on("pcre2@10: +unicode")
+    depends_on("pcre2@10:")
     depends_on("gumbo-parser")
     depends_on("tomlplusplus@3:")
     depends_on("cli11@2:")
@@ -77,8 +77,18 @@ class Weft(CMakePackage, CudaPackage):
             args.append(self.define("WEFT_CUDA_ARCHITECTURES", list(self.spec.variants["cuda_arch"].value)))
         return args
 
+    def setup_run_environment(self, env):
+        env.set("WEFT", self.prefix.bin.weft)  # for the job scripts
+        env.set("WEFT_SHARE", self.prefix.share.weft)
+        env.prepend_path("PYTHONPATH", self.prefix.share.weft.python)
+
     @run_after("install")
     @on_package_attributes(run_tests=True)
     def check_smoke_run(self):
         with working_dir("spack-smoke", create=True):
             Executable(self.prefix.bin.weft)("train", join_path(self.prefix.share, "weft", "inputs", "smoke.toml"))
+
+    def test_selftest(self):
+        """run weft's checks on the installed program (spack test run weft)"""
+        said = Executable(self.prefix.bin.weft)("selftest", output=str.split, error=str.split)
+        assert "selftest: passed" in said

@@ -1,8 +1,8 @@
 #include "models/sadtalker/face/paste.h"
 
-#include <immintrin.h>
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "core/error.h"
@@ -10,29 +10,58 @@
 namespace weft {
 namespace {
 
+// GCC's vectors: registers of AVX2, which weft needs on x86 anyway, or pairs of NEON's.
+#ifdef __x86_64__
+#define WEFT_FUSED __attribute__((target("avx2,fma")))
+#else
+#define WEFT_FUSED
+#endif
+typedef float Floats __attribute__((vector_size(32)));
+typedef double Doubles __attribute__((vector_size(32)));
+
+template <class V, class T>
+WEFT_FUSED inline void take(V& v, const T* from) {
+  std::memcpy(&v, from, sizeof v);
+}
+template <class V, class T>
+WEFT_FUSED inline void put(T* to, const V& v) {
+  std::memcpy(to, &v, sizeof v);
+}
+// sum += a * b, rounded once.
+template <class V, class A>
+WEFT_FUSED inline void add_product(V& sum, const A& a, const V& b) {
+#ifdef __x86_64__
+  sum = a * b + sum;
+#else  // where the compiler must not fuse by itself (CMakeLists.txt)
+  const V all = a - V{};
+  for (std::size_t i = 0; i < sizeof sum / sizeof sum[0]; ++i)
+    sum[i] = std::fma(all[i], b[i], sum[i]);
+#endif
+}
+
 // A panel of the matrix, and the rows that are multiplied by it together.
 constexpr std::int64_t panel_columns = 16, row_group = SineTransform::rows_at_once;
 
 // sums [row_group,panel_columns] = rows x [row_group] of `stride` values times a panel's `count`
 // rows.
-__attribute__((target("avx2,fma"))) void multiply(const float* x, std::int64_t stride,
-                                                  const float* panel, std::int64_t count,
-                                                  float* sums) {
-  __m256 low[row_group], high[row_group];
-  for (std::int64_t r = 0; r < row_group; ++r) low[r] = high[r] = _mm256_setzero_ps();
+WEFT_FUSED void multiply(const float* x, std::int64_t stride, const float* panel,
+                         std::int64_t count, float* sums) {
+  Floats low[row_group] = {}, high[row_group] = {};
   for (std::int64_t k = 0; k < count; ++k, panel += panel_columns) {
-    const __m256 a = _mm256_loadu_ps(panel), b = _mm256_loadu_ps(panel + 8);
+    Floats a, b;
+    take(a, panel);
+    take(b, panel + 8);
 #pragma GCC unroll 6
     for (std::int64_t r = 0; r < row_group; ++r) {
-      const __m256 value = _mm256_broadcast_ss(x + r * stride + k);
-      low[r] = _mm256_fmadd_ps(value, a, low[r]);
-      high[r] = _mm256_fmadd_ps(value, b, high[r]);
+      const float value = x[r * stride + k];
+      add_product(low[r], value, a);
+      add_product(high[r], value, b);
     }
   }
 #pragma GCC unroll 6
   for (std::int64_t r = 0; r < row_group; ++r) {
-    _mm256_storeu_ps(sums + r * panel_columns, low[r]);
-    _mm256_storeu_ps(sums + r * panel_columns + 8, high[r]);
+    put(sums + r * panel_columns, low[r]);
+    put(sums + r * panel_columns + 8, high[r]);
   }
 }
 
@@ -120,10 +149,8 @@ class Pasting::Solver {
   double right_side(const E& e, std::int64_t row, std::int64_t column, std::int64_t channel) const;
   // The frequencies [first, first + count) of all rows, whose right sides are given: whole rows by
   // the frequencies of their values, others by the values of their rim.
-  __attribute__((target("avx2,fma"))) void solve_frequencies(std::int64_t first, std::int64_t count,
-                                                             const double* whole,
-                                                             const double* sides, double* between,
-                                                             float* to) const;
+  WEFT_FUSED void solve_frequencies(std::int64_t first, std::int64_t count, const double* whole,
+                                    const double* sides, double* between, float* to) const;
 
   std::int64_t rows_, columns_, padded_;  // padded: frequencies, in whole blocks
   SineTransform sines_;
@@ -173,9 +200,9 @@ double Pasting::Solver::right_side(const E& e, std::int64_t row, std::int64_t co
   return sum;
 }
 
-__attribute__((target("avx2,fma"))) void Pasting::Solver::solve_frequencies(
-    std::int64_t first, std::int64_t count, const double* whole, const double* sides,
-    double* between, float* to) const {
+WEFT_FUSED void Pasting::Solver::solve_frequencies(std::int64_t first, std::int64_t count,
+                                                   const double* whole, const double* sides,
+                                                   double* between, float* to) const {
   // -v[row - 1] + diagonal v[row] - v[row + 1] = -(right side)
   const double* const pivots = pivots_.data() + first * rows_;
   constexpr std::int64_t line = channels * frequencies;
@@ -186,19 +213,19 @@ __attribute__((target("avx2,fma"))) void Pasting::Solver::solve_frequencies(
       const std::int64_t number = row <= rim ? row - 1 : row - 1 - rows_ + rim_lines;
       const double* const given = whole + (number * channels + c) * padded_ + first;
       for (std::int64_t k = 0; k < frequencies; k += 4) {
-        __m256d sum = _mm256_setzero_pd();
+        Doubles sum{}, before{}, pivot;
         if (in_rim(row, rows_))
-          sum = _mm256_loadu_pd(given + k);
+          take(sum, given + k);
         else
-          for (std::int64_t i = 0; i < rim_lines; ++i)
-            sum =
-                _mm256_fmadd_pd(_mm256_set1_pd(side[i]),
-                                _mm256_loadu_pd(rim_sines_.data() + i * padded_ + first + k), sum);
-        const __m256d before =
-            row > 1 ? _mm256_loadu_pd(own - line + c * frequencies + k) : _mm256_setzero_pd();
-        _mm256_storeu_pd(own + c * frequencies + k,
-                         _mm256_mul_pd(_mm256_sub_pd(before, sum),
-                                       _mm256_loadu_pd(pivots + (row - 1) * frequencies + k)));
+          for (std::int64_t i = 0; i < rim_lines; ++i) {
+            Doubles sines;
+            take(sines, rim_sines_.data() + i * padded_ + first + k);
+            add_product(sum, side[i], sines);
+          }
+        if (row > 1) take(before, own - line + c * frequencies + k);
+        take(pivot, pivots + (row - 1) * frequencies + k);
+        const Doubles value = (before - sum) * pivot;
+        put(own + c * frequencies + k, value);
       }
     }
   }
@@ -209,9 +236,12 @@ __attribute__((target("avx2,fma"))) void Pasting::Solver::solve_frequencies(
       if (row < rows_)
         for (std::int64_t k = 0; k < frequencies; k += 4) {
           double* const value = own + c * frequencies + k;
-          _mm256_storeu_pd(value,
-                           _mm256_fmadd_pd(_mm256_loadu_pd(pivots + (row - 1) * frequencies + k),
-                                           _mm256_loadu_pd(value + line), _mm256_loadu_pd(value)));
+          Doubles sum, pivot, below;
+          take(sum, value);
+          take(pivot, pivots + (row - 1) * frequencies + k);
+          take(below, value + line);
+          add_product(sum, pivot, below);
+          put(value, sum);
         }
       float* const result = to + ((row - 1) * channels + c) * columns_ + first;
       for (std::int64_t k = 0; k < count; ++k)

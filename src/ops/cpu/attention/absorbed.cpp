@@ -2,8 +2,6 @@
 // ops/matmul.h; here are the small ones, head by head, on the register tiles of gemm_tile.h.
 #include "ops/attention.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -3,8 +3,6 @@
 // of self and cross attention are read and written once.
 #include "ops/attention.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

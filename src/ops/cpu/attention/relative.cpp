@@ -3,8 +3,6 @@
 // and the products are the register tiles of gemm_tile.h. Work: 4 n^2 D operations a head. The bias
 // depends on the head and on key - query alone, so that the bias of a row of scores is a piece of
 // one line of 2 n - 1 numbers.
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

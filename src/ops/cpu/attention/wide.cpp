@@ -4,8 +4,6 @@
 // is cut by the sizes alone, so that the sums do not depend on the threads. f32 reads q, k and v
 // where they lie; bf16 is converted a frame at a time. sgemm must not be interrupted by a signal
 // handler (train/stop.cpp).
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

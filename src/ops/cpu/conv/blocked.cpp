@@ -3,7 +3,6 @@
 // each of these products is summed by itself before it is added, where oneDNN's kernels add all
 // products of an output one after the other. The error of 4608 products is a quarter of that, and a
 // ReLU whose input is near zero tips the less often.
-#include <immintrin.h>
 #include <omp.h>
 
 #include <algorithm>

@@ -2,8 +2,6 @@
 // kernels are f32 alone.
 #include "ops/conv.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>

@@ -2,8 +2,6 @@
 // found once, and the channels are vectors.
 #include "ops/conv.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -3,8 +3,6 @@
 // whose source lies inside; forward and backward differ only in which those are, so both are one
 // loop over lists of them. The weights' gradient sums chunks of rows, whose number does not depend
 // on the threads.
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <memory>

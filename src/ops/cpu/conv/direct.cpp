@@ -1,8 +1,6 @@
 // Convolutions by oneDNN's own kernels. Weights are reordered
 // into the layout that the kernel prefers at every call. Primitives are made once per shape and
 // kept (onednn.h).
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <dnnl.hpp>

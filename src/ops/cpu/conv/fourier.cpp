@@ -4,7 +4,6 @@
 // that a 7x7x7 kernel is transformed as seven planes. Errors are those of short sums: about 1e-6 of
 // the greatest value. A band of tiles at a time: inputs transformed, a matrix product for every
 // point, results transformed back.
-#include <immintrin.h>
 #include <omp.h>
 
 #include <algorithm>

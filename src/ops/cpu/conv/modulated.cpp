@@ -1,8 +1,6 @@
 // CPU side of ops/conv.h.
 #include "ops/conv.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -8,14 +8,16 @@ constexpr std::int64_t panel_width = widest_tile * W;
 
 // The upper or lower halves of a and b, element by element in turn.
 static inline vf zip(vf a, vf b, bool upper) {
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
   const vi low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
   return __builtin_shuffle(a, b, upper ? low + 8 : low);
-#else
+#elif defined(__AVX2__)
   const __m256 even = _mm256_unpacklo_ps((__m256)a, (__m256)b);
   const __m256 odd = _mm256_unpackhi_ps((__m256)a, (__m256)b);
   return (vf)(upper ? _mm256_permute2f128_ps(even, odd, 0x31)
                     : _mm256_permute2f128_ps(even, odd, 0x20));
+#else
+  return upper ? __builtin_shuffle(a, b, vi{2, 6, 3, 7}) : __builtin_shuffle(a, b, vi{0, 4, 1, 5});
 #endif
 }
 

@@ -8,7 +8,6 @@
 // The weights' gradient goes the other way: results' gradients 4x4 -> 6x6, 36 products with the
 // transformed inputs summed over all tiles, 6x6 -> 3x3. A chunk of tiles at a time; the sums do not
 // depend on the threads.
-#include <immintrin.h>
 #include <omp.h>
 
 #include <algorithm>

@@ -13,7 +13,6 @@
 // again would take longer than the products, where the planes are small. There a group of output
 // channels goes at a time, whose transformed weights stay in the third-level cache, and all
 // threads multiply with them. The transformed inputs are kept for the next group.
-#include <immintrin.h>
 #include <omp.h>
 
 #include <algorithm>

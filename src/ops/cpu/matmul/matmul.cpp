@@ -1,13 +1,12 @@
-// CPU side of ops/matmul.h, by oneDNN, but for gradients in bf16 that are faster by pairs.h. Three
-// paths of the library, at 0.99 of its best on a Xeon (validation/results/cpu.md): the forward
-// fuses bias and residual into the matmul primitive, with weights packed into the layout it prefers
-// where many rows share the packing; gradients in f32 go through sgemm, which has none of the
-// shapes on which the primitive drops to half; all else is the plain primitive. Primitives are made
-// once per shape and kept (onednn.h); their scratchpad is ours, so that the steady state allocates
-// nothing large. sgemm must not be interrupted by a signal handler (train/stop.cpp).
+// CPU side of ops/matmul.h: by tiled.h, and on x86-64 by oneDNN, but for gradients in bf16 that are
+// faster by pairs.h. Three paths of the library, at 0.99 of its best on a Xeon
+// (validation/results/cpu.md): the forward fuses bias and residual into the matmul primitive, with
+// weights packed into the layout it prefers where many rows share the packing; gradients in f32 go
+// through sgemm, which has none of the shapes on which the primitive drops to half; all else is the
+// plain primitive. Primitives are made once per shape and kept (onednn.h); their scratchpad is
+// ours, so that the steady state allocates nothing large. sgemm must not be interrupted by a signal
+// handler (train/stop.cpp).
 #include "ops/matmul.h"
-
-#include <immintrin.h>
 
 #include <omp.h>
 #include <dnnl.hpp>
@@ -17,6 +16,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
@@ -43,6 +43,7 @@ struct Product {
 };
 
 #include "ops/cpu/matmul/pairs.h"
+#include "ops/cpu/matmul/tiled.h"
 
 struct Primitive {
   dnnl::matmul run;
@@ -133,6 +134,14 @@ void run_widened(Product p, const void* a, const void* b, const float* bias, con
 void run(const Product& p, const void* a, const void* b, const float* bias, const void* residual,
          void* c) {
   if (p.m == 0 || p.n == 0) return;
+#ifndef __x86_64__
+  return with_type(p.in, [&]<class T>(T) {
+    with_type(p.out, [&]<class O>(O) {
+      multiply_tiled(p, static_cast<const T*>(a), static_cast<const T*>(b), bias,
+                     static_cast<const O*>(residual), static_cast<O*>(c));
+    });
+  });
+#endif
   if (p.in == DType::bf16 && !multiplies_bf16()) {
     run_widened(p, a, b, bias, residual, c);
     return;

@@ -1,11 +1,10 @@
-// CPU side of the packed products of ops/matmul.h, on register tiles of 6 x 64 (of 6 x 16 in AVX2).
-// Work: 2 M N K operations on packed_rows(M) rows; the weights are read once for each 480 rows, in
-// the order in which they lie, the next piece fetched while one is multiplied. What a thread has in
-// hand fits its second-level cache: 480 x 256 of x, 256 x 64 of w twice, 480 x 256 of y. With plain
-// rows of 4096 floats it would not, for those fall on few sets of it.
+// CPU side of the packed products of ops/matmul.h, on register tiles of 6 x 64 (AVX2, NEON: 6 x
+// 16). Work: 2 M N K operations on packed_rows(M) rows; the weights are read once for each 480
+// rows, in the order in which they lie, the next piece fetched while one is multiplied. What a
+// thread has in hand fits its second-level cache: 480 x 256 of x, 256 x 64 of w twice, 480 x 256 of
+// y. With plain rows of 4096 floats it would not, for those fall on few sets of it.
 #include "ops/matmul.h"
 
-#include <immintrin.h>
 #include <omp.h>
 
 #include <algorithm>
@@ -23,9 +22,9 @@ namespace {
 constexpr int R = 6;  // rows of a tile
 static_assert(packed_rows(1) == R);
 constexpr std::int64_t panel_columns = 64, depth_block = 256, row_block = 480, most_panels = 4;
-constexpr int NV = W == 16 ? 4 : 2;  // vectors of a tile
-constexpr std::int64_t line = 16;    // floats of a cache line
-constexpr std::int64_t ahead = 48;   // of the depth: how far x is fetched before it is used
+constexpr int NV = vector_registers == 32 ? 4 : 2;  // vectors of a tile
+constexpr std::int64_t line = 16;                   // floats of a cache line
+constexpr std::int64_t ahead = 48;  // of the depth: how far x is fetched before it is used
 
 // c [R,64] (+)= a [depth,R] b [depth,64]. With each k the next F lines are fetched from next + k
 // step on: a few at a time, for many at once would hold up the loads of what is multiplied.

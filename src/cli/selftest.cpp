@@ -1,0 +1,346 @@
+// Runs the checks of `weft selftest` on all ranks: who failed, who hangs, what is told.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <mpi.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cli/selftest.h"
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/host.h"
+#include "core/log.h"
+#include "parallel/mpi.h"
+#include "parallel/rank_device.h"
+#include "tensor/device.h"
+#include "train/stop.h"
+
+namespace weft {
+namespace selftest {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Messages of the jobs go to a file of each rank; what is told here goes where they went before.
+class Messages {
+ public:
+  explicit Messages(const fs::path& file) {
+    std::fflush(nullptr);
+    out_ = dup(STDOUT_FILENO);
+    err_ = dup(STDERR_FILENO);
+    const int log = open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    WEFT_CHECK(log >= 0 && out_ >= 0 && err_ >= 0, Exit::data,
+               "choose a folder that all ranks may write to: --dir", "cannot write {}: {}",
+               file.string(), std::strerror(errno));
+    dup2(log, STDOUT_FILENO);
+    dup2(log, STDERR_FILENO);
+    close(log);
+  }
+  ~Messages() { restore(); }
+  Messages(const Messages&) = delete;
+  Messages& operator=(const Messages&) = delete;
+
+  void restore() {
+    if (out_ < 0) return;
+    std::fflush(nullptr);
+    dup2(out_, STDOUT_FILENO);
+    dup2(err_, STDERR_FILENO);
+    close(out_);
+    close(err_);
+    out_ = err_ = -1;
+  }
+  void tell(const std::string& text) const {
+    for (std::string_view rest = text; !rest.empty();) {
+      const ssize_t n = write(out_, rest.data(), rest.size());
+      if (n <= 0) return;
+      rest.remove_prefix(static_cast<std::size_t>(n));
+    }
+  }
+
+ private:
+  int out_ = -1, err_ = -1;
+};
+
+// What is known of all checks so far: the same on every rank.
+struct Verdict {
+  std::size_t all = 0;
+  int ranks = 1;
+  std::vector<std::string> failed;
+  int first_code = 0;
+  bool wrong_on_gpu = false;
+
+  void add(const std::string& name, int code) {
+    failed.push_back(name);
+    if (first_code == 0) first_code = code;
+    wrong_on_gpu = wrong_on_gpu || (code == static_cast<int>(Exit::hardware) && on_cuda());
+  }
+  int code() const { return wrong_on_gpu ? static_cast<int>(Exit::hardware) : first_code; }
+  std::string line(double seconds) const {
+    return failed.empty() ? fmt::format("selftest: passed {} checks on {} ranks in {:.0f} s\n", all,
+                                        ranks, seconds)
+                          : fmt::format("selftest: failed {} of {} checks on {} ranks: {}\n",
+                                        failed.size(), all, ranks, fmt::join(failed, ", "));
+  }
+};
+
+// Ends all ranks where they can no longer go on together.
+[[noreturn]] void end_all(Messages& messages, Verdict verdict, const std::string& name,
+                          const std::string& why, int code, const Site& site) {
+  verdict.add(name, code);
+  messages.tell(fmt::format("  FAILED\n  {}\nfiles and messages of each rank are in {}\n{}", why,
+                            site.folder.string(), verdict.line(0)));
+  messages.restore();
+  MPI_Abort(MPI_COMM_WORLD, verdict.code());
+  std::abort();  // not reached
+}
+
+// Ends the job if a check hangs where no communicator notices it.
+class HangWatch {
+ public:
+  HangWatch(double seconds, std::function<void()> act)
+      : thread_([this, seconds, act = std::move(act)] {
+          std::unique_lock lock(mutex_);
+          if (!wake_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return done_; }))
+            act();
+        }) {}
+  ~HangWatch() {
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool done_ = false;
+  std::thread thread_;
+};
+
+constexpr double most_seconds = 300;  // of a check
+constexpr double patience = 10;       // seconds that a rank whose check failed waits for the others
+
+// How this rank's check ended.
+struct Ended {
+  int code = 0;
+  std::string why;
+};
+
+Ended attempt(const Check& c, const Site& site) {
+  const auto failed = [&](Exit code, std::string why) {
+    return Ended{static_cast<int>(code),
+                 fmt::format("rank {} on {}: {}", site.rank, host_name(), why)};
+  };
+  try {
+    c.run(site);
+    if (on_cuda()) device_runtime().synchronize();
+    return {};
+  } catch (const Error& e) {
+    return failed(e.code(), e.what() + (e.hint().empty() ? "" : ". HINT: " + e.hint()));
+  } catch (const std::bad_alloc&) {
+    return failed(Exit::usage, "out of memory");
+  } catch (const std::exception& e) {
+    return failed(Exit::internal, e.what());
+  }
+}
+
+// The codes of all ranks once all have ended the check; nothing where this rank's failed and others
+// still wait, perhaps for this one.
+std::vector<int> codes_of_all(int mine, const Site& site, MPI_Comm comm) {
+  std::vector<int> codes(static_cast<std::size_t>(site.ranks));
+  MPI_Request request;
+  MPI_Iallgather(&mine, 1, MPI_INT, codes.data(), 1, MPI_INT, comm, &request);
+  const double start = now_seconds();
+  for (int done = 0;;) {
+    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done != 0) return codes;
+    // Of several such ranks one tells.
+    if (mine != 0 && now_seconds() - start > patience + (site.rank == 0 ? 0 : 2)) return {};
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+Verdict run_checks(const std::vector<const Check*>& wanted, const Site& site, Messages& messages) {
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Comm_dup(site.world, &comm);
+  Verdict verdict;
+  verdict.all = wanted.size();
+  verdict.ranks = site.ranks;
+  for (const Check* c : wanted) {
+    if (site.rank == 0) messages.tell(fmt::format("{:<13} {:<56}", c->name, c->what));
+    const double start = now_seconds();
+    Ended mine;
+    std::vector<int> codes;
+    {
+      const HangWatch watch(most_seconds, [&] {
+        // One of them tells.
+        std::this_thread::sleep_for(std::chrono::seconds(site.rank == 0 ? 0 : 5));
+        end_all(messages, verdict, c->name, fmt::format("it did not end in {} s", most_seconds),
+                static_cast<int>(Exit::hang), site);
+      });
+      mine = attempt(*c, site);
+      if (mine.code != 0) log::error("selftest {}: {}", c->name, mine.why);
+      codes = codes_of_all(mine.code, site, comm);
+    }
+    if (codes.empty()) end_all(messages, verdict, c->name, mine.why, mine.code, site);
+    const auto first = std::ranges::find_if(codes, [](int code) { return code != 0; });
+    const double seconds = now_seconds() - start;
+    if (first == codes.end()) {
+      if (site.rank == 0) messages.tell(fmt::format(" {:5.1f} s  ok\n", seconds));
+      continue;
+    }
+    std::string why = mine.why;
+    broadcast_sized(why, comm, static_cast<int>(first - codes.begin()));
+    verdict.add(c->name, *first);
+    if (site.rank == 0)
+      messages.tell(fmt::format(" {:5.1f} s  FAILED (exit code {})\n  {}\n", seconds, *first,
+                                printable(why, 2000)));
+    if (std::ranges::find(codes, static_cast<int>(Exit::stopped)) != codes.end()) break;
+  }
+  MPI_Comm_free(&comm);
+  return verdict;
+}
+
+// Rank 0 makes a folder in `parent`; Exit::usage where another rank does not see it.
+fs::path make_folder(const std::string& parent, MPI_Comm world) {
+  int rank = 0;
+  MPI_Comm_rank(world, &rank);
+  std::string folder;
+  if (rank == 0) {
+    std::error_code none;
+    folder = (fs::absolute(parent, none) / "weft-selftest-XXXXXX").lexically_normal().string();
+    WEFT_CHECK(mkdtemp(folder.data()) != nullptr, Exit::usage,
+               "choose a folder that exists and that all ranks may write to: --dir",
+               "cannot make a folder in {}: {}", parent, std::strerror(errno));
+    replace_file(fs::path(folder) / "seen", folder, Exit::data, Durable::no);
+  }
+  broadcast_sized(folder, world);
+  std::string found;
+  // A network file system may show it a little later.
+  for (int tries = 0; tries < 50 && found != folder; ++tries) {
+    if (tries > 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::getline(std::ifstream(fs::path(folder) / "seen"), found);
+  }
+  const std::vector<std::string> blind =
+      texts_of_ranks(found == folder ? "" : fmt::format("rank {} on {}", rank, host_name()), world);
+  const auto first = std::ranges::find_if(blind, [](const auto& text) { return !text.empty(); });
+  if (first != blind.end() && rank == 0) {
+    std::error_code none;
+    fs::remove_all(folder, none);
+  }
+  WEFT_CHECK(first == blind.end(), Exit::usage,
+             "choose a folder that all nodes share, such as one of your home or scratch: --dir",
+             "{} does not see {}, which rank 0 has made", *first, folder);
+  return folder;
+}
+
+std::vector<const Check*> choose(const std::vector<std::string>& names) {
+  std::vector<const Check*> chosen;
+  std::vector<std::string> known;
+  for (const Check& c : all_checks()) {
+    known.push_back(c.name);
+    if (names.empty() || std::ranges::find(names, c.name) != names.end()) chosen.push_back(&c);
+  }
+  for (const std::string& name : names) {
+    const std::string near = nearest_name(name, known);
+    WEFT_CHECK(std::ranges::find(known, name) != known.end(), Exit::usage,
+               near.empty() ? fmt::format("there are {}", fmt::join(known, ", "))
+                            : fmt::format("did you mean {}?", near),
+               "weft selftest has no check \"{}\"", name);
+  }
+  return chosen;
+}
+
+// Keys of what runs would change results, and with them every check.
+void check_keys(const Deck& given) {
+  for (const std::string& key : changed_keys(given, Deck{}))
+    WEFT_CHECK(key.starts_with("device.") || key.starts_with("memory.") || key == "run.threads",
+               Exit::usage, "leave it out: the decks are weft selftest's own",
+               "weft selftest takes keys of [device] and [memory], and run.threads; not {}", key);
+}
+
+int run_selftest(const Deck& given, const std::string& parent,
+                 const std::vector<std::string>& names, MPI_Comm world) {
+  // 1. What was asked for, and where.
+  const std::vector<const Check*> wanted = choose(names);
+  check_keys(given);
+  watch_stop_signals();
+  Site site;
+  site.world = world;
+  site.given = given;
+  MPI_Comm_rank(world, &site.rank);
+  MPI_Comm_size(world, &site.ranks);
+  const RankDevice device = choose_device(given.device.kind, given.device.share, world);
+  const int threads = set_threads(static_cast<int>(given.run.threads), device.host_ranks);
+  site.folder = make_folder(parent, world);
+  if (site.rank == 0)
+    fmt::print("{}\n{} on {}, {}; files in {}\n", version_line(), counted(site.ranks, "rank"),
+               on_cuda() ? device_runtime().describe() : "CPU",
+               counted(threads, "thread") + " each", site.folder.string());
+
+  // 2. The checks. A collective that hangs is an error after two minutes instead of an hour, and no
+  // line of progress is drawn.
+  setenv("WEFT_COMM_TIMEOUT", "120", 0);
+  setenv("TERM", "dumb", 1);
+  const double start = now_seconds();
+  Messages messages(site.folder / fmt::format("rank_{}.log", site.rank));
+  const Verdict verdict = run_checks(wanted, site, messages);
+  messages.restore();
+
+  // 3. The verdict. No rank writes into the folder any more.
+  MPI_Barrier(world);
+  if (site.rank != 0) return verdict.code();
+  if (verdict.failed.empty()) {
+    std::error_code failed;
+    fs::remove_all(site.folder, failed);
+    if (failed) log::warn("cannot remove {}: {}", site.folder.string(), failed.message());
+  } else {
+    fmt::print("files and messages of each rank are in {}\n", site.folder.string());
+  }
+  fmt::print("{}", verdict.line(now_seconds() - start));
+  return verdict.code();
+}
+
+}  // namespace
+}  // namespace selftest
+
+Command selftest_command() {
+  struct Options {
+    std::string parent = ".";
+    std::vector<std::string> names;
+  };
+  const auto o = std::make_shared<Options>();
+  Command c{"selftest", "run small jobs of every kind on all ranks and check their results",
+            [o](const Deck& deck, MPI_Comm world) {
+              return selftest::run_selftest(deck, o->parent, o->names, world);
+            }};
+  c.heeds_stops = true;
+  c.overrides("keys of [device] and [memory], and run.threads: section.key=value");
+  c.option("--dir", o->parent, "folder, shared by all nodes, for its files (default: this one)");
+  c.option("--checks", o->names, "only these, separated by commas").commas = true;
+  return c;
+}
+
+}  // namespace weft

@@ -1,0 +1,381 @@
+// The checks of `weft selftest`: small jobs with known results.
+#include <fmt/format.h>
+#include <mpi.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+#include "cli/cli.h"
+#include "cli/selftest.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/json.h"
+#include "core/log.h"
+#include "data/clip_store.h"
+#include "data/ingest/ingest.h"
+#include "doctor/doctor.h"
+#include "jobs/animate/animate.h"
+#include "jobs/encode/encode.h"
+#include "jobs/evaluate/evaluate.h"
+#include "jobs/generate/generate.h"
+#include "jobs/jobs.h"
+#include "jobs/score/score.h"
+#include "media/audio.h"
+#include "media/video_reader.h"
+#include "parallel/communicator.h"
+#include "report/report.h"
+#include "tensor/tensor.h"
+#include "text/cleaning.h"
+
+namespace weft::selftest {
+
+namespace fs = std::filesystem;
+
+Deck Site::deck(const std::string& name, const std::vector<std::string>& keys) const {
+  const auto found = std::ranges::find(input_decks(), name, &InputDeck::name);
+  WEFT_ASSERT(found != input_decks().end());
+  Deck d = parse_deck(found->text, name + ".toml", keys);
+  d.device = given.device;
+  d.memory = given.memory;
+  d.run.threads = given.run.threads;
+  return d;
+}
+
+namespace {
+
+// As the command line runs it. Throws where the job ends with another exit code than 0.
+void run(const Command& command, const Deck& deck, const Site& site) {
+  const int code = command.run(deck, site.world);
+  WEFT_CHECK(code == 0, static_cast<Exit>(code), "", "weft {} ended with exit code {}",
+             command.name, code);
+}
+
+// Results that differ from the known ones are Exit::hardware, as in weft doctor.
+void check(bool holds, const std::string& wrong) {
+  WEFT_CHECK(holds, Exit::hardware, "", "{}", wrong);
+}
+
+// `wanted` was computed on one rank with AVX-512 (tests/e2e/test_selftest.py says how to do that
+// again). Other instruction sets, numbers of ranks and GPUs sum in other orders, which changes f32
+// results in the fifth digit or later; a wrong operation changes the second.
+void check_close(const char* what, double got, double wanted, double tolerance = 1e-3) {
+  check(std::abs(got - wanted) <= tolerance * std::abs(wanted),
+        fmt::format("{} is {:.7g} instead of {:.7g}", what, got, wanted));
+}
+
+double root_mean_square(std::span<const float> values) {
+  double sum = 0;
+  for (const float v : values) sum += static_cast<double>(v) * v;
+  return std::sqrt(sum / static_cast<double>(values.size()));
+}
+
+// ---- Trainings
+
+std::vector<double> losses_of(const fs::path& run_dir) {
+  std::vector<double> losses;
+  std::ifstream lines(run_dir / "metrics.jsonl");
+  for (std::string line; std::getline(lines, line);)
+    losses.push_back(parse_json(line).at("loss").get<double>());
+  return losses;
+}
+
+// Hash of weights, averages and moments in the newest checkpoint.
+std::string state_of(const fs::path& run_dir) {
+  const std::string text = read_whole(run_dir / "latest" / "manifest.json", 1 << 26,
+                                      Exit::checkpoint, "is it a manifest?");
+  return parse_json(text).at("state_hash").get<std::string>();
+}
+
+constexpr int training_steps = 4;
+
+// Some steps at a stretch, and the same with a restart half-way.
+void train_twice(const Site& site, const std::string& name, const std::string& deck,
+                 const std::vector<std::string>& keys) {
+  const auto train = [&](const std::string& run_dir, int until) {
+    std::vector<std::string> all = {"run.dir=" + site.path(run_dir),
+                                    fmt::format("train.steps={}", until),
+                                    fmt::format("train.checkpoint_every={}", training_steps / 2),
+                                    "train.warmup_steps=0",
+                                    "train.batch_size=2",
+                                    "train.micro_batches=8",
+                                    "parallel.deterministic=true"};
+    all.insert(all.end(), keys.begin(), keys.end());
+    run(train_command(), site.deck(deck, all), site);
+  };
+  train(name + "_whole", training_steps);
+  train(name + "_parts", training_steps / 2);
+  train(name + "_parts", training_steps);
+}
+
+// Whether both ended with the same bits, and with known losses of the first and the last step.
+void check_trainings(const Site& site, const std::string& name, double first, double last) {
+  if (site.rank != 0) return;
+  const fs::path whole = site.path(name + "_whole"), parts = site.path(name + "_parts");
+  const std::vector<double> losses = losses_of(whole);
+  check(std::ssize(losses) == training_steps,
+        fmt::format("{} instead of {}", counted(std::ssize(losses), "step"), training_steps));
+  check_close("the loss of the first step", losses.front(), first);
+  check_close("the loss of the last step", losses.back(), last);
+  check(losses_of(parts) == losses && state_of(parts) == state_of(whole),
+        "a training that was stopped and resumed ended with other bits than one that was not");
+}
+
+// ---- The checks
+
+void operations(const Site&) {
+  RankFacts facts;
+  check_operations(facts);
+  for (const auto& [name, wrong] : facts.operations)
+    check(wrong == 0, fmt::format("{}: {}", name, counted(wrong, "wrong value")));
+}
+
+// Whole numbers of at most 15, whose sums are exact in f32 in any order.
+void collectives(const Site& site) {
+  const auto comm = make_communicator(site.world);
+  const auto term = [](std::int64_t element, int rank) {
+    return static_cast<float>((element % 31 * 7 + rank * 13) % 31 - 15);
+  };
+  std::vector<float> sums(31);
+  for (std::int64_t e = 0; e < 31; ++e)
+    for (int r = 0; r < site.ranks; ++r) sums[e] += term(e, r);
+  std::string wrong;  // told at the end: the other ranks may have nothing to complain of
+  for (const std::int64_t n : {1, 1000, 300'007}) {
+    std::vector<float> mine(n);
+    for (std::int64_t i = 0; i < n; ++i) mine[i] = term(i, site.rank);
+    for (const bool in_parts : {false, true}) {
+      Tensor t = Tensor::persistent({n}, DType::f32);
+      t.set(std::span<const float>(mine));
+      if (in_parts) {
+        comm->wait(comm->reduce_scatter_sum(t));
+        comm->wait(comm->all_gather(t));
+      } else {
+        comm->wait(comm->all_reduce_sum(t));
+      }
+      const Tensor got = t.to_host();
+      comm->check();
+      std::int64_t bad = 0;
+      for (std::int64_t i = 0; i < n; ++i) bad += got.data<float>()[i] != sums[i % 31] ? 1 : 0;
+      if (bad > 0 && wrong.empty())
+        wrong = fmt::format("{} of {} sums over all ranks ({}) are wrong", bad, n,
+                            in_parts ? "reduce-scatter and all-gather" : "all-reduce");
+    }
+  }
+  check(wrong.empty(), wrong);
+}
+
+// A red picture and a moving one, to clips.
+void ingest_footage(const Site& site) {
+  const std::string store = site.path("clips.h5");
+  run(ingest_command(),
+      site.deck("smoke", {"ingest.inputs=[\"lavfi:color=c=red:size=96x64:rate=10:duration=2\", "
+                          "\"lavfi:testsrc2=size=96x64:rate=10:duration=2\"]",
+                          "ingest.output=" + store, "ingest.frames=[5]", "ingest.height=32",
+                          "ingest.width=48"}),
+      site);
+  if (site.rank != 0) return;
+  const auto clips = open_clip_store(store, true);
+  const Bucket& bucket = clips->buckets().front();
+  check(clips->buckets().size() == 1 && bucket.clips == 8,
+        fmt::format("{} in {} instead of 8 clips in 1", counted(bucket.clips, "clip"),
+                    counted(std::ssize(clips->buckets()), "bucket")));
+  constexpr double red[] = {254, 0, 0};
+  std::vector<std::byte> clip(bucket.clip_bytes());
+  for (std::int64_t i = 0; i < bucket.clips; ++i) {
+    clips->read(0, i, clip);  // which compares its hash
+    double mean[3] = {}, most = 0, least = 255;
+    for (std::size_t at = 0; at < clip.size(); ++at) {
+      const double value = std::to_integer<int>(clip[at]);
+      mean[at % 3] += 3 * value / static_cast<double>(clip.size());
+      most = std::max(most, value);
+      least = std::min(least, value);
+    }
+    for (int c = 0; c < 3 && i < 4; ++c)
+      check(std::abs(mean[c] - red[c]) < 4,
+            fmt::format("channel {} of a red picture is {:.1f} instead of {}", c, mean[c], red[c]));
+    check(i < 4 || most - least > 150,
+          fmt::format("the values of a test picture go from {} to {}", least, most));
+  }
+}
+
+void clean_captions(const Site&) {
+  const std::pair<std::string, std::string> texts[] = {
+      {clean_text("Café & Bar &amp; Grill &lt;b&gt;bold&lt;/b&gt; 你好 world"),
+       "café bar grill bold< b> world"},
+      {clean_text("A  Soaring drone footage; captures (the) majestic beauty — of a “cliff”, 4K!"),
+       "a soaring drone footage; captures the majestic beauty - of a \"cliff\", 4k!"},
+      {clean_basic("full\uff37idth \uff0c\u3000space"), "fullWidth , space"}};
+  for (const auto& [got, wanted] : texts)
+    check(got == wanted,
+          fmt::format("a caption is cleaned to \"{}\" instead of \"{}\"", got, wanted));
+}
+
+void encode_clips(const Site& site) {
+  const std::string store = site.path("latents.h5");
+  run(encode_command(),
+      site.deck("demo", {fmt::format("data.path=synthetic:clips={},frames=9,height=32,width=48",
+                                     site.items()),
+                         "vae.weights=random:2", "t5.weights=", "encode.text=false",
+                         "encode.dtype=f32", "encode.output=" + store}),
+      site);
+  if (site.rank != 0) return;
+  const auto clips = open_clip_store(store, true);
+  const Bucket& bucket = clips->buckets().front();
+  check(bucket.clips == site.items(),
+        fmt::format("{} instead of {}", counted(bucket.clips, "clip"), site.items()));
+  std::vector<float> latent(bucket.clip_bytes() / sizeof(float));
+  for (std::int64_t i = 0; i < bucket.clips; ++i) {
+    clips->read(0, i, std::as_writable_bytes(std::span(latent)));
+    if (i == 0) check_close("the size of a latent", root_mean_square(latent), 0.0);
+  }
+}
+
+void generate_clips(const Site& site) {
+  const int samples = (site.items() + 1) / 2;  // of two prompts
+  if (site.rank == 0) write_text_encoder(site.folder / "t5");
+  MPI_Barrier(site.world);
+  run(generate_command(),
+      site.deck("demo", {"data.path=synthetic:", "generate.weights=random:1",
+                         "vae.weights=random:2", "vae.scale=[1, 1, 1, 1]", "vae.shift=[0, 0, 0, 0]",
+                         "t5.weights=" + site.path("t5"), "sampler.steps=3",
+                         "generate.tensors=true", fmt::format("generate.num_samples={}", samples),
+                         "generate.output=" + site.path("generated")}),
+      site);
+  if (site.rank != 0) return;
+  for (int prompt = 0; prompt < 2; ++prompt)
+    for (int sample = 0; sample < samples; ++sample) {
+      const std::string name = site.path(fmt::format("generated/sample_{:04d}-{}", prompt, sample));
+      const std::int64_t frames = read_frames({name + ".mp4"}).frames;
+      check(frames == 9, fmt::format("a clip has {} frames instead of 9", frames));
+      if (sample > 0) continue;
+      const auto file = SafetensorsFile::open(name + ".safetensors");
+      check_close("the size of a clip's latent",
+                  root_mean_square(file.read_f32(file.at("latent_0"))), prompt == 0 ? 0.0 : 0.0);
+      check_close("the size of a clip's pixels", root_mean_square(file.read_f32(file.at("frames"))),
+                  prompt == 0 ? 0.0 : 0.0);
+    }
+}
+
+void train_open_sora(const Site& site) {
+  train_twice(site, "open_sora", "smoke", {});
+  check_trainings(site, "open_sora", 0.0, 0.0);
+  if (site.rank != 0) return;
+  report({site.path("open_sora_whole")});
+  const std::string page = read_whole(site.folder / "open_sora_whole" / "report.html", 1 << 26,
+                                      Exit::data, "is it the report?");
+  check(page.find("</html>") != page.npos, "report.html is not whole");
+}
+
+void train_wan(const Site& site) {
+  train_twice(site, "wan", "wan_demo",
+              {"data.path=synthetic:clips=32,frames=5,height=16,width=24", "data.text_features=",
+               "model.hidden_size=96", "model.depth=2", "model.ffn_dim=192"});
+  check_trainings(site, "wan", 0.0, 0.0);
+}
+
+void train_vae(const Site& site) {
+  train_twice(site, "vae", "demo_vae",
+              {"data.path=synthetic:clips=32,frames=5,height=16,width=16",
+               "vae.spatial_channels=[8, 8, 16, 16]", "vae.spatial_groups=4", "vae.filters=8",
+               "vae.num_groups=4"});
+  check_trainings(site, "vae", 0.0, 0.0);
+}
+
+// Each micro-batch has its own statistics of batch norm: losses do not depend on the ranks then.
+void train_segmentation(const Site& site) {
+  const std::string shapes = "shapes:classes=4,height=48,width=48,hues=1,images=";
+  train_twice(site, "segmentation", "segmentation_demo",
+              {"data.path=" + shapes + "64,seed=1", "data.short_sides=[48]", "data.max_side=48",
+               "train.sync_bn=false", "train.lr_power=0"});
+  run(evaluate_command({}),
+      site.deck(
+          "segmentation_demo",
+          {"run.dir=" + site.path("segmentation_whole"),
+           fmt::format("evaluate.data={}{},seed=2", shapes, site.items()), "data.short_sides=[48]",
+           "data.max_side=48", "evaluate.output=" + site.path("evaluation")}),
+      site);
+  check_trainings(site, "segmentation", 0.0, 0.0);
+  if (site.rank != 0) return;
+  const auto scores = parse_json(read_whole(site.folder / "evaluation" / "evaluation.json", 1 << 26,
+                                            Exit::data, "is it an evaluation?"));
+  const auto pixels = scores.at("pixels").get<std::int64_t>(), wanted = 48 * 48L * site.items();
+  check(pixels == wanted, fmt::format("{} pixels were evaluated instead of {}", pixels, wanted));
+  check_close("the share of right pixels", scores.at("accuracy").get<double>(), 0.0, 0.1);
+}
+
+// A threshold that the untrained network exceeds everywhere: each picture is one region.
+void score_pictures(const Site& site) {
+  if (site.rank == 0) write_pictures(site.folder / "pictures", site.items());
+  MPI_Barrier(site.world);
+  run(score_command(nullptr),
+      site.deck("dbnet_demo",
+                {"score.input=" + site.path("pictures"), "score.output=" + site.path("ocr.csv"),
+                 "score.weights=random:3", "score.side=64", "postprocess.mask_threshold=0.01",
+                 "postprocess.min_text_score=0.01"}),
+      site);
+  if (site.rank != 0) return;
+  std::ifstream table(site.folder / "ocr.csv");
+  std::string line;
+  std::getline(table, line);
+  int rows = 0;
+  for (; std::getline(table, line); ++rows)
+    check(line.ends_with(",1"), fmt::format("the row \"{}\" has another count than 1", line));
+  check(rows == site.items(), fmt::format("{} instead of {}", counted(rows, "row"), site.items()));
+}
+
+void animate_face(const Site& site) {
+  if (site.rank == 0) write_face_and_speech(site.folder / "face", 0.2);
+  MPI_Barrier(site.world);
+  std::vector<std::string> keys = {"animate.picture=" + site.path("face/face.png"),
+                                   "animate.speech=" + site.path("face/speech.wav"),
+                                   "animate.landmarks=" + site.path("face/landmarks.csv"),
+                                   "animate.output=" + site.path("heads"), "animate.piece=2"};
+  // Half the width of the demo's networks, or less.
+  for (const char* key :
+       {"size=32", "kp_block_expansion=4", "kp_max_features=16", "kp_num_blocks=2",
+        "kp_reshape_channel=64", "gen_max_features=16", "gen_reshape_channel=4",
+        "motion_block_expansion=4", "motion_max_features=16", "motion_num_blocks=2",
+        "mapping_descriptor_nc=16"})
+    keys.push_back(std::string("sadtalker.") + key);
+  run(animate_command(), site.deck("animate_demo", keys), site);
+  if (site.rank != 0) return;
+  const std::string clip = site.path("heads/face_speech.mp4");
+  const Footage heads = read_frames({clip});
+  check(heads.frames == 5 && heads.height == 32 && heads.width == 32,
+        fmt::format("the clip has {} frames of {}x{} instead of 5 of 32x32", heads.frames,
+                    heads.width, heads.height));
+  double mean = 0;
+  for (const std::uint8_t value : heads.rgb)
+    mean += static_cast<double>(value) / static_cast<double>(heads.rgb.size());
+  check_close("the mean of the clip's pixels", mean, 0.0, 0.02);
+  check(!read_speech(clip).empty(), "the clip has no sound");
+}
+
+}  // namespace
+
+const std::vector<Check>& all_checks() {
+  static const std::vector<Check> checks = {
+      {"operations", "products against plain loops; on a GPU against the CPU", operations},
+      {"collectives", "exact sums over all ranks, and parts gathered", collectives},
+      {"ingest", "FFmpeg's test pictures to clips, hashes, colours", ingest_footage},
+      {"captions", "cleaned as the original cleans them", clean_captions},
+      {"encode", "clips to latents by a random VAE", encode_clips},
+      {"generate", "prompts to clips by random T5, STDiT3 and VAE", generate_clips},
+      {"open_sora", "train STDiT3, stop, resume to the same bits; report", train_open_sora},
+      {"wan", "train Wan, stop, resume to the same bits", train_wan},
+      {"vae", "train a VAE, stop, resume to the same bits", train_vae},
+      {"segmentation", "train, stop, resume to the same bits; evaluate", train_segmentation},
+      {"score", "text regions of pictures", score_pictures},
+      {"animate", "a face and speech to a clip with sound", animate_face}};
+  return checks;
+}
+
+}  // namespace weft::selftest

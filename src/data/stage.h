@@ -1,0 +1,47 @@
+// Copies of stores on a disk of the node (data.stage). A training reads every clip once an epoch:
+// from there instead of over the network.
+//
+//   FOLDER/weft-stores-UID/             of this user alone
+//   FOLDER/weft-stores-UID/lock         held while a job copies; another one of the node waits
+//   FOLDER/weft-stores-UID/ID-BYTES-HASH.h5   a copy: the store's content_id() and bytes, and
+//                           XXH3-128 of what was read (over the hashes of its blocks of 16 MiB)
+//
+// A copy has its name once it is complete and was read back. A later job takes a copy whose bytes
+// still have the hash of its name, wherever the store lies by then. Nothing here removes copies.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config/deck_table.h"
+
+namespace weft {
+
+// The key data.stage.
+struct StageDeck {
+  std::string stage;
+};
+DeckTable stage_table();
+
+// What was staged on this node.
+struct Staged {
+  std::map<std::string, std::string> copies;  // path of a store, path of its copy
+  std::string folder;                         // that they are in
+  std::uint64_t bytes = 0;                    // of all
+  std::uint64_t copied = 0;                   // of those that were not there yet
+};
+
+// Whether data.path may name it and it is a file to copy: not made in memory, no list of pictures.
+bool is_store_path(const std::string& path);
+
+// By one rank of each node: makes a copy of each of these stores in `stage`, a folder of the node
+// that exists; at its beginning $NAME stands for a variable of the environment. Waits while another
+// job of this user copies there. Exit::usage for a variable that is not set; Exit::data where a
+// store or the folder cannot be used, or where there is too little space, which is asked before
+// anything is copied; Exit::hardware where a copy reads back otherwise than it was written.
+Staged stage_stores(const std::vector<std::string>& paths, const std::string& stage);
+
+}  // namespace weft

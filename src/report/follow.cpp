@@ -1,0 +1,220 @@
+#include "report/follow.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/hash.h"
+#include "core/json.h"
+#include "core/log.h"
+#include "train/metrics/step_text.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr int looks_between_searches = 10;
+constexpr std::size_t steps_at_first = 10;
+
+// NaN for what is absent or null, as a loss that is not finite is.
+double value_of(const json& line, const char* key) {
+  const auto it = line.find(key);
+  return it != line.end() && it->is_number() ? it->get<double>()
+                                             : std::numeric_limits<double>::quiet_NaN();
+}
+
+// The members of a line of metrics.jsonl that a log shows.
+StepMetrics step_of_line(const json& line, std::int64_t step) {
+  StepMetrics m;
+  m.step = step;
+  m.loss = value_of(line, "loss");
+  m.grad_norm = value_of(line, "grad_norm");
+  m.lr = value_of(line, "lr");
+  m.seconds = value_of(line, "seconds");
+  const auto split = line.find("split");
+  if (split != line.end() && split->is_object())
+    for (const auto& [key, seconds] : {std::pair{"data_wait", &m.split.data_wait},
+                                       {"comm_exposed", &m.split.comm_exposed},
+                                       {"wait_slowest", &m.split.wait_slowest},
+                                       {"checkpoint", &m.split.checkpoint}})
+      if (const double given = value_of(*split, key); std::isfinite(given)) *seconds = given;
+  // Of many ranks there are figures of some: a line names the slowest of several.
+  const auto busy = line.find("rank_busy");
+  if (busy != line.end() && busy->size() > 1) {
+    m.rank_busy.resize(2);
+    const double slowest = value_of(line, "slowest_rank");
+    m.slowest_rank = slowest >= 0 && slowest < 1 << 30 ? static_cast<int>(slowest) : -1;
+  }
+  return m;
+}
+
+// What happened at a step, to be printed in the order of steps.
+using Events = std::vector<std::pair<std::int64_t, std::string>>;
+
+// `text` adds what a line of that step tells. Damaged lines are left out.
+template <class Text>
+void add_events(Events& events, const std::vector<std::string>& lines, const Text& text) {
+  for (const std::string& line : lines) {
+    const json j = try_parse_json(line);
+    const auto step = j.is_object() ? j.find("step") : j.end();
+    if (!j.is_object() || step == j.end() || !step->is_number_integer() || !seal_holds(line))
+      continue;
+    text(j, step->get<std::int64_t>(), events);
+  }
+}
+
+// The warnings that follow those of before, which may have dropped out at the front.
+std::vector<std::string> added(const std::vector<std::string>& before,
+                               const std::vector<std::string>& now) {
+  std::size_t same = std::min(before.size(), now.size());
+  while (!std::equal(now.begin(), now.begin() + static_cast<std::ptrdiff_t>(same),
+                     before.end() - static_cast<std::ptrdiff_t>(same)))
+    --same;
+  return {now.begin() + static_cast<std::ptrdiff_t>(same), now.end()};
+}
+
+}  // namespace
+
+std::vector<std::string> AddedLines::take() {
+  constexpr std::uint64_t most_at_first = 256 << 10;
+  // Opened anew each time: that is when network file systems look for what others have written.
+  std::ifstream in(path_, std::ios::binary | std::ios::ate);
+  const bool first = !std::exchange(begun_, true);
+  if (!in) {
+    at_ = 0;
+    return {};
+  }
+  const auto size = static_cast<std::uint64_t>(in.tellg());
+  bool within = false;  // a line
+  if (first || size < at_) {
+    at_ = size - std::min(size, most_at_first);
+    within = at_ > 0;
+  }
+  std::string text(size - at_, '\0');
+  in.seekg(static_cast<std::streamoff>(at_));
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(std::max<std::streamsize>(0, in.gcount())));
+  std::vector<std::string> lines;
+  std::size_t begin = 0;
+  for (std::size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
+    if (!std::exchange(within, false)) lines.push_back(text.substr(begin, end - begin));
+  at_ += begin;
+  return lines;
+}
+
+Follower::Followed::Followed(KnownJob known)
+    : job(std::move(known)),
+      metrics(job.path / "metrics.jsonl"),
+      validation(job.path / "validation.jsonl") {}
+
+bool Follower::has_ended(const KnownJob& job) {
+  const std::string& s = job.status.state;
+  return s == "finished" || s == "stopped" || s == "failed";
+}
+
+bool Follower::ended() const {
+  return has_jobs() &&
+         std::ranges::all_of(jobs_, [](const auto& named) { return has_ended(named.second.job); });
+}
+
+std::string Follower::look(double now) {
+  if (looks_++ % looks_between_searches == 0) {
+    for (const fs::path& path : paths_)
+      for (KnownJob& job : find_jobs(path, now)) {
+        const auto [at, is_new] = jobs_.try_emplace(job.path, job);
+        if (!is_new) at->second.job = std::move(job);
+      }
+  } else {
+    // What has ended may be started again: the next search sees it.
+    for (auto& [path, f] : jobs_)
+      if (!has_ended(f.job) && f.job.measured)
+        if (auto job = find_job(path, now)) f.job = std::move(*job);
+  }
+  std::string text;
+  for (auto& [path, f] : jobs_) {
+    const std::string lines = news(f, now);
+    if (jobs_.size() == 1 || lines.empty()) {
+      text += lines;
+      continue;
+    }
+    // Of several jobs each line says of which it is.
+    const std::string name = printable(path.string()) + "  ";
+    for (std::size_t begin = 0, end; begin < lines.size(); begin = end + 1) {
+      end = lines.find('\n', begin);
+      const std::string line = lines.substr(begin, end - begin);
+      text += (line.starts_with(name) ? "" : name) + line + "\n";
+    }
+  }
+  return text;
+}
+
+std::string Follower::news(Followed& f, double now) {
+  const JobStatus& s = f.job.status;
+  const bool first = f.state.empty(), again = !first && s.started != f.started;
+  const bool changed = again || s.state != f.state;
+  const std::string line = table_of_jobs({f.job}, now);
+  f.state = s.state;
+  f.started = s.started;
+  if (again) {
+    f.done = s.before;
+    f.warnings.clear();
+    f.metrics.rewind();
+    f.validation.rewind();
+  }
+  if (s.command != "train") {
+    const bool tells = changed || s.done != f.done;
+    f.done = s.done;
+    std::string text;
+    for (const std::string& w : added(std::exchange(f.warnings, s.warnings), s.warnings))
+      text += "WARN: " + printable(w, 2000) + "\n";
+    return text + (tells ? line : "");
+  }
+  if (first && has_ended(f.job)) {
+    f.done = s.done;
+    f.checkpoint = f.job.checkpoint;
+    f.warnings = s.warnings;
+    return line;
+  }
+  const std::string steps = news_of_training(f, first);
+  // How it begins stands above its steps, how it ends below them.
+  const bool above = first || again || s.state == "running";
+  return (changed && above ? line : "") + steps + (changed && !above ? line : "");
+}
+
+std::string Follower::news_of_training(Followed& f, bool first) {
+  const JobStatus& s = f.job.status;
+  Events events;
+  std::int64_t done = f.done;
+  add_events(events, f.metrics.take(), [&](const json& j, std::int64_t step, Events& to) {
+    if (step + 1 <= done) return;  // of the start before
+    done = step + 1;
+    to.emplace_back(done, step_text(step_of_line(j, step), s.total));
+  });
+  f.done = done;
+  if (first && events.size() > steps_at_first)
+    events.erase(events.begin(), events.end() - steps_at_first);
+  const std::int64_t oldest = events.empty() ? done : events.front().first;
+  add_events(events, f.validation.take(), [&](const json& j, std::int64_t step, Events& to) {
+    if (!first || step >= oldest)
+      to.emplace_back(step,
+                      fmt::format("held out  step {}: loss {:.5f}", step, value_of(j, "loss")));
+  });
+  std::ranges::stable_sort(events, {}, &Events::value_type::first);
+  std::string text;
+  for (const auto& [step, event] : events) text += event + "\n";
+  if (f.job.checkpoint != f.checkpoint && !f.job.checkpoint.empty())
+    text += fmt::format("saved     {}\n", printable(f.job.checkpoint));
+  f.checkpoint = f.job.checkpoint;
+  for (const std::string& w : added(std::exchange(f.warnings, s.warnings), s.warnings))
+    text += "WARN: " + printable(w, 2000) + "\n";
+  return text;
+}
+
+}  // namespace weft

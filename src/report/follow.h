@@ -1,0 +1,66 @@
+// `weft status --follow`: what happens to jobs, as lines, from the files that they write on
+// whatever node.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "report/status.h"
+
+namespace weft {
+
+// The lines that are added to a file while it is read.
+class AddedLines {
+ public:
+  explicit AddedLines(std::filesystem::path path) : path_(std::move(path)) {}
+  // The whole lines since the last call; in the first one those of the file's end, of 256 KiB, and
+  // so where the file has become shorter. None of a file that is not there.
+  std::vector<std::string> take();
+  // The next call is as the first.
+  void rewind() { begun_ = false; }
+
+ private:
+  std::filesystem::path path_;
+  std::uint64_t at_ = 0;  // bytes that were taken
+  bool begun_ = false;
+};
+
+class Follower {
+ public:
+  // Of these jobs, and those in the folders below.
+  explicit Follower(std::vector<std::filesystem::path> paths) : paths_(std::move(paths)) {}
+
+  // Whole lines of what is new since the last call: the state of a job when it changes; each step,
+  // held-out loss, warning and checkpoint of a training; how many items another job has made. Of a
+  // training that runs already the last ten steps. Folders are searched for new jobs in one call of
+  // ten. `now`: seconds since 1970.
+  std::string look(double now);
+  bool has_jobs() const { return !jobs_.empty(); }
+  // Whether there are jobs, and all have ended: finished, stopped or failed. One that is silent may
+  // have been killed, or may go on.
+  bool ended() const;
+
+ private:
+  struct Followed {
+    explicit Followed(KnownJob known);
+    KnownJob job;
+    std::string state;       // that was printed; empty: none yet
+    std::int64_t done = -1;  // items or steps that were printed
+    double started = 0;      // of the start that they belong to
+    std::string checkpoint;  // that was printed
+    std::vector<std::string> warnings;
+    AddedLines metrics, validation;
+  };
+  static bool has_ended(const KnownJob& job);
+  static std::string news(Followed& f, double now);
+  static std::string news_of_training(Followed& f, bool first);
+
+  std::vector<std::filesystem::path> paths_;
+  std::map<std::filesystem::path, Followed> jobs_;
+  int looks_ = 0;
+};
+
+}  // namespace weft

@@ -1,0 +1,186 @@
+// `weft report`: what its inputs turn out to be, the pages that are written, and how they are
+// opened.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/host.h"
+#include "core/log.h"
+#include "report/folder_page.h"
+#include "report/report.h"
+#include "report/status.h"
+
+namespace weft {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// What the inputs turn out to be.
+struct Inputs {
+  std::vector<report_page::Run> runs;
+  std::vector<report_page::Gallery> galleries;
+  std::vector<report_page::Scaling> scaling;
+  std::vector<fs::path> pages;    // that jobs have written themselves
+  std::vector<fs::path> folders;  // of jobs
+};
+
+// Whether jobs are below the folder, and the folder is none's.
+bool has_jobs(const fs::path& folder) {
+  const std::vector<KnownJob> jobs = find_jobs(folder, seconds_since_1970());
+  return !jobs.empty() && jobs.front().path != folder;
+}
+
+Inputs load_inputs(const std::vector<std::string>& names) {
+  Inputs inputs;
+  std::error_code none;
+  for (const std::string& name : names) {
+    if (name.ends_with(".json")) {
+      inputs.scaling.push_back(report_page::load_scaling(name));
+      continue;
+    }
+    if (!fs::exists(fs::path(name) / "metrics.jsonl", none)) {
+      if (const fs::path page = report_page::own_page(name); !page.empty()) {
+        inputs.pages.push_back(page);
+        continue;
+      }
+      report_page::Gallery gallery = report_page::load_gallery(name);
+      const bool any = !gallery.clips.empty() || !gallery.failures.empty();
+      // Loose pictures next to jobs, such as plots of somebody's, are not what is asked for.
+      if ((!any || gallery.command.empty()) && has_jobs(name)) {
+        inputs.folders.emplace_back(name);
+        continue;
+      }
+      if (any) {
+        inputs.galleries.push_back(std::move(gallery));
+        continue;
+      }
+    }
+    inputs.runs.push_back(report_page::load_run(name));
+    if (const std::size_t broken = inputs.runs.back().broken_lines; broken > 0)
+      log::warn("{}/metrics.jsonl: {} left out that cannot be read", name, counted(broken, "line"));
+  }
+  return inputs;
+}
+
+// For TensorBoard: all training runs below the folder, under the names that they have there.
+void add_runs_below(const fs::path& folder, std::vector<report_page::Run>& runs) {
+  for (const KnownJob& job : find_jobs(folder, seconds_since_1970())) {
+    if (job.status.command != "train") continue;
+    try {
+      runs.push_back(report_page::load_run(job.path));
+      runs.back().name = job.path.lexically_relative(folder).generic_string();
+    } catch (const Error& e) {  // it has no step yet
+      log::warn("{} is left out: {}", job.path.string(), e.what());
+    }
+  }
+}
+
+// ---- --open ----
+
+bool has_desktop() {
+  for (const char* name : {"DISPLAY", "WAYLAND_DISPLAY"})
+    if (const char* value = std::getenv(name); value != nullptr && *value != 0) return true;
+  return false;
+}
+
+// Starts the desktop's browser, which lives on. Returns false where that is not possible.
+bool start_browser(const fs::path& page) {
+  posix_spawn_file_actions_t files;
+  posix_spawnattr_t attributes;
+  posix_spawn_file_actions_init(&files);
+  posix_spawnattr_init(&attributes);
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    posix_spawn_file_actions_addopen(&files, fd, "/dev/null", O_RDWR, 0);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID);
+  std::string name = "xdg-open", path = fs::absolute(page).string();
+  char* const arguments[] = {name.data(), path.data(), nullptr};
+  pid_t child = 0;
+  const int failed = posix_spawnp(&child, name.c_str(), &files, &attributes, arguments, environ);
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&files);
+  return failed == 0;
+}
+
+// `folder`: the page links to others below its folder.
+void open_or_tell(const fs::path& page, bool folder) {
+  if (has_desktop() && start_browser(page)) return;
+  const fs::path path = fs::absolute(page).lexically_normal();
+  const std::string why = has_desktop() ? "xdg-open cannot be started here" : "no desktop here";
+  if (folder)
+    log::info(
+        "{}; on your own machine: rsync -am --include='*/' --include='*.html' --exclude='*' "
+        "{}:{}/ {}",
+        why, host_name(), path.parent_path().string(), path.parent_path().filename().string());
+  else
+    log::info("{}; on your own machine: scp {}:{} .", why, host_name(), path.string());
+}
+
+}  // namespace
+
+int report(const std::vector<std::string>& names, const std::string& tensorboard, bool open) {
+  Inputs inputs = load_inputs(names);
+  WEFT_CHECK(!inputs.runs.empty() || !inputs.galleries.empty() || !inputs.pages.empty() ||
+                 !inputs.folders.empty(),
+             Exit::usage, "for example: weft report runs/demo",
+             "weft report needs the directory of a run");
+  WEFT_CHECK(inputs.scaling.empty() || !inputs.runs.empty(), Exit::usage,
+             "name the directory of a training run too",
+             "{} is shown on the page of a training run", names.front());
+  if (!tensorboard.empty()) {
+    for (const fs::path& folder : inputs.folders) add_runs_below(folder, inputs.runs);
+    WEFT_CHECK(!inputs.runs.empty(), Exit::usage, "name a directory with metrics.jsonl",
+               "only training runs have metrics for TensorBoard");
+    for (const fs::path& file : report_page::write_event_files(tensorboard, inputs.runs))
+      fmt::print("{}\n", file.string());
+    return 0;
+  }
+  const auto done = [&](const fs::path& page, bool folder = false) {
+    fmt::print("{}\n", page.string());
+    if (open) open_or_tell(page, folder);
+  };
+  const auto write = [&](const fs::path& folder, const std::string& page) {
+    replace_file(folder / "report.html", page, Exit::data, Durable::no);
+    done(folder / "report.html");
+  };
+  if (!inputs.runs.empty())
+    write(inputs.runs.front().dir, report_page::make_page(inputs.runs, inputs.scaling));
+  if (!inputs.galleries.empty())
+    write(inputs.galleries.front().folder, report_page::gallery_page(inputs.galleries));
+  for (const fs::path& page : inputs.pages) done(page);
+  for (const fs::path& folder : inputs.folders)
+    done(report_page::write_folder_page(folder, seconds_since_1970()), true);
+  return 0;
+}
+
+Command report_command() {
+  struct Options {
+    std::vector<std::string> inputs;
+    std::string tensorboard;
+    bool open = false;
+  };
+  const auto o = std::make_shared<Options>();
+  Command c{"report",
+            "write RUN/report.html about any job, or DIR/index.html about all jobs below a folder",
+            [o](const Deck&, MPI_Comm) { return report(o->inputs, o->tensorboard, o->open); }};
+  c.first_rank_only = true;
+  c.option("runs", o->inputs,
+           "directories of runs, of a job's results, or that contain several of these; .json files "
+           "of weft bench scaling")
+      .required = true;
+  c.option("--tensorboard", o->tensorboard,
+           "instead of a page, write the metrics as event files into this directory, a folder a "
+           "run");
+  c.option("--open", o->open,
+           "open the page in the desktop's browser, or print how to copy it from here");
+  return c;
+}
+
+}  // namespace weft

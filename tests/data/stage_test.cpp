@@ -1,0 +1,140 @@
+// Copies of stores on a node's disk (data/stage.h).
+#include "data/stage.h"
+
+#include <sys/stat.h>
+
+#include <cstdlib>
+
+#include "clip_store_fixture.h"
+#include "data/store_file.h"
+
+namespace weft {
+namespace {
+
+class StageTest : public ClipStoreTest {
+ protected:
+  void SetUp() override {
+    ClipStoreTest::SetUp();
+    write("clips=6,frames=3,height=16,width=16");
+    fs::create_directory(path("disk"));
+  }
+  void TearDown() override {
+    read_copies_of_stores({});
+    ClipStoreTest::TearDown();
+  }
+
+  Staged stage(const std::string& store) { return stage_stores({store}, path("disk")); }
+  std::string bytes_of(const std::string& file) const {
+    return read(fs::relative(file, dir_).string());
+  }
+  // Turns a bit of the middle of that file.
+  void damage(const std::string& file) {
+    std::fstream f(file, std::ios::in | std::ios::out | std::ios::binary);
+    const auto middle = static_cast<std::streamoff>(fs::file_size(file) / 2);
+    f.seekg(middle);
+    const char byte = static_cast<char>(f.get() ^ 1);
+    f.seekp(middle);
+    f.put(byte);
+  }
+  void expect_refused(Exit code, const std::string& stage, const std::string& what) {
+    try {
+      stage_stores({path_}, stage);
+      FAIL() << "accepted; expected: " << what;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), code);
+      EXPECT_THAT(e.what(), testing::HasSubstr(what));
+      EXPECT_FALSE(e.hint().empty());
+    }
+  }
+};
+
+TEST_F(StageTest, ACopyIsTakenAgainWhereverTheStoreLiesByThen) {
+  const Staged first = stage(path_);
+  const std::string copy = first.copies.at(path_);
+  EXPECT_EQ(bytes_of(copy), bytes_of(path_));
+  EXPECT_EQ(first.copied, fs::file_size(path_));
+  EXPECT_EQ(first.bytes, first.copied);
+  const std::string moved = path("moved.h5");
+  fs::copy_file(path_, moved);
+  const Staged again = stage_stores({moved, path_}, path("disk"));
+  EXPECT_EQ(again.copied, 0u);
+  EXPECT_EQ(again.copies.at(moved), copy);
+  EXPECT_EQ(again.copies.at(path_), copy);
+}
+
+TEST_F(StageTest, ADamagedCopyIsMadeAgain) {
+  const std::string copy = stage(path_).copies.at(path_);
+  damage(copy);
+  EXPECT_EQ(stage(path_).copied, fs::file_size(path_));
+  EXPECT_EQ(bytes_of(copy), bytes_of(path_));
+  fs::resize_file(copy, fs::file_size(copy) - 1);
+  EXPECT_EQ(stage(path_).copied, fs::file_size(path_));
+  EXPECT_EQ(bytes_of(copy), bytes_of(path_));
+}
+
+TEST_F(StageTest, AnotherStoreOfThatNameHasItsOwnCopy) {
+  const std::string older = stage(path_).copies.at(path_), bytes = bytes_of(older);
+  write("clips=6,frames=3,height=16,width=16,seed=2");
+  const std::string newer = stage(path_).copies.at(path_);
+  EXPECT_NE(newer, older);
+  EXPECT_EQ(bytes_of(newer), bytes_of(path_));
+  EXPECT_EQ(bytes_of(older), bytes);
+}
+
+TEST_F(StageTest, TheCopyIsReadAndNothingElseChanges) {
+  const std::string id = open_clip_store(path_, true)->content_id();
+  const Staged staged = stage(path_);
+  read_copies_of_stores(staged.copies);
+  damage(path_);
+  const auto store = open_clip_store(path_, true);
+  EXPECT_EQ(store->content_id(), id);
+  std::vector<std::byte> clip(store->buckets().front().clip_bytes());
+  for (std::int64_t i = 0; i < 6; ++i) store->read(0, i, clip);  // throws where it is damaged
+  damage(staged.copies.at(path_));
+  try {
+    for (std::int64_t i = 0; i < 6; ++i) store->read(0, i, clip);
+    FAIL() << "no clip was damaged";
+  } catch (const DamagedClip& e) {
+    EXPECT_THAT(e.what(), testing::HasSubstr(staged.copies.at(path_) + " (this node's copy of " +
+                                             path_ + ")"));
+  }
+}
+
+TEST_F(StageTest, AFolderMayBeginWithAVariable) {
+  setenv("WEFT_TEST_DISK", path("disk").c_str(), 1);
+  fs::create_directory(path("disk") + "/below");
+  EXPECT_EQ(stage_stores({path_}, "$WEFT_TEST_DISK").copied, fs::file_size(path_));
+  EXPECT_EQ(stage_stores({path_}, "${WEFT_TEST_DISK}").copied, 0u);
+  EXPECT_EQ(fs::path(stage_stores({path_}, "$WEFT_TEST_DISK/below").folder).parent_path(),
+            path("disk") + "/below");
+  unsetenv("WEFT_TEST_DISK");
+  expect_refused(Exit::usage, "$WEFT_TEST_DISK", "WEFT_TEST_DISK is not set");
+  expect_refused(Exit::usage, "$", "is not set");
+}
+
+TEST_F(StageTest, OnlyAFolderOfThisUserAloneIsTaken) {
+  const fs::path shelf = stage(path_).folder;
+  chmod(shelf.c_str(), 0777);
+  expect_refused(Exit::data, path("disk"), "is not a folder that this user alone can write");
+  fs::rename(shelf, path("elsewhere"));
+  chmod(path("elsewhere").c_str(), 0700);
+  fs::create_directory_symlink(path("elsewhere"), shelf);
+  expect_refused(Exit::data, path("disk"), "is not a folder that this user alone can write");
+  expect_refused(Exit::data, path("no such disk"), "cannot make the folder");
+}
+
+TEST_F(StageTest, WhatAKilledJobLeftIsRemoved) {
+  const fs::path shelf = stage(path_).folder;
+  std::ofstream(shelf / "0123-5-tmp") << "half";
+  stage(path_);
+  EXPECT_FALSE(fs::exists(shelf / "0123-5-tmp"));
+}
+
+TEST_F(StageTest, WhatIsMadeInMemoryIsNoStore) {
+  for (const char* made : {"synthetic:clips=4", "shapes:images=4", "text:images=4", "list.jsonl"})
+    EXPECT_FALSE(is_store_path(made)) << made;
+  EXPECT_TRUE(is_store_path("clips.h5"));
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,170 @@
+#include "report/folder_page.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <vector>
+
+#include "core/error.h"
+#include "core/hash.h"
+#include "media/writers.h"
+#include "report/report.h"
+#include "tests/folder.h"
+
+namespace weft::report_page {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr double now = 1.8e9;
+
+class FolderPage : public FolderTest {
+ protected:
+  void status(const std::string& file, const std::string& command, const std::string& state,
+              std::vector<std::string> warnings = {}) const {
+    JobStatus s;
+    s.command = command;
+    s.noun = command == "train" ? "step" : "clip";
+    s.state = state;
+    s.done = 2;
+    s.total = 4;
+    s.rate = 0.5;
+    s.ranks = 3;
+    s.updated = now;
+    s.warnings = std::move(warnings);
+    if (state == "failed") s.error = "the <disk> is full";
+    write(file, to_text(s));
+  }
+  void training(const std::string& run, const std::string& state) const {
+    write(run + "/metrics.jsonl",
+          "{\"step\":0,\"loss\":2.5,\"seconds\":1}\n{\"step\":1,\"loss\":1.5,\"seconds\":1}\n");
+    status(run + "/status.json", "train", state);
+  }
+  void picture(const std::string& name) const {
+    fs::create_directories((dir_ / name).parent_path());
+    write_png(path(name), 100, 400, std::vector<std::uint8_t>(3 * 100 * 400, 90));
+  }
+  std::string index() const { return read("runs/index.html"); }
+  std::string make() const {
+    write_folder_page(dir_ / "runs", now);
+    return index();
+  }
+};
+
+TEST_F(FolderPage, HasARowForEachJobWithItsPage) {
+  training("runs/a", "running");
+  write("runs/a/validation.jsonl", "{\"step\":1,\"loss\":3.5}\n{\"step\":2,\"loss\":2.25}\n");
+  fs::create_directories(dir_ / "runs/a/step_2");
+  fs::create_directory_symlink("step_2", dir_ / "runs/a/latest");
+  picture("runs/a/samples/1/s.png");
+  picture("runs/a/samples/2/t.png");
+  picture("runs/b/clip.png");
+  status("runs/b/status.json", "generate", "failed", {"slow <disk>", "hot"});
+  write("runs/b/generated.jsonl",
+        seal_json(R"({"name":"clip","file":"clip.png","key":"k","rank":0})") + "\n");
+  status("runs/c/latents.h5.status.json", "encode", "finished");
+  const std::string html = make();
+  EXPECT_THAT(html,
+              HasSubstr("<a href=\"./a/report.html\">a</a><span class=\"note\">train</span>"));
+  EXPECT_THAT(html, HasSubstr("<td data-v=\"1.5\">1.5000</td>"));
+  EXPECT_THAT(html, HasSubstr("<td data-v=\"2.25\">2.2500</td>")) << "held out, the last";
+  EXPECT_THAT(html, HasSubstr("<td data-v=\"1\">1.00 s</td>"));
+  EXPECT_THAT(html, HasSubstr("<td data-v=\"step_2\">step_2</td>"));
+  EXPECT_THAT(html, HasSubstr("class=\"spark\""));
+  EXPECT_THAT(html, HasSubstr("2 of 4 steps"));
+  EXPECT_THAT(html, HasSubstr("<a href=\"./b/report.html\">b</a>"));
+  EXPECT_THAT(html, HasSubstr("failed (exit code 0)"));
+  EXPECT_THAT(html, HasSubstr("the &lt;disk&gt; is full"));
+  EXPECT_THAT(html,
+              HasSubstr("<summary>2</summary><ul><li>slow &lt;disk&gt;</li><li>hot</li></ul>"));
+  EXPECT_THAT(html, HasSubstr("<b>c/latents.h5</b>")) << "encode has no page";
+  EXPECT_THAT(html, HasSubstr("<b>3</b><span>jobs</span>"));
+  std::size_t pictures = 0;
+  for (std::size_t at = 0; (at = html.find("data:image/png;base64,", at)) != std::string::npos;
+       ++at)
+    ++pictures;
+  EXPECT_EQ(pictures, 2u) << "of a the newest samples alone, and b's";
+  EXPECT_LT(html.size(), 32u << 10) << "small pictures, not the files";
+  EXPECT_THAT(read("runs/a/report.html"), HasSubstr("<h2>Loss</h2>"));
+  EXPECT_THAT(read("runs/b/report.html"), HasSubstr("clip.png"));
+  for (const char* outside : {"src=\"http", "src=\"/", "<link", "@import", "url("})
+    EXPECT_THAT(html, Not(HasSubstr(outside)));
+  EXPECT_FALSE(fs::exists(dir_ / "runs/.thumbnail.png"));
+}
+
+TEST_F(FolderPage, PagesOfJobsThatHaveEndedAreKept) {
+  training("runs/a", "finished");
+  make();
+  write("runs/a/report.html", "kept");
+  const auto changed = fs::last_write_time(dir_ / "runs/a/status.json");
+  fs::last_write_time(dir_ / "runs/a/report.html", changed);
+  EXPECT_THAT(make(), HasSubstr("href=\"./a/report.html\""));
+  EXPECT_EQ(read("runs/a/report.html"), "kept");
+  // Clips were made from its checkpoint since then.
+  write("runs/a/generated/status.json", "");
+  fs::last_write_time(dir_ / "runs/a/generated/status.json", changed + std::chrono::seconds(1));
+  make();
+  EXPECT_THAT(read("runs/a/report.html"), HasSubstr("<h2>Loss</h2>"));
+  write("runs/a/report.html", "old");
+  fs::last_write_time(dir_ / "runs/a/report.html", changed - std::chrono::seconds(1));
+  make();
+  EXPECT_THAT(read("runs/a/report.html"), HasSubstr("<h2>Loss</h2>"));
+}
+
+TEST_F(FolderPage, AJobThatCannotBeReadHasARowThatSaysWhy) {
+  training("runs/a", "running");
+  write("runs/a/metrics.jsonl", "");
+  training("runs/b", "running");
+  const std::string html = make();
+  EXPECT_THAT(html, HasSubstr("<b>a</b>"));
+  EXPECT_THAT(html, HasSubstr("has no complete line yet"));
+  EXPECT_THAT(html, HasSubstr("href=\"./b/report.html\""));
+}
+
+TEST_F(FolderPage, NamesAndFilesAreNotTrusted) {
+  training("runs/<b>x:y\" onclick=", "running");
+  picture("secret.png");
+  fs::create_directories(dir_ / "runs/<b>x:y\" onclick=/generated");
+  fs::create_symlink(dir_ / "secret.png", dir_ / "runs/<b>x:y\" onclick=/generated/a.png");
+  const std::string html = make();
+  EXPECT_THAT(html,
+              HasSubstr("<a href=\"./%3Cb%3Ex%3Ay%22%20onclick%3D/report.html\">&lt;b&gt;x:y&quot; "
+                        "onclick=</a>"));
+  EXPECT_THAT(html, Not(HasSubstr("<b>x:y")));
+  EXPECT_THAT(html, Not(HasSubstr("data:image/png")));
+}
+
+TEST_F(FolderPage, HundredsOfRunsAreOnePage) {
+  std::vector<JobRow> rows(500);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i].name = "run_" + std::to_string(i);
+    rows[i].page = rows[i].name + "/report.html";
+    rows[i].losses.assign(60, 1.0 / static_cast<double>(i + 1));
+  }
+  const std::string html = folder_page(dir_, rows, now);
+  EXPECT_THAT(html, HasSubstr("href=\"./run_499/report.html\""));
+  EXPECT_LT(html.size(), 2u << 20);
+  EXPECT_THAT(html, Not(HasSubstr("nan")));
+}
+
+TEST_F(FolderPage, WhichInputsAreFolders) {
+  training("runs/a", "finished");
+  picture("runs/plot.png");
+  EXPECT_EQ(report({path("runs")}), 0);
+  EXPECT_THAT(index(), HasSubstr("./a/report.html")) << "a loose picture beside runs is none";
+  EXPECT_FALSE(fs::exists(dir_ / "runs/report.html"));
+  EXPECT_EQ(report({path("runs/a")}), 0);
+  EXPECT_FALSE(fs::exists(dir_ / "runs/a/index.html"));
+  // Event files of all trainings below, under their names there.
+  training("runs/x/a", "finished");
+  status("runs/x/b/status.json", "generate", "finished");
+  EXPECT_EQ(report({path("runs")}, path("events")), 0);
+  EXPECT_TRUE(fs::exists(dir_ / "events/a/events.out.tfevents.weft"));
+  EXPECT_TRUE(fs::exists(dir_ / "events/x/a/events.out.tfevents.weft"));
+  EXPECT_THROW(report({path("events")}), Error) << "no job below";
+}
+
+}  // namespace
+}  // namespace weft::report_page

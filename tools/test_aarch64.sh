@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Tests weft for 64-bit Arm on an x86 machine: cross-compiles it in build/aarch64 against Debian's arm64 libraries, runs unit tests
+# under qemu and trains two steps. Part of `make test-all`.
+#   tools/test_aarch64.sh [PART...]   which tests, as in `core ops` for unit_core and unit_ops; otherwise those of `parts` below
+# Needs root on Debian, and a mirror: MIRROR, otherwise the one of this machine. Where it cannot run it says so, exit status 77.
+# The libraries are unpacked into build/aarch64-root (or below FOLDER instead of build; 2 GB) and kept: delete it to fetch them anew.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+skip() { echo "test_aarch64: skipped: $*"; exit 77; }
+fail() { echo "test_aarch64: $*" >&2; exit 1; }
+parts=(core tensor config parallel ops nn text report plan doctor media checkpoint train models)
+[ $# -eq 0 ] || parts=("$@")
+
+[ "$(uname -m)" = x86_64 ] || skip "this is a machine of $(uname -m); make test shows what it does here"
+[ "$(id -u)" -eq 0 ] || skip "needs root, to install the cross compiler and qemu"
+[ ! -r /etc/os-release ] || . /etc/os-release
+[ "${ID:-}" = debian ] || skip "needs Debian, whose arm64 libraries it takes"
+folder=$(readlink -m "${FOLDER:-build}")
+root=$folder/aarch64-root build=$folder/aarch64
+mkdir -p "$folder"
+RUNLEVEL=1 tools/deps.sh tools/debian-packages-aarch64.txt
+
+# 1. The libraries: packages of the other architecture with all that they depend on, by an apt with lists of its own.
+if [ ! -e "$root/complete" ]; then
+  mirror=${MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 2>/dev/null | head -n 1)}
+  mirror=${mirror:-http://deb.debian.org/debian}
+  echo "test_aarch64: arm64 libraries of $VERSION_CODENAME from $mirror"
+  rm -rf --one-file-system "$root"
+  mkdir -p "$root"/{apt/lists/partial,packages/archives/partial,usr/lib,usr/bin,usr/sbin}
+  touch "$root/apt/status"
+  ln -s usr/lib usr/bin usr/sbin "$root"
+  for suite in "$VERSION_CODENAME" "$VERSION_CODENAME-updates"; do
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main"
+  done >"$root/sources.list"
+  apt=(apt-get -y -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o "Dir::State=$root/apt"
+    -o "Dir::State::status=$root/apt/status" -o "Dir::Cache=$root/packages" -o "Dir::Etc::SourceList=$root/sources.list"
+    -o Dir::Etc::SourceParts=- -o APT::Sandbox::User=root -o APT::Install-Recommends=false)
+  mapfile -t wanted < <(awk '$1 ~ /-dev$/ {print $1}' tools/debian-packages.txt)
+  { "${apt[@]}" update && "${apt[@]}" --download-only install "${wanted[@]}"; } >"$root/apt.log" 2>&1 ||
+    { tail -n 20 "$root/apt.log" >&2; fail "the packages cannot be fetched (above: apt's last lines)"; }
+  for package in "$root"/packages/archives/*.deb; do
+    dpkg-deb --fsys-tarfile "$package" |
+      tar -x -C "$root" --keep-directory-symlink --no-same-owner --exclude='./usr/share/doc' --exclude='./usr/share/man'
+  done
+  rm -r "$root/packages"
+  # What an installation would do: links that lead out of the folder, and alternatives.
+  find "$root" -type l -lname '/*' -print0 | while IFS= read -r -d '' link; do
+    ln -sfnr "$root$(readlink "$link")" "$link"
+  done
+  libraries=$root/usr/lib/aarch64-linux-gnu
+  for library in blas/libblas.so.3 lapack/liblapack.so.3; do
+    [ ! -e "$libraries/$library" ] || ln -sfr "$libraries/$library" "$libraries"
+  done
+  # Debian's cross compiler searches a system root for its own headers of C++.
+  ln -s /usr/aarch64-linux-gnu "$root/usr/aarch64-linux-gnu"
+  touch "$root/complete"
+fi
+
+# 2. The build.
+began=$SECONDS
+generator=()
+if [ ! -f "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
+if command -v ccache >/dev/null; then generator+=(-DWEFT_CCACHE=ON); fi
+mkdir -p "$build"
+{ cmake -S . -B "$build" "${generator[@]}" -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/aarch64.cmake" -DWEFT_SYSROOT="$root" \
+    -DCMAKE_BUILD_TYPE=Release -DWEFT_CUDA=OFF &&
+  cmake --build "$build" --parallel "${JOBS:-$(nproc)}" --target weft "${parts[@]/#/test_}"; } >"$build/build.log" 2>&1 ||
+  { grep -m 1 -A 40 -E '^FAILED|: error:|CMake Error' "$build/build.log" >&2 || true; fail "the build failed; the output is in $build/build.log"; }
+echo "test_aarch64: built in $((SECONDS - began)) s with $(aarch64-linux-gnu-g++ -dumpfullversion) and $(qemu-aarch64-static --version | head -n 1)"
+
+# 3. The tests, and a training.
+names=$(IFS='|'; echo "${parts[*]}")
+ctest --test-dir "$build" --output-on-failure --no-tests=error --no-label-summary -R "^unit_($names)$" --parallel "${JOBS:-$(nproc)}"
+run=$(mktemp -d)
+trap 'rm -rf "$run"' EXIT
+OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 qemu-aarch64-static -cpu neoverse-n1 -L "$root" "$build/weft" \
+  train inputs/smoke.toml train.steps=2 run.dir="$run/run" >"$run/log" 2>&1 || { tail -n 20 "$run/log" >&2; fail "a training failed"; }
+grep -E 'NEON|step +2' "$run/log" || true
+echo "test_aarch64: passed"
