@@ -332,7 +332,8 @@ void small_cases(Cases& cases) {
     add_bias_gradient(cases, 200, 77, dtype, true);
     add_bias_gradient(cases, 131, 264, dtype, false);
   }
-  // Several blocks of the depth, panels and pieces of pairs.h, none of them whole.
+  // One row; then several blocks of the depth, panels and pieces of pairs.h, none of them whole.
+  add_both(cases, {1, 1030, 70}, DType::bf16, true, true);
   add_backward_input(cases, {67, 1030, 450}, DType::bf16, true);
   add_backward_input(cases, {70, 1030, 90}, DType::bf16, false);
   add_backward_weight(cases, {301, 205, 130}, DType::bf16, true, true);

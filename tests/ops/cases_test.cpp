@@ -4,8 +4,10 @@
 #include <omp.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,15 +18,47 @@
 namespace weft::test {
 namespace {
 
+// An environment variable, until its end.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    if (const char* before = std::getenv(name)) before_ = before;
+    setenv(name, value, 1);
+  }
+  ~Variable() { before_ ? setenv(name_, before_->c_str(), 1) : unsetenv(name_); }
+
+ private:
+  const char* name_;
+  std::optional<std::string> before_;
+};
+
+void expect_reference(const KernelCase& c) {
+  std::vector<Tensor> inputs = copies(c.inputs);
+  const std::vector<Values> wanted = c.reference(values_of(inputs));
+  const Verdict v = compare(values_of(c.run(inputs)), wanted, c.tolerance);
+  EXPECT_EQ(v.wrong, 0) << c.op << " " << c.shape << " " << name_of(c.dtype) << ": " << v.worst
+                        << " of the largest value, at most " << c.tolerance;
+}
+
+void expect_same_for_any_thread_count(const KernelCase& c) {
+  const int threads = omp_get_max_threads();
+  std::vector<std::vector<Tensor>> results;
+  for (const int n : {1, 3}) {
+    omp_set_num_threads(n);
+    std::vector<Tensor> inputs = copies(c.inputs);
+    results.push_back(c.run(inputs));
+  }
+  omp_set_num_threads(threads);
+  for (std::size_t i = 0; i < results[0].size(); ++i)
+    EXPECT_EQ(std::memcmp(results[0][i].raw(), results[1][i].raw(), results[0][i].bytes()), 0)
+        << c.op << " " << c.shape << " " << name_of(c.dtype) << ", output " << i;
+}
+
 TEST_F(OpTest, EveryCaseMatchesItsReference) {
   std::int64_t compared = 0;
   for_each_case(CaseSize::small, [&](const KernelCase& c) {
     if (!c.reference) return;
-    std::vector<Tensor> inputs = copies(c.inputs);
-    const std::vector<Values> wanted = c.reference(values_of(inputs));
-    const Verdict v = compare(values_of(c.run(inputs)), wanted, c.tolerance);
-    EXPECT_EQ(v.wrong, 0) << c.op << " " << c.shape << " " << name_of(c.dtype) << ": " << v.worst
-                          << " of the largest value, at most " << c.tolerance;
+    expect_reference(c);
     ++compared;
   });
   EXPECT_GE(compared, 600) << "cases have lost their references";
@@ -62,7 +96,6 @@ TEST(Reference, SlopesAreDerivatives) {
 // Sums are made in an order that does not depend on the thread count, or a restarted run would not
 // repeat its bits.
 TEST_F(OpTest, EveryCaseIsTheSameForAnyThreadCount) {
-  const int threads = omp_get_max_threads();
   for_each_case(CaseSize::small, [&](const KernelCase& c) {
     // oneDNN's sgemm for AVX2 (and on Arm, for convolutions alone), which small convolutions use
     // too, divides the sums of narrow products among threads.
@@ -71,17 +104,41 @@ TEST_F(OpTest, EveryCaseIsTheSameForAnyThreadCount) {
         (ops::products_by_onednn && (c.op == "linear_backward_weight" ||
                                      c.op == "linear_backward" || c.op == "linear_gelu_backward"));
     if (of_weights && !ops::cpu_is_v4()) return;
-    std::vector<std::vector<Tensor>> results;
-    for (const int n : {1, 3}) {
-      omp_set_num_threads(n);
-      std::vector<Tensor> inputs = copies(c.inputs);
-      results.push_back(c.run(inputs));
-    }
-    omp_set_num_threads(threads);
-    for (std::size_t i = 0; i < results[0].size(); ++i)
-      EXPECT_EQ(std::memcmp(results[0][i].raw(), results[1][i].raw(), results[0][i].bytes()), 0)
-          << c.op << " " << c.shape << " " << name_of(c.dtype) << ", output " << i;
+    expect_same_for_any_thread_count(c);
   });
+}
+
+// Products of bf16 on processors unlike this one (ops/cpu/matmul/matmul.cpp): with AVX-512 but
+// without its instruction for bf16 they are oneDNN's, as with AMX; where oneDNN has none, they are
+// made in f32. What the environment says is read once, so each is a process of its own.
+TEST_F(OpTest, CasesInBf16MatchOnOtherProcessors) {
+  if (!ops::cpu_is_v4()) GTEST_SKIP() << "this processor has no AVX-512";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  struct Processor {
+    const char *ours, *library;  // WEFT_CPU_ISA, ONEDNN_MAX_CPU_ISA; empty: no limit
+    bool repeats;                // its bits at any thread count
+  };
+  const Processor processors[] = {
+      {"v4", "", true}, {"v4", "AVX512_CORE", true}, {"", "AVX2", false}};
+  for (const Processor& p : processors) {
+    const Variable ours("WEFT_CPU_ISA", p.ours), library("ONEDNN_MAX_CPU_ISA", p.library);
+    const auto check = [&] {
+      std::int64_t compared = 0;
+      Cases cases([&](const KernelCase& c) {
+        if (c.dtype != DType::bf16 || !c.reference) return;
+        expect_reference(c);
+        if (p.repeats) expect_same_for_any_thread_count(c);
+        ++compared;
+      });
+      matmul_cases(CaseSize::small, cases);
+      attention_cases(CaseSize::small, cases);
+      cases.finish();
+      EXPECT_GE(compared, 60);
+      std::_Exit(HasFailure() ? 1 : 0);
+    };
+    EXPECT_EXIT(check(), testing::ExitedWithCode(0), "")
+        << "WEFT_CPU_ISA=" << p.ours << " ONEDNN_MAX_CPU_ISA=" << p.library;
+  }
 }
 
 }  // namespace

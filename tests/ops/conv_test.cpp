@@ -1,16 +1,47 @@
 #include "ops/conv.h"
 #include "ops/layout.h"
 
+#include <omp.h>
+
 #include <algorithm>
+#include <compare>
+#include <cstring>
+#include <limits>
+#include <optional>
 #include <set>
 
 #include "reference.h"
+#include "tests/kernels/cases.h"
 #include "tests/kernels/rounding.h"
+
+// The algorithms themselves.
+#ifdef __x86_64__
+namespace weft::ops::cpu_v3 {
+#include "ops/cpu/conv/parts.h"
+}
+namespace weft::ops::cpu_v4 {
+#include "ops/cpu/conv/parts.h"
+}
+#else
+namespace weft::ops::cpu_base {
+#include "ops/cpu/conv/parts.h"
+}
+#endif
 
 namespace weft::test {
 namespace {
 
 using ops::Conv;
+
+// What the operations are compiled for: x86-64 has two sides, of which one runs. Sizes choose the
+// same algorithms on both.
+#ifdef __x86_64__
+namespace side = ops::cpu_v3;
+namespace other_side = ops::cpu_v4;
+#else
+namespace side = ops::cpu_base;
+namespace other_side = ops::cpu_base;
+#endif
 
 struct Case {
   Shape x;  // [N,T,H,W,Cin]
@@ -132,41 +163,44 @@ TEST_P(ConvTest, ForwardAndBackward) {
   EXPECT_LT(relative_error(to_values(tdb), db), 3e-6);
 }
 
+// The peaks of memory inside the forward and both backwards, written and added.
+std::vector<std::size_t> peaks_of(const Case& c, Arena& arena) {
+  const ArenaScope scope(arena);
+  const Shape ys = c.conv.output(c.x, c.out), ws = weight_shape(c);
+  Tensor x = Tensor::empty(c.x, c.dtype), y = Tensor::empty(ys, c.dtype);
+  const Tensor w = Tensor::empty(ws, c.dtype), bias = Tensor::empty({c.out}, DType::f32);
+  Tensor dw = Tensor::empty(ws, DType::f32), none;
+  std::vector<std::size_t> peaks;
+  const auto note = [&] {
+    peaks.push_back(arena.peak() - arena.used());
+    arena.reset_peak();
+  };
+  arena.reset_peak();
+  ops::conv_forward(x, w, bias, y, c.conv, y);
+  note();
+  for (const bool accumulate : {false, true}) {
+    ops::conv_backward_input(y, w, c.conv, x, accumulate);
+    note();
+    ops::conv_backward_weight(x, y, c.conv, dw, none, accumulate);
+    note();
+  }
+  return peaks;
+}
+
 // What the operations take inside themselves is part of the plan.
 TEST_P(ConvTest, PlannedPeakIsReal) {
   const Case c = GetParam();
-  const auto peak = [&](Arena& arena) {
-    const ArenaScope scope(arena);
-    const Shape ys = c.conv.output(c.x, c.out), ws = weight_shape(c);
-    Tensor x = Tensor::empty(c.x, c.dtype), y = Tensor::empty(ys, c.dtype);
-    const Tensor w = Tensor::empty(ws, c.dtype), bias = Tensor::empty({c.out}, DType::f32);
-    Tensor dw = Tensor::empty(ws, DType::f32), none;
-    std::vector<std::size_t> peaks;
-    const auto note = [&] {
-      peaks.push_back(arena.peak() - arena.used());
-      arena.reset_peak();
-    };
-    arena.reset_peak();
-    ops::conv_forward(x, w, bias, y, c.conv, y);
-    note();
-    for (const bool accumulate : {false, true}) {
-      ops::conv_backward_input(y, w, c.conv, x, accumulate);
-      note();
-      ops::conv_backward_weight(x, y, c.conv, dw, none, accumulate);
-      note();
-    }
-    return peaks;
-  };
   const auto planning = Arena::planning();
-  const std::vector<std::size_t> planned = peak(*planning);
-  EXPECT_EQ(planned, peak(*arena_));
+  const std::vector<std::size_t> planned = peaks_of(c, *planning);
+  EXPECT_EQ(planned, peaks_of(c, *arena_));
   // Products of rows take nothing.
   const bool is_product = c.conv.kt * c.conv.kh * c.conv.kw * c.conv.stride * c.conv.groups == 1;
   EXPECT_EQ(*std::max_element(planned.begin(), planned.end()) > 0, !is_product);
 }
 
 // Sizes that no tile divides, more zeros in front than a kernel is long (clips of few frames),
-// channels of conv_in and conv_out, one pixel; then channels wide enough for every fast path.
+// channels of conv_in and conv_out, one pixel; then channels wide enough for whole vectors. Shapes
+// large enough for Winograd's transforms are in tests/kernels/conv.cpp, and below.
 INSTANTIATE_TEST_SUITE_P(
     Small, ConvTest,
     testing::Values(
@@ -239,14 +273,233 @@ TEST_F(OpTest, ConvOfOnePixelByManyWeights) {
   EXPECT_LT(relative_error(to_values(y), wanted), 3e-6);
 }
 
+// Convolutions large enough for Winograd's transforms, by what computes their forward and their
+// gradient of the input.
+const Case of_planes{{1, 1, 33, 30, 128}, 112, Conv::same(3)};
+const Case of_wide_planes{{1, 1, 15, 14, 352}, 368, Conv::same(3)};
+const Case of_frame_pairs{{1, 7, 16, 17, 72}, 36, Conv::volume(3)};
+const Case of_channel_groups{{1, 8, 5, 5, 256}, 232, Conv::volume(3)};
+
+// The geometry of a convolution, and that of its gradient of the input.
+std::vector<side::Geometry> both_geometries(const Case& c) {
+  const auto g = side::geometry(c.x, c.conv.output(c.x, c.out), c.conv);
+  return {g, side::flipped_geometry(g).value()};
+}
+
+TEST_F(OpTest, PlannedPeakOfWinogradIsReal) {
+  for (const auto& g : both_geometries(of_planes)) {
+    EXPECT_EQ(side::algorithm_of(g), side::Algorithm::winograd);
+    EXPECT_FALSE(side::wide_fits(g));
+  }
+  for (const auto& g : both_geometries(of_wide_planes)) EXPECT_TRUE(side::wide_fits(g));
+  for (const Case& c : {of_frame_pairs, of_channel_groups})
+    for (const auto& g : both_geometries(c))
+      EXPECT_EQ(side::algorithm_of(g), side::Algorithm::winograd_volume);
+
+  const int threads = omp_get_max_threads();
+  for (const Case& c : {of_planes, of_wide_planes, of_frame_pairs, of_channel_groups})
+    for (const int n : {1, 3}) {  // some buffers are one a thread
+      omp_set_num_threads(n);
+      const auto planning = Arena::planning();
+      const std::vector<std::size_t> planned = peaks_of(c, *planning);
+      EXPECT_EQ(planned, peaks_of(c, *arena_)) << c.x.str() << ", " << n << " threads";
+      EXPECT_GT(*std::ranges::min_element(planned), 0u);
+    }
+  omp_set_num_threads(threads);
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.bytes() == b.bytes() && std::memcmp(a.raw(), b.raw(), a.bytes()) == 0;
+}
+
+// Wide planes are computed by groups of output channels in batches of up to 8192 pixels, and with
+// all weights transformed first in larger ones: sums have the same order both ways, or a sample's
+// bits would depend on its batch. Here one side's ways beside each other.
+template <class Geometry>
+void expect_same_both_ways(Geometry (*geometry)(const Shape&, const Shape&, const Conv&),
+                           bool (*wide_fits)(const Geometry&), const auto& all_weights_first,
+                           const auto& by_groups) {
+  // More channels than a block of the depth has, frames, dilation, sizes that no tile divides.
+  const Case cases[] = {{{2, 1, 13, 10, 128}, 112, Conv::same(3)},
+                        {{1, 2, 17, 14, 200}, 50, Conv::same(3)},
+                        {{1, 1, 16, 13, 300}, 72, Conv::strided(3, 1, 2)},
+                        {{3, 1, 5, 6, 36}, 8, Conv::same(3)}};
+  for (const Case& c : cases) {
+    const Shape ys = c.conv.output(c.x, c.out);
+    const Geometry g = geometry(c.x, ys, c.conv);
+    ASSERT_FALSE(wide_fits(g));  // winograd_forward would take the other way
+    const Tensor x = random_tensor(c.x, DType::f32, 1),
+                 bias = random_tensor({c.out}, DType::f32, 2),
+                 w = random_tensor(weight_shape(c), DType::f32, 3);
+    for (const bool add : {false, true}) {
+      Tensor one = random_tensor(ys, DType::f32, 4), other = random_tensor(ys, DType::f32, 4);
+      all_weights_first(g, x.data<float>(), w.data<float>(), bias.data<float>(), add,
+                        one.data<float>());
+      by_groups(g, x.data<float>(), w.data<float>(), bias.data<float>(), add, other.data<float>());
+      EXPECT_TRUE(same_bits(one, other)) << c.x.str() << ", add " << add;
+    }
+  }
+}
+
+TEST_F(OpTest, ConvOfWidePlanesIsTheSameBothWays) {
+  expect_same_both_ways(side::geometry, side::wide_fits, side::winograd_forward,
+                        side::wide_forward);
+  if (ops::cpu_is_v4())
+    expect_same_both_ways(other_side::geometry, other_side::wide_fits, other_side::winograd_forward,
+                          other_side::wide_forward);
+}
+
+// The same across that border itself, in a frame that has its inputs transformed in two bands.
+TEST_F(OpTest, ConvOfASampleDoesNotDependOnALargeBatch) {
+  const Shape shape{2, 1, 78, 78, 344}, one{1, 1, 78, 78, 344};
+  const Conv conv = Conv::same(3);
+  ASSERT_FALSE(side::wide_fits(side::geometry(shape, shape, conv)));
+  ASSERT_TRUE(side::wide_fits(side::geometry(one, one, conv)));
+  const Tensor x = random_tensor(shape, DType::f32, 1),
+               w = random_tensor({344, 344, 3, 3}, DType::f32, 2);
+  Tensor together = Tensor::empty(shape, DType::f32), alone = poisoned(one);
+  ops::conv_forward(x, w, Tensor(), Tensor(), conv, together);
+  ops::conv_forward(x.slice(1, 2), w, Tensor(), Tensor(), conv, alone);
+  EXPECT_TRUE(same_bits(alone, together.slice(1, 2)));
+}
+
+// What is added to is added once, and last: to the bit, where our own transforms compute it.
+TEST_F(OpTest, WinogradAddsOnce) {
+  for (const Case& c : {of_planes, of_wide_planes, of_frame_pairs, of_channel_groups}) {
+    const Shape ys = c.conv.output(c.x, c.out), ws = weight_shape(c);
+    const Tensor x = random_tensor(c.x, DType::f32, 1), w = random_tensor(ws, DType::f32, 2),
+                 dy = random_tensor(ys, DType::f32, 3),
+                 bias = random_tensor({c.out}, DType::f32, 4);
+    Tensor none;
+    // of(to, accumulate) computes into `to`; `extra`, a row of values, is added before what is
+    // there.
+    const auto check = [&](const char* what, const Shape& shape, const float* extra, auto of) {
+      const Tensor there = random_tensor(shape, DType::f32, 5);
+      Tensor plain = poisoned(shape), added = random_tensor(shape, DType::f32, 5);
+      of(plain, false), of(added, true);
+      std::int64_t wrong = 0;
+      for (std::int64_t i = 0; i < shape.numel(); ++i) {
+        float wanted = plain.data<float>()[i];
+        if (extra != nullptr) wanted += extra[i % c.out];
+        wanted += there.data<float>()[i];
+        wrong += added.data<float>()[i] != wanted ? 1 : 0;
+      }
+      EXPECT_EQ(wrong, 0) << what << " of " << c.x.str();
+    };
+    check("forward", ys, bias.data<float>(), [&](Tensor& y, bool add) {
+      ops::conv_forward(x, w, add ? bias : none, add ? y : none, c.conv, y);
+    });
+    check("gradient of x", c.x, nullptr,
+          [&](Tensor& dx, bool add) { ops::conv_backward_input(dy, w, c.conv, dx, add); });
+    check("gradient of w", ws, nullptr,
+          [&](Tensor& dw, bool add) { ops::conv_backward_weight(x, dy, c.conv, dw, none, add); });
+  }
+}
+
+// Sets how many values a pass over a batch has, until its end.
+struct ValuesPerPass {
+  explicit ValuesPerPass(std::int64_t values) { set(values); }
+  ~ValuesPerPass() { set(before); }
+  void set(std::int64_t values) { side::values_per_pass = other_side::values_per_pass = values; }
+  std::int64_t before = side::values_per_pass;
+};
+
+// Large batches are computed in several passes, here of two samples, two and one. No sample's bits
+// depend on that; sums over the batch are those of the passes, one after the other.
+TEST_F(OpTest, ConvInPassesIsTheSame) {
+  const Case cases[] = {{{5, 1, 9, 7, 40}, 36, Conv::same(3), DType::bf16},
+                        {{5, 1, 9, 7, 40}, 36, Conv::strided(3, 2), DType::bf16},
+                        {{5, 2, 6, 5, 8}, 12, Conv::strided(3, 1, 1, 4), DType::bf16},
+                        {{5, 3, 9, 8, 16}, 9, Conv::volume(5), DType::bf16},
+                        {{5, 1, 33, 30, 128}, 112, Conv::same(3), DType::bf16},
+                        {{5, 1, 4, 5, 12}, 16, Conv::up(), DType::bf16},
+                        {{5, 1, 4, 5, 12}, 16, Conv::up(), DType::f32},
+                        {{5, 2, 3, 4, 16}, 12, Conv::volume_up(), DType::f32},
+                        // Too small for passes until it is enlarged.
+                        {{5, 1, 4, 5, 24}, 4, Conv::up(), DType::bf16}};
+  constexpr std::int64_t samples = 5, pass = 2;
+  for (const Case& c : cases) {
+    const Shape ys = c.conv.output(c.x, c.out), ws = weight_shape(c);
+    const Tensor x = random_tensor(c.x, c.dtype, 1), w = random_tensor(ws, c.dtype, 2, 0.1f),
+                 dy = random_tensor(ys, c.dtype, 3), bias = random_tensor({c.out}, DType::f32, 4);
+    struct Results {
+      Tensor y, dx, dw, db;
+      std::size_t peak;
+    };
+    const auto run = [&](std::int64_t values) {
+      const ValuesPerPass limit(values);
+      Results r{random_tensor(ys, c.dtype, 5), random_tensor(c.x, c.dtype, 6), poisoned(ws),
+                poisoned({c.out}), 0};
+      arena_->reset_peak();
+      const std::size_t used = arena_->used();
+      ops::conv_forward(x, w, bias, r.y, c.conv, r.y);
+      ops::conv_backward_input(dy, w, c.conv, r.dx, true);
+      r.peak = arena_->peak() - used;
+      ops::conv_backward_weight(x, dy, c.conv, r.dw, r.db, false);
+      return r;
+    };
+    const std::int64_t channels = c.conv.upsample ? std::max(c.x[4], c.out) : 0;
+    const std::int64_t largest = std::max({c.x.numel(), ys.numel(), ys.numel() / c.out * channels});
+    const Results whole = run(std::numeric_limits<std::int64_t>::max());
+    const Results passes = run(pass * largest / samples);
+    EXPECT_LT(passes.peak, whole.peak) << c.x.str() << ": in one pass";
+    EXPECT_TRUE(same_bits(passes.y, whole.y)) << c.x.str();
+    EXPECT_TRUE(same_bits(passes.dx, whole.dx)) << c.x.str();
+    EXPECT_LT(relative_error(to_values(passes.dw), to_values(whole.dw)), 3e-6) << c.x.str();
+    EXPECT_LT(relative_error(to_values(passes.db), to_values(whole.db)), 3e-6) << c.x.str();
+    Tensor by_hand = poisoned(ws), none;
+    for (std::int64_t n = 0; n < samples; n += pass) {
+      const std::int64_t end = std::min(n + pass, samples);
+      ops::conv_backward_weight(x.slice(n, end), dy.slice(n, end), c.conv, by_hand, none, n > 0);
+    }
+    EXPECT_TRUE(same_bits(passes.dw, by_hand)) << c.x.str();
+    // The plan knows of the passes.
+    const ValuesPerPass limit(pass * largest / samples);
+    const auto planning = Arena::planning();
+    EXPECT_EQ(peaks_of(c, *planning), peaks_of(c, *arena_)) << c.x.str();
+  }
+}
+
+// A batch without a sample: nothing to compute, and gradients of zero.
+TEST_F(OpTest, ConvOfNoSamples) {
+  const Case cases[] = {{{0, 1, 40, 40, 128}, 128, Conv::same(3)},
+                        {{0, 3, 16, 17, 72}, 72, Conv::volume(3)},
+                        {{0, 1, 6, 5, 4}, 6, Conv::up()},
+                        {{0, 1, 6, 5, 4}, 6, Conv::same(1)},
+                        {{0, 1, 6, 5, 4}, 4, Conv::strided(3, 1, 1, 4)},
+                        {{0, 1, 6, 5, 40}, 8, Conv::strided(3, 2), DType::bf16}};
+  for (const Case& c : cases) {
+    const Shape ys = c.conv.output(c.x, c.out), ws = weight_shape(c);
+    Tensor x = poisoned(c.x, c.dtype), y = poisoned(ys, c.dtype), dw = poisoned(ws),
+           db = poisoned({c.out});
+    const Tensor w = random_tensor(ws, c.dtype, 1), bias = random_tensor({c.out}, DType::f32, 2);
+    ops::conv_forward(x, w, bias, Tensor(), c.conv, y);
+    ops::conv_backward_input(y, w, c.conv, x, false);
+    ops::conv_backward_weight(x, y, c.conv, dw, db, false);
+    EXPECT_EQ(to_values(dw), Vec(static_cast<std::size_t>(ws.numel()))) << c.x.str();
+    EXPECT_EQ(to_values(db), Vec(static_cast<std::size_t>(c.out))) << c.x.str();
+    Tensor there = random_tensor(ws, DType::f32, 3), none;
+    const Tensor before = random_tensor(ws, DType::f32, 3);
+    ops::conv_backward_weight(x, y, c.conv, there, none, true);
+    EXPECT_TRUE(same_bits(there, before)) << c.x.str();
+    const auto planning = Arena::planning();
+    for (const std::size_t peak : peaks_of(c, *planning)) EXPECT_EQ(peak, 0u) << c.x.str();
+  }
+}
+
 // A sample's result is the same in a batch and alone, whatever computes it.
 TEST_F(OpTest, ConvOfASampleDoesNotDependOnTheBatch) {
-  const Case cases[] = {
-      {{2, 1, 33, 30, 128}, 112, Conv::same(3)}, {{2, 7, 16, 17, 72}, 36, Conv::volume(3)},
-      {{2, 8, 5, 5, 256}, 232, Conv::volume(3)}, {{2, 1, 15, 14, 352}, 368, Conv::same(3)},
-      {{2, 2, 33, 34, 36}, 3, Conv::volume(3)},  {{2, 3, 9, 12, 18}, 9, Conv::volume(7)},
-      {{2, 1, 9, 7, 70}, 3, Conv::same(3)},      {{2, 3, 5, 6, 72}, 30, Conv::volume_up()},
-      {{2, 1, 25, 19, 150}, 70, Conv::down()}};
+  const Case cases[] = {{{2, 1, 33, 30, 128}, 112, Conv::same(3)},
+                        {{2, 7, 16, 17, 72}, 36, Conv::volume(3)},
+                        {{2, 8, 5, 5, 256}, 232, Conv::volume(3)},
+                        {{2, 1, 15, 14, 352}, 368, Conv::same(3)},
+                        {{2, 2, 33, 34, 36}, 3, Conv::volume(3)},
+                        {{2, 3, 9, 12, 18}, 9, Conv::volume(7)},
+                        {{2, 1, 9, 7, 70}, 3, Conv::same(3)},
+                        {{2, 3, 5, 6, 72}, 30, Conv::volume_up()},
+                        {{2, 1, 25, 19, 150}, 70, Conv::down()},
+                        {{2, 1, 24, 30, 3}, 64, Conv::strided(3, 2)},
+                        {{2, 1, 9, 10, 64}, 64, Conv::strided(3, 1, 1, 16)}};
   for (const Case& c : cases) {
     const Shape ys = c.conv.output(c.x, c.out), ws = weight_shape(c);
     const Tensor x = to_tensor(random_values(c.x.numel(), 1), c.x, c.dtype);

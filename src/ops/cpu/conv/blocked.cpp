@@ -20,9 +20,9 @@ namespace {
 //
 #include "ops/cpu/conv/panel.h"
 
-// Input channels of a sum, and pixels of a block: the weights of a piece stay in the first-level
-// cache while the block's rows pass, the block's sums in the second.
-constexpr std::int64_t piece = 128, block_pixels = 256;
+// Input channels and pixels of a block: the weights of a block stay in the first-level cache while
+// its rows pass, its sums in the second.
+constexpr std::int64_t block_channels = 128, block_pixels = 256;
 
 std::int64_t whole_vectors(std::int64_t n) { return (n + W - 1) / W * W; }
 
@@ -39,23 +39,23 @@ void pack_weights(const Geometry& g, const float* w, float* to) {
       float* panel = to + first * taps * g.cin + v - first;
       for (std::int64_t c = i; c < std::min(i + channels, g.cin); ++c)
         for (std::int64_t k = 0; k < taps; k += W) {
-          alignas(64) float taken[W * W];
+          alignas(64) float gathered[W * W];
           const std::int64_t n = std::min<std::int64_t>(W, taps - k);
-          gather_lanes(w + v * g.cin * taps, g.cin * taps, lanes, c * taps + k, n, taken);
+          gather_lanes(w + v * g.cin * taps, g.cin * taps, lanes, c * taps + k, n, gathered);
           for (std::int64_t j = 0; j < n; ++j)
-            store(panel + ((k + j) * g.cin + c) * width, load(taken + j * W));
+            store(panel + ((k + j) * g.cin + c) * width, load(gathered + j * W));
         }
     }
 }
 
-// Of `size` results the range whose input, `apart` elements from one to the next and the first at
-// `first`, is among `inputs`.
+// Which of `size` results have their input inside: result i reads element first + i * stride of
+// `inputs`.
 struct Range {
   std::int64_t from, to;
 };
-Range inside(std::int64_t size, std::int64_t first, std::int64_t apart, std::int64_t inputs) {
-  const std::int64_t from = first < 0 ? (-first + apart - 1) / apart : 0;
-  const std::int64_t to = first < inputs ? (inputs - first + apart - 1) / apart : 0;
+Range inside(std::int64_t size, std::int64_t first, std::int64_t stride, std::int64_t inputs) {
+  const std::int64_t from = first < 0 ? (-first + stride - 1) / stride : 0;
+  const std::int64_t to = first < inputs ? (inputs - first + stride - 1) / stride : 0;
   return {from, std::min(size, to)};
 }
 
@@ -69,7 +69,7 @@ void sum_rows(const Geometry& g, const float* x, const float* weights, std::int6
         const std::int64_t left = c * g.dilation - g.left;
         const Range columns = inside(g.wo, left, g.stride, g.w);
         const float* tap = weights + ((a * g.kh + b) * g.kw + c) * g.cin * width;
-        for (std::int64_t i = 0; i < g.cin && columns.from < columns.to; i += piece)
+        for (std::int64_t i = 0; i < g.cin && columns.from < columns.to; i += block_channels)
           for (std::int64_t r = 0; r < rows; ++r) {
             const std::int64_t row = (first + r) % g.ho, frame = (first + r) / g.ho;
             const std::int64_t t = frame % g.to * g.stride_t + a - g.front,
@@ -77,7 +77,7 @@ void sum_rows(const Geometry& g, const float* x, const float* weights, std::int6
             if (t < 0 || t >= g.t || h < 0 || h >= g.h) continue;
             const std::int64_t pixel =
                 ((frame / g.to * g.t + t) * g.h + h) * g.w + left + columns.from * g.stride;
-            small_gemm(columns.to - columns.from, width, std::min(piece, g.cin - i),
+            small_gemm(columns.to - columns.from, width, std::min(block_channels, g.cin - i),
                        x + pixel * g.cin + i, g.stride * g.cin, 1, tap + i * width, width,
                        sums + (r * g.wo + columns.from) * width, width, true);
           }

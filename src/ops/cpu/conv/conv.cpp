@@ -18,16 +18,16 @@ namespace {
 
 Tensor rows(const Tensor& x) { return x.view({x.numel() / x.dim(-1), x.dim(-1)}); }
 
-// How many samples of a batch are copied and computed together: few, so that the copies stay in a
-// cache; as many as that allows, so that weights are transformed seldom. `values`: of a sample's
-// larger tensor.
+// How many of a batch's samples, at least one, are copied and computed together: few, so that the
+// copies stay in a cache; as many as that allows, so that weights are transformed seldom. Passes
+// are of one size, but for the last. `values`: of a sample's larger tensor.
 std::int64_t samples_per_pass(std::int64_t samples, std::int64_t values) {
-  const std::int64_t most = std::clamp<std::int64_t>((8 << 20) / values, 1, samples);
-  const std::int64_t times = (samples + most - 1) / most;
-  return (samples + times - 1) / times;
+  const std::int64_t limit = std::clamp<std::int64_t>(values_per_pass / values, 1, samples);
+  const std::int64_t passes = (samples + limit - 1) / limit;
+  return (samples + passes - 1) / passes;
 }
-// bf16 is converted so many samples at a time.
-std::int64_t at_once(const Tensor& x, const Tensor& y) {
+// bf16 is converted to f32 for so many samples at a time.
+std::int64_t samples_per_pass(const Tensor& x, const Tensor& y) {
   const std::int64_t n = x.dim(0);
   return x.dtype() == DType::f32 || n < 2 ? n
                                           : samples_per_pass(n, std::max(x.numel(), y.numel()) / n);
@@ -74,6 +74,8 @@ struct Result {
 };
 
 }  // namespace
+
+std::int64_t values_per_pass = 8 << 20;
 
 Geometry geometry(const Shape& x, const Shape& y, const Conv& c) {
   Geometry g{x[0],  x[1],     x[2],   x[3],    x[4],       y[4],     y[1],    y[2],
@@ -213,21 +215,21 @@ void plain_backward_weight(const Geometry& g, const float* x, const float* dy, f
 
 namespace {
 
-// A few samples of frames at twice their height and width, and the convolution over them.
+// The frames of a pass's samples at twice their height and width, and the convolution over them.
 struct Enlarged {
   explicit Enlarged(const Geometry& small)
       : g(small),
-        of_small(g.t * g.h * g.w * g.cin),
-        some(samples_per_pass(g.n, g.t * g.ho * g.wo * std::max(g.cin, g.cout))) {
-    pixels = floats(some * 4 * of_small);
+        sample(g.t * g.h * g.w * g.cin),
+        pass(samples_per_pass(g.n, g.t * g.ho * g.wo * std::max(g.cin, g.cout))) {
+    pixels = floats(pass * 4 * sample);
   }
   // Calls f(first sample, the convolution of it and the next ones).
   template <class F>
   void each(F&& f) const {
     Geometry large = g;
     large.h = g.ho, large.w = g.wo;
-    for (std::int64_t n = 0; n < g.n; n += some) {
-      large.n = std::min(some, g.n - n);
+    for (std::int64_t n = 0; n < g.n; n += pass) {
+      large.n = std::min(pass, g.n - n);
       f(n, large);
     }
   }
@@ -259,7 +261,7 @@ struct Enlarged {
       }
   }
   Geometry g;
-  std::int64_t of_small, some;  // values of a sample, samples
+  std::int64_t sample, pass;  // values of a sample of x, samples of a pass
   Tensor pixels;
 };
 
@@ -267,7 +269,7 @@ void upsample_forward(const Geometry& g, const float* x, const float* w, const f
                       bool add, float* y) {
   const Enlarged e(g);
   e.each([&](std::int64_t n, const Geometry& large) {
-    e.enlarge(x + n * e.of_small, large.n);
+    e.enlarge(x + n * e.sample, large.n);
     plain_forward(large, e.pixels.data<float>(), w, bias, add, y + n * (g.y_numel() / g.n));
   });
 }
@@ -277,7 +279,7 @@ void upsample_backward_input(const Geometry& g, const float* dy, const float* w,
   const Enlarged e(g);
   e.each([&](std::int64_t n, const Geometry& large) {
     plain_backward_input(large, dy + n * (g.y_numel() / g.n), w, e.pixels.data<float>(), false);
-    e.reduce(dx + n * e.of_small, large.n, add);
+    e.reduce(dx + n * e.sample, large.n, add);
   });
 }
 
@@ -285,7 +287,7 @@ void upsample_backward_weight(const Geometry& g, const float* x, const float* dy
                               bool accumulate) {
   const Enlarged e(g);
   e.each([&](std::int64_t n, const Geometry& large) {
-    e.enlarge(x + n * e.of_small, large.n);
+    e.enlarge(x + n * e.sample, large.n);
     plain_backward_weight(large, e.pixels.data<float>(), dy + n * (g.y_numel() / g.n), dw,
                           accumulate || n > 0);
   });
@@ -296,6 +298,7 @@ void upsample_backward_weight(const Geometry& g, const float* x, const float* dy
 void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
                   Conv conv, Tensor& y) {
   WEFT_ASSERT(y.shape() == conv.output(x.shape(), w.dim(0)));
+  if (y.numel() == 0) return;
   if (is_depthwise(x.shape(), w.dim(0), conv))
     return depthwise_forward(x, w, bias, residual, conv, y);
   if (is_linear(conv)) {
@@ -305,9 +308,9 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
                    residual.defined() ? rows(residual) : residual, out);
     return;
   }
-  if (const std::int64_t some = at_once(x, y), all = x.dim(0); some < all) {
-    for (std::int64_t n = 0; n < all; n += some) {
-      const std::int64_t end = std::min(n + some, all);
+  if (const std::int64_t pass = samples_per_pass(x, y), all = x.dim(0); pass < all) {
+    for (std::int64_t n = 0; n < all; n += pass) {
+      const std::int64_t end = std::min(n + pass, all);
       Tensor out = y.slice(n, end);
       conv_forward(x.slice(n, end), w, bias, residual.defined() ? residual.slice(n, end) : residual,
                    conv, out);
@@ -334,6 +337,7 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
 
 void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& dx,
                          bool accumulate) {
+  if (dx.numel() == 0) return;
   if (is_depthwise(dx.shape(), w.dim(0), conv))
     return depthwise_backward_input(dy, w, conv, dx, accumulate);
   if (is_linear(conv)) {
@@ -342,9 +346,9 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
     linear_backward_input(rows(dy), w.view({w.dim(0), w.dim(1)}), out, accumulate);
     return;
   }
-  if (const std::int64_t some = at_once(dx, dy), all = dx.dim(0); some < all) {
-    for (std::int64_t n = 0; n < all; n += some) {
-      const std::int64_t end = std::min(n + some, all);
+  if (const std::int64_t pass = samples_per_pass(dx, dy), all = dx.dim(0); pass < all) {
+    for (std::int64_t n = 0; n < all; n += pass) {
+      const std::int64_t end = std::min(n + pass, all);
       Tensor out = dx.slice(n, end);
       conv_backward_input(dy.slice(n, end), w, conv, out, accumulate);
     }
@@ -364,9 +368,9 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
 
 void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw, Tensor& dbias,
                           bool accumulate) {
-  if (is_linear(conv)) {
+  if (is_linear(conv) || x.numel() == 0) {  // of no samples: zeros, or nothing to add
     if (planning()) return;
-    Tensor d = dw.view({dw.dim(0), dw.dim(1)});
+    Tensor d = dw.view({dw.dim(0), dw.numel() / dw.dim(0)});
     linear_backward_weight(rows(dy), rows(x), d, dbias, accumulate);
     return;
   }
@@ -374,9 +378,9 @@ void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& 
     if (dbias.defined() && !planning()) bias_gradient(rows(dy), dbias, accumulate);
     return depthwise_backward_weight(x, dy, conv, dw, accumulate);
   }
-  if (const std::int64_t some = at_once(x, dy), all = x.dim(0); some < all) {
-    for (std::int64_t n = 0; n < all; n += some) {
-      const std::int64_t end = std::min(n + some, all);
+  if (const std::int64_t pass = samples_per_pass(x, dy), all = x.dim(0); pass < all) {
+    for (std::int64_t n = 0; n < all; n += pass) {
+      const std::int64_t end = std::min(n + pass, all);
       conv_backward_weight(x.slice(n, end), dy.slice(n, end), conv, dw, dbias, accumulate || n > 0);
     }
     return;

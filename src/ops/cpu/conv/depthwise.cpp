@@ -1,5 +1,5 @@
 // Depthwise convolutions: each channel has its own kernel, so vectors of channels are multiplied
-// and added, and memory is the limit. A result's pixel is the sum over those elements of the kernel
+// and added, and memory is the limit. A result's pixel is the sum over those taps of the kernel
 // whose source lies inside; forward and backward differ only in which those are, so both are one
 // loop over lists of them. The weights' gradient sums chunks of rows, whose number does not depend
 // on the threads.
@@ -17,16 +17,17 @@ WEFT_CPU_BEGIN
 namespace {
 #include "ops/cpu/simd.h"
 
-// An element of the kernel along one axis, and the line of the source that it meets.
-struct Meeting {
+// A tap of the kernel along one axis, and the line (row or column) of the source that it
+// multiplies.
+struct Tap {
   std::int64_t tap, from;
 };
-using Meetings = std::vector<std::vector<Meeting>>;  // for each line of the result
+using Taps = std::vector<std::vector<Tap>>;  // for each line of the result
 
-// Along one axis of y: y's line i sees x's line i * stride + tap * dilation - before.
-Meetings of_result(std::int64_t result, std::int64_t source, std::int64_t taps, const Conv& c,
-                   std::int64_t before) {
-  Meetings all(static_cast<std::size_t>(result));
+// Along one axis: y's line i reads x's line i * stride + tap * dilation - before.
+Taps of_result(std::int64_t result, std::int64_t source, std::int64_t taps, const Conv& c,
+               std::int64_t before) {
+  Taps all(static_cast<std::size_t>(result));
   for (std::int64_t i = 0; i < result; ++i)
     for (std::int64_t k = 0; k < taps; ++k)
       if (const std::int64_t at = i * c.stride + k * c.dilation - before; at >= 0 && at < source)
@@ -34,11 +35,11 @@ Meetings of_result(std::int64_t result, std::int64_t source, std::int64_t taps, 
   return all;
 }
 
-// The same, seen from x's lines.
-Meetings turned(const Meetings& of_y, std::int64_t lines) {
-  Meetings all(static_cast<std::size_t>(lines));
+// The same for each line of x: the taps by which y's lines read it.
+Taps transposed(const Taps& of_y, std::int64_t lines) {
+  Taps all(static_cast<std::size_t>(lines));
   for (std::size_t i = 0; i < of_y.size(); ++i)
-    for (const Meeting& m : of_y[i]) all[m.from].push_back({m.tap, static_cast<std::int64_t>(i)});
+    for (const Tap& m : of_y[i]) all[m.from].push_back({m.tap, static_cast<std::int64_t>(i)});
   return all;
 }
 
@@ -58,16 +59,16 @@ struct Sums {
   const T* added;     // of the result's shape (it may be the result), or null
   T* result;          // [frames][rows][columns][C]
   std::int64_t frames, source_rows, source_columns, C, kw;
-  Meetings rows, columns;
+  Taps rows, columns;
 };
 
 // A whole vector (n is W), or the first n lanes of one: known when compiled, for the loops below.
 template <bool whole, class T>
-vf take(const T* p, int n) {
+vf load_lanes(const T* p, int n) {
   return whole ? load(p) : load_part(p, n);
 }
 template <bool whole, class T>
-void put(T* p, vf v, int n) {
+void store_lanes(T* p, vf v, int n) {
   if constexpr (whole)
     store(p, v);
   else
@@ -90,24 +91,24 @@ constexpr std::int64_t channels_at_once = 256;
 
 // V vectors from channel c on of pixel j of a row of the result.
 template <int V, bool whole, class T>
-void sum_pixel(const Sums<T>& s, const T* frame, const std::vector<Meeting>& rows,
-               const std::vector<Meeting>& columns, std::int64_t pixel, std::int64_t c, int n) {
+void sum_pixel(const Sums<T>& s, const T* frame, const std::vector<Tap>& rows,
+               const std::vector<Tap>& columns, std::int64_t pixel, std::int64_t c, int n) {
   const std::int64_t at = pixel * s.C + c;
   vf sum[V];
   for (int v = 0; v < V; ++v) {
-    sum[v] = s.bias ? take<whole>(s.bias + c + v * W, n) : vf{};
-    if (s.added) sum[v] += take<whole>(s.added + at + v * W, n);
+    sum[v] = s.bias ? load_lanes<whole>(s.bias + c + v * W, n) : vf{};
+    if (s.added) sum[v] += load_lanes<whole>(s.added + at + v * W, n);
   }
-  for (const Meeting& r : rows) {
+  for (const Tap& r : rows) {
     const T* line = frame + r.from * s.source_columns * s.C + c;
     const float* weights = s.w + r.tap * s.kw * s.C + c;
-    for (const Meeting& m : columns)
+    for (const Tap& m : columns)
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v)
-        sum[v] += take<whole>(line + m.from * s.C + v * W, n) *
-                  take<whole>(weights + m.tap * s.C + v * W, n);
+        sum[v] += load_lanes<whole>(line + m.from * s.C + v * W, n) *
+                  load_lanes<whole>(weights + m.tap * s.C + v * W, n);
   }
-  for (int v = 0; v < V; ++v) put<whole>(s.result + at + v * W, sum[v], n);
+  for (int v = 0; v < V; ++v) store_lanes<whole>(s.result + at + v * W, sum[v], n);
 }
 
 template <class T>
@@ -131,9 +132,9 @@ void add_up(const Sums<T>& s) {
 }
 
 // Chunks of rows that sum the weights' gradient on their own.
-constexpr std::int64_t most_chunks = 32;
+constexpr std::int64_t max_chunks = 32;
 // Columns that are summed at a time, so that their rows stay in the first-level cache.
-constexpr std::int64_t piece = 32;
+constexpr std::int64_t columns_at_once = 32;
 
 // x and dy of the weights' gradient.
 template <class T>
@@ -154,20 +155,20 @@ void add_row(const Gradient<T>& g, std::int64_t frame, std::int64_t row, std::in
     if (h < 0 || h >= g.x_shape[2]) continue;
     const T* const x = g.x + (frame * g.x_shape[2] + h) * width * C + c;
     for (std::int64_t b = 0; b < g.conv.kw; ++b) {
-      // Column j of dy meets column j s + apart of x.
-      const std::int64_t apart = b * g.conv.dilation - g.conv.left;
-      const std::int64_t from = std::max(first, apart < 0 ? (-apart + s - 1) / s : 0);
+      // Column j of dy multiplies column j s + offset of x.
+      const std::int64_t offset = b * g.conv.dilation - g.conv.left;
+      const std::int64_t from = std::max(first, offset < 0 ? (-offset + s - 1) / s : 0);
       const std::int64_t to =
-          apart < width ? std::min(first + count, (width - 1 - apart) / s + 1) : from;
+          offset < width ? std::min(first + count, (width - 1 - offset) / s + 1) : from;
       float* at = sums + (a * g.conv.kw + b) * C + c;
       vf sum[V];
-      for (int v = 0; v < V; ++v) sum[v] = take<whole>(at + v * W, n);
+      for (int v = 0; v < V; ++v) sum[v] = load_lanes<whole>(at + v * W, n);
       for (std::int64_t j = from; j < to; ++j)
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v)
-          sum[v] +=
-              take<whole>(dy + j * C + v * W, n) * take<whole>(x + (j * s + apart) * C + v * W, n);
-      for (int v = 0; v < V; ++v) put<whole>(at + v * W, sum[v], n);
+          sum[v] += load_lanes<whole>(dy + j * C + v * W, n) *
+                    load_lanes<whole>(x + (j * s + offset) * C + v * W, n);
+      for (int v = 0; v < V; ++v) store_lanes<whole>(at + v * W, sum[v], n);
     }
   }
 }
@@ -204,8 +205,8 @@ void depthwise_backward_input(const Tensor& dy, const Tensor& w, const Conv& c, 
     taps_first(w.data<T>(), C, taps, weights.data<float>());
     add_up<T>({dy.data<T>(), weights.data<float>(), nullptr, accumulate ? dx.data<T>() : nullptr,
                dx.data<T>(), dy.dim(0) * dy.dim(1), dy.dim(2), dy.dim(3), C, c.kw,
-               turned(of_result(dy.dim(2), dx.dim(2), c.kh, c, c.top), dx.dim(2)),
-               turned(of_result(dy.dim(3), dx.dim(3), c.kw, c, c.left), dx.dim(3))});
+               transposed(of_result(dy.dim(2), dx.dim(2), c.kh, c, c.top), dx.dim(2)),
+               transposed(of_result(dy.dim(3), dx.dim(3), c.kw, c, c.left), dx.dim(3))});
   });
 }
 
@@ -213,7 +214,7 @@ void depthwise_backward_weight(const Tensor& x, const Tensor& dy, const Conv& c,
                                bool accumulate) {
   const std::int64_t C = x.dim(4), taps = c.kh * c.kw, columns = dy.dim(3);
   const std::int64_t rows = dy.dim(0) * dy.dim(1) * dy.dim(2);
-  const std::int64_t chunk = (rows + most_chunks - 1) / most_chunks;
+  const std::int64_t chunk = (rows + max_chunks - 1) / max_chunks;
   const std::int64_t chunks = (rows + chunk - 1) / chunk;
   const Tensor partial = floats(chunks * taps * C);
   if (planning()) return;
@@ -226,9 +227,9 @@ void depthwise_backward_weight(const Tensor& x, const Tensor& dy, const Conv& c,
       float* to = sums + k * taps * C;
       std::fill_n(to, taps * C, 0.0f);
       for (std::int64_t r = k * chunk; r < std::min(rows, (k + 1) * chunk); ++r)
-        for (std::int64_t j = 0; j < columns; j += piece) {
+        for (std::int64_t j = 0; j < columns; j += columns_at_once) {
           const std::int64_t frame = r / dy.dim(2), row = r % dy.dim(2),
-                             count = std::min(piece, columns - j);
+                             count = std::min(columns_at_once, columns - j);
           for_channels(C, [&]<int V, bool whole>(std::int64_t channel, int n) {
             add_row<V, whole>(g, frame, row, j, count, channel, n, to);
           });

@@ -38,13 +38,13 @@ Layout layout(const Geometry& g) {
   Layout l;
   l.bias = memory::desc({g.cout}, f32, tag::a);
   // oneDNN counts the elements that a dilated kernel leaves out.
-  const std::int64_t apart = g.dilation - 1;
+  const std::int64_t skipped = g.dilation - 1;
   Dims w{g.cout / g.groups, g.cin / g.groups, g.kh, g.kw};
   if (g.kt == 1 && g.stride_t == 1) {
     l.x = memory::desc({g.n * g.t, g.cin, g.h, g.w}, f32, tag::acdb);
     l.y = memory::desc({g.n * g.to, g.cout, g.ho, g.wo}, f32, tag::acdb);
     l.strides = {g.stride, g.stride};
-    l.dilations = {apart, apart};
+    l.dilations = {skipped, skipped};
     l.before = {g.top, g.left};
     l.after = {g.bottom, g.right};
   } else {
@@ -52,7 +52,7 @@ Layout layout(const Geometry& g) {
     l.x = memory::desc({g.n, g.cin, g.t, g.h, g.w}, f32, tag::acdeb);
     l.y = memory::desc({g.n, g.cout, g.to, g.ho, g.wo}, f32, tag::acdeb);
     l.strides = {g.stride_t, g.stride, g.stride};
-    l.dilations = {0, apart, apart};
+    l.dilations = {0, skipped, skipped};
     l.before = {g.front, g.top, g.left};
     l.after = {g.back, g.bottom, g.right};
   }

@@ -138,7 +138,7 @@ struct Plan {
 
 std::int64_t in_vectors(std::int64_t n) { return (n + W - 1) / W * W; }
 // An odd number of cache lines, so that points do not fall on few sets.
-std::int64_t apart(std::int64_t n) { return ((n + 15) / 16 | 1) * 16; }
+std::int64_t padded_point_stride(std::int64_t n) { return ((n + 15) / 16 | 1) * 16; }
 
 Plan plan(const Geometry& g) {
   Plan p;
@@ -151,9 +151,9 @@ Plan plan(const Geometry& g) {
   const std::int64_t each = ft_points * ((g.t + p.between) * p.ins + g.to * p.outs);
   const std::int64_t bands = (p.tiles * each + most_band - 1) / most_band;
   p.band = (p.tiles + bands - 1) / bands;
-  p.of_weights = apart(g.kt * p.ins * p.outs);
-  p.of_inputs = apart((p.band * (g.t + p.between) + p.between) * p.ins);
-  p.of_products = apart(p.band * g.to * p.outs);
+  p.of_weights = padded_point_stride(g.kt * p.ins * p.outs);
+  p.of_inputs = padded_point_stride((p.band * (g.t + p.between) + p.between) * p.ins);
+  p.of_products = padded_point_stride(p.band * g.to * p.outs);
   return p;
 }
 
@@ -185,10 +185,10 @@ void transform_weights(const Plan& p, const float* w, float* to) {
       }
 }
 
-struct Place {
+struct TileOrigin {
   std::int64_t sample, row, column;  // of a tile's first result
 };
-Place place(const Plan& p, std::int64_t tile) {
+TileOrigin tile_origin(const Plan& p, std::int64_t tile) {
   return {tile / (p.rows * p.columns), tile / p.columns % p.rows * p.tall,
           tile % p.columns * p.wide};
 }
@@ -196,7 +196,7 @@ Place place(const Plan& p, std::int64_t tile) {
 // Frame t of a tile into `to`, of the points [130][ins].
 void transform_input(const Plan& p, const float* x, std::int64_t tile, std::int64_t t, float* to) {
   const Geometry& g = p.g;
-  const Place q = place(p, tile);
+  const TileOrigin q = tile_origin(p, tile);
   const float* frame = x + (q.sample * g.t + t) * g.h * g.w * g.cin;
   const std::int64_t half = p.ins / 2;
   for (std::int64_t c = 0; c < half; c += W) {
@@ -221,7 +221,7 @@ void transform_input(const Plan& p, const float* x, std::int64_t tile, std::int6
 void transform_output(const Plan& p, const float* from, const float* bias, bool add,
                       std::int64_t tile, std::int64_t t, float* y) {
   const Geometry& g = p.g;
-  const Place q = place(p, tile);
+  const TileOrigin q = tile_origin(p, tile);
   const std::int64_t rows = std::min(p.tall, g.ho - q.row),
                      columns = std::min(p.wide, g.wo - q.column), half = p.outs / 2;
   float* to = y + (((q.sample * g.to + t) * g.ho + q.row) * g.wo + q.column) * g.cout;

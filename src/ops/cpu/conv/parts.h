@@ -23,6 +23,13 @@ struct Geometry {
 };
 
 Geometry geometry(const Shape& x, const Shape& y, const Conv& c);
+
+// A batch is computed in passes of as many samples as have so many values together in their larger
+// tensor: those in bf16, which are converted to f32, and upsampled ones, which are enlarged. Sums
+// over a batch (the weights' gradient) are added up pass by pass; all else is the same in any
+// number of passes. A variable, so that tests may set less.
+extern std::int64_t values_per_pass;
+
 // The forward with flipped weights that makes the gradient of x, where there is one.
 std::optional<Geometry> flipped_geometry(const Geometry& g);
 // 1x1 kernels of stride 1 are matrix products.
@@ -47,7 +54,8 @@ bool volume_fits(const Geometry& g);
 void volume_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                     float* y);
 // Planes of so many channels that their transformed weights would not stay in a cache
-// (winograd_volume.cpp): winograd_forward hands them on.
+// (winograd_volume.cpp): winograd_forward calls this for them, in small batches. The bits of a
+// sample are the same either way.
 bool wide_fits(const Geometry& g);
 void wide_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                   float* y);
