@@ -356,6 +356,8 @@ int run_program(int argc, char** argv, const Program& program) {
   disable_forbidden_reads();
   int provided = 0, rank = 0, size = 1;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+  // MPICH takes it for news of failed ranks. Here it is a request to stop.
+  std::signal(SIGUSR1, SIG_DFL);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   log::set_rank(rank, size);
