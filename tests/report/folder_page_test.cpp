@@ -63,7 +63,9 @@ TEST_F(FolderPage, HasARowForEachJobWithItsPage) {
   picture("runs/b/clip.png");
   status("runs/b/status.json", "generate", "failed", {"slow <disk>", "hot"});
   write("runs/b/generated.jsonl",
-        seal_json(R"({"name":"clip","file":"clip.png","key":"k","rank":0})") + "\n");
+        seal_json(
+            R"({"name":"clip","file":"clip.png","key":"k","rank":0,"bytes":1,"file_xxh3":"0"})") +
+            "\n");
   status("runs/c/latents.h5.status.json", "encode", "finished");
   const std::string html = make();
   EXPECT_THAT(html,
