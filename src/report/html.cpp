@@ -253,8 +253,11 @@ std::string seconds_text(double s) {
   if (s < 1e-3) return fmt::format("{:.0f} µs", s * 1e6);
   if (s < 1) return fmt::format("{:.{}f} ms", s * 1e3, s < 0.1 ? 1 : 0);
   if (s < 120) return fmt::format("{:.{}f} s", s, s < 10 ? 2 : 1);
-  if (s < 7200) return fmt::format("{:.0f} min {:02.0f} s", std::floor(s / 60), std::fmod(s, 60));
-  return fmt::format("{:.0f} h {:02.0f} min", std::floor(s / 3600), std::fmod(s / 60, 60));
+  // Rounded before it is divided: never "3 min 60 s".
+  const bool hours = s >= 7200;
+  const double all = std::round(hours ? s / 60 : s);
+  return fmt::format("{:.0f} {} {:02.0f} {}", std::floor(all / 60), hours ? "h" : "min",
+                     std::fmod(all, 60), hours ? "min" : "s");
 }
 std::string rate_text(double rate) {
   return rate < 100 || !std::isfinite(rate) ? fmt::format("{:.3g}", rate)
