@@ -170,16 +170,19 @@ std::string row_of(const JobRow& r, double now) {
   std::string pictures;
   for (const std::string& png : r.pictures)
     pictures += fmt::format("<img alt=\"\" src=\"data:image/png;base64,{}\">", base64(png));
-  const double quiet = std::max(0.0, now - s.updated);
+  const std::string heard = s.state == "running"
+                                ? duration_text(std::max(0.0, now - s.updated)) + " ago"
+                                : time_text(s.updated);
   return "<tr>" + name_cell(r) + state_cell(s, r.fault) +
          cell(fmt::format("{:.6g}", std::isfinite(share) ? share : 0), done) +
          cell(r.loss, loss_text(r.loss)) + "<td>" + sparkline(r.losses, color_of(0)) + "</td>" +
-         cell(r.held_out, loss_text(r.held_out)) + cell(r.seconds, seconds_text(r.seconds)) +
-         cell(fmt::format("{}", s.ranks), fmt::format("{}", s.ranks)) +
+         cell(r.held_out, loss_text(r.held_out)) + "<td>" + pictures + "</td>" +
+         cell(r.seconds, seconds_text(r.seconds)) +
          cell(r.job.checkpoint, escape(r.job.checkpoint)) +
          cell(fmt::format("{:.0f}", s.updated),
-              escape(s.state == "running" ? duration_text(quiet) + " ago" : time_text(s.updated))) +
-         warnings_cell(s.warnings) + "<td class=\"pictures\">" + pictures + "</td></tr>\n";
+              "<span class=\"when\">" + escape(heard) + "</span>") +
+         cell(fmt::format("{}", s.ranks), fmt::format("{}", s.ranks)) + warnings_cell(s.warnings) +
+         "</tr>\n";
 }
 
 // In the order in which a reader looks for them.
@@ -219,10 +222,18 @@ std::string folder_page(const fs::path& folder, std::span<const JobRow> rows, do
     const char* title;
     bool sorts = true;
   };
-  constexpr Column columns[] = {{"job"},           {"state"},        {"done"},
-                                {"loss"},          {"curve", false}, {"held-out loss"},
-                                {"time per item"}, {"ranks"},        {"checkpoint"},
-                                {"last heard"},    {"warnings"},     {"newest samples", false}};
+  constexpr Column columns[] = {{"job"},
+                                {"state"},
+                                {"done"},
+                                {"loss"},
+                                {"curve", false},
+                                {"held out"},
+                                {"newest samples", false},
+                                {"per item"},
+                                {"checkpoint"},
+                                {"last heard"},
+                                {"ranks"},
+                                {"warnings"}};
   std::string head;
   for (const Column& c : columns)
     head += c.sorts ? fmt::format("<th><button>{}</button></th>", c.title)

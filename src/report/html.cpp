@@ -103,7 +103,9 @@ a { color:var(--link); }
 .meter i { display:block; height:100%; }
 figcaption { color:var(--soft); font-size:12.5px; margin-top:4px; overflow-wrap:anywhere; }
 footer { color:var(--soft); font-size:12.5px; }
+main:has(.jobs) { max-width:1500px; }
 .jobs td, .jobs th { padding:6px 12px 6px 0; white-space:nowrap; }
+.jobs .when { display:block; width:min-content; white-space:normal; }
 .jobs button { font:inherit; color:inherit; background:none; border:0; padding:0; cursor:pointer; }
 .jobs [aria-sort=ascending] button::after { content:" \25B2"; }
 .jobs [aria-sort=descending] button::after { content:" \25BC"; }
@@ -122,9 +124,11 @@ footer { color:var(--soft); font-size:12.5px; }
 @media (max-width:700px) { .broad { display:none; } .narrow { display:block; max-width:520px; } }
 @media (max-width:560px) { main { padding:16px 10px; } section { padding:12px 12px 10px; }
   .tiles { grid-template-columns:repeat(auto-fit,minmax(120px,1fr)); gap:8px; }
-  .bars { grid-template-columns:minmax(0,1fr); gap:2px; } .bars > span:nth-of-type(2n) { margin-bottom:8px; }
-  /* Pictures of several parts are pushed sideways, in their own box. */
-  figure.wide { overflow-x:auto; } figure.wide img { min-width:640px; }
+  /* A bar's name and text share the line above it. */
+  .bars { grid-template-columns:auto minmax(0,1fr); grid-auto-flow:row dense; gap:2px 10px; }
+  .bars > span:nth-of-type(odd) { grid-column:1; }
+  .bars > span:nth-of-type(even) { grid-column:2; text-align:right; }
+  .bars > .track { grid-column:1/-1; margin-bottom:6px; } .bars .bar { height:14px; }
   .from { grid-template-columns:repeat(auto-fill,minmax(150px,1fr)); gap:8px; } }
 @media print { body { background:#fff; color:#000; } section, .tile { break-inside:avoid; } }
 )css";
@@ -249,8 +253,11 @@ std::string seconds_text(double s) {
   if (s < 1e-3) return fmt::format("{:.0f} µs", s * 1e6);
   if (s < 1) return fmt::format("{:.{}f} ms", s * 1e3, s < 0.1 ? 1 : 0);
   if (s < 120) return fmt::format("{:.{}f} s", s, s < 10 ? 2 : 1);
-  if (s < 7200) return fmt::format("{:.0f} min {:02.0f} s", std::floor(s / 60), std::fmod(s, 60));
-  return fmt::format("{:.0f} h {:02.0f} min", std::floor(s / 3600), std::fmod(s / 60, 60));
+  // Rounded before it is divided: never "3 min 60 s".
+  const bool hours = s >= 7200;
+  const double all = std::round(hours ? s / 60 : s);
+  return fmt::format("{:.0f} {} {:02.0f} {}", std::floor(all / 60), hours ? "h" : "min",
+                     std::fmod(all, 60), hours ? "min" : "s");
 }
 std::string rate_text(double rate) {
   return rate < 100 || !std::isfinite(rate) ? fmt::format("{:.3g}", rate)

@@ -63,7 +63,9 @@ TEST_F(FolderPage, HasARowForEachJobWithItsPage) {
   picture("runs/b/clip.png");
   status("runs/b/status.json", "generate", "failed", {"slow <disk>", "hot"});
   write("runs/b/generated.jsonl",
-        seal_json(R"({"name":"clip","file":"clip.png","key":"k","rank":0})") + "\n");
+        seal_json(
+            R"({"name":"clip","file":"clip.png","key":"k","rank":0,"bytes":1,"file_xxh3":"0"})") +
+            "\n");
   status("runs/c/latents.h5.status.json", "encode", "finished");
   const std::string html = make();
   EXPECT_THAT(html,
@@ -88,7 +90,7 @@ TEST_F(FolderPage, HasARowForEachJobWithItsPage) {
   EXPECT_EQ(pictures, 2u) << "of a the newest samples alone, and b's";
   EXPECT_LT(html.size(), 32u << 10) << "small pictures, not the files";
   EXPECT_THAT(read("runs/a/report.html"), HasSubstr("<h2>Loss</h2>"));
-  EXPECT_THAT(read("runs/b/report.html"), HasSubstr("clip.png"));
+  EXPECT_THAT(read("runs/b/report.html"), HasSubstr("<img alt=\"clip\""));
   for (const char* outside : {"src=\"http", "src=\"/", "<link", "@import", "url("})
     EXPECT_THAT(html, Not(HasSubstr(outside)));
   EXPECT_FALSE(fs::exists(dir_ / "runs/.thumbnail.png"));

@@ -475,6 +475,9 @@ TEST(ReportPlot, NumbersReadWell) {
   EXPECT_EQ(short_number(-20000), "-20,000");
   EXPECT_EQ(short_number(0.012345), "0.01235");
   EXPECT_EQ(short_number(NAN), "-");
+  EXPECT_EQ(seconds_text(239.7), "4 min 00 s");
+  EXPECT_EQ(seconds_text(7230), "2 h 01 min");
+  EXPECT_EQ(seconds_text(10799), "3 h 00 min");
 }
 
 TEST(Base64, KnownAnswersOfRfc4648) {
