@@ -88,7 +88,7 @@ class EasyBuild(unittest.TestCase):
                 for checksum in said["checksums"]:
                     self.assertRegex(checksum or "0" * 64, "^[0-9a-f]{64}$")
         weft = files[EASYCONFIG]
-        for needed in ("oneDNN", "gumbo-parser", "polyclipping"):  # which EasyBuild lacks
+        for needed in ("oneDNN", "gumbo-parser", "polyclipping", "fmt"):  # which EasyBuild lacks in this version
             self.assertIn((needed, weft_version(weft, needed)), {(f["name"], f["version"]) for f in files.values()})
 
     def test_every_library_of_the_list(self):

@@ -48,7 +48,7 @@ class Weft(CMakePackage, CudaPackage):
     depends_on("tomlplusplus@3:")
     depends_on("cli11@2:")
     depends_on("nlohmann-json@3.10:")
-    depends_on("fmt@9:")
+    depends_on("fmt@9:10")
     depends_on("ffmpeg@5: +libx264", type=("build", "link", "run"))
     depends_on("libjpeg-turbo")
     depends_on("libpng@1.6:")
