@@ -173,11 +173,13 @@ std::vector<int> codes_of_all(int mine, const Site& site, MPI_Comm comm) {
   MPI_Request request;
   MPI_Iallgather(&mine, 1, MPI_INT, codes.data(), 1, MPI_INT, comm, &request);
   const double start = now_seconds();
+  // A rank that hangs never ends, and its watchdog ends it soon. Of several such ranks one tells.
+  const double wait =
+      (mine == static_cast<int>(Exit::hang) ? 0 : patience) + (site.rank == 0 ? 0 : 2);
   for (int done = 0;;) {
     MPI_Test(&request, &done, MPI_STATUS_IGNORE);
     if (done != 0) return codes;
-    // Of several such ranks one tells.
-    if (mine != 0 && now_seconds() - start > patience + (site.rank == 0 ? 0 : 2)) return {};
+    if (mine != 0 && now_seconds() - start > wait) return {};
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
