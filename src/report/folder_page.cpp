@@ -173,7 +173,7 @@ std::string row_of(const JobRow& r, double now) {
   const std::string heard = s.state == "running"
                                 ? duration_text(std::max(0.0, now - s.updated)) + " ago"
                                 : time_text(s.updated);
-  return "<tr>" + name_cell(r) + state_cell(s, r.fault) +
+  return "<tr>" + name_cell(r) + state_cell(s, r.fault) + warnings_cell(s.warnings) +
          cell(fmt::format("{:.6g}", std::isfinite(share) ? share : 0), done) +
          cell(r.loss, loss_text(r.loss)) + "<td>" + sparkline(r.losses, color_of(0)) + "</td>" +
          cell(r.held_out, loss_text(r.held_out)) + "<td>" + pictures + "</td>" +
@@ -181,8 +181,7 @@ std::string row_of(const JobRow& r, double now) {
          cell(r.job.checkpoint, escape(r.job.checkpoint)) +
          cell(fmt::format("{:.0f}", s.updated),
               "<span class=\"when\">" + escape(heard) + "</span>") +
-         cell(fmt::format("{}", s.ranks), fmt::format("{}", s.ranks)) + warnings_cell(s.warnings) +
-         "</tr>\n";
+         cell(fmt::format("{}", s.ranks), fmt::format("{}", s.ranks)) + "</tr>\n";
 }
 
 // In the order in which a reader looks for them.
@@ -222,18 +221,10 @@ std::string folder_page(const fs::path& folder, std::span<const JobRow> rows, do
     const char* title;
     bool sorts = true;
   };
-  constexpr Column columns[] = {{"job"},
-                                {"state"},
-                                {"done"},
-                                {"loss"},
-                                {"curve", false},
-                                {"held out"},
-                                {"newest samples", false},
-                                {"per item"},
-                                {"checkpoint"},
-                                {"last heard"},
-                                {"ranks"},
-                                {"warnings"}};
+  constexpr Column columns[] = {
+      {"job"},      {"state"},        {"warnings"},   {"done"},
+      {"loss"},     {"curve", false}, {"held out"},   {"newest samples", false},
+      {"per item"}, {"checkpoint"},   {"last heard"}, {"ranks"}};
   std::string head;
   for (const Column& c : columns)
     head += c.sorts ? fmt::format("<th><button>{}</button></th>", c.title)

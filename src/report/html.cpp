@@ -105,7 +105,7 @@ figcaption { color:var(--soft); font-size:12.5px; margin-top:4px; overflow-wrap:
 footer { color:var(--soft); font-size:12.5px; }
 main:has(.jobs) { max-width:1500px; }
 .jobs td, .jobs th { padding:6px 12px 6px 0; white-space:nowrap; }
-.jobs .when { display:block; width:min-content; white-space:normal; }
+.jobs .when { display:block; width:86px; white-space:normal; }
 .jobs button { font:inherit; color:inherit; background:none; border:0; padding:0; cursor:pointer; }
 .jobs [aria-sort=ascending] button::after { content:" \25B2"; }
 .jobs [aria-sort=descending] button::after { content:" \25BC"; }
@@ -115,7 +115,7 @@ main:has(.jobs) { max-width:1500px; }
 .jobs .meter { width:110px; }
 .jobs ul { margin:4px 0 0; padding-left:16px; white-space:normal; min-width:240px; }
 .jobs summary { font-weight:inherit; padding:0; }
-.jobs img { height:54px; border-radius:4px; margin-right:6px; }
+.jobs img { height:44px; border-radius:4px; margin-right:6px; }
 .jobs tr > :first-child { position:sticky; left:0; background:var(--paper); white-space:normal; min-width:120px; }
 #value { position:absolute; pointer-events:none; display:none; background:var(--paper); border:1px solid var(--axis);
   border-radius:7px; padding:6px 10px; font-size:12.5px; box-shadow:0 2px 8px var(--shade); white-space:nowrap;
