@@ -10,11 +10,11 @@
 //                   10 ms apart
 //   held_writes=UNTIL:PART  each pwrite of a file with PART in its path waits until a file UNTIL
 //                   exists
-//   held_names=UNTIL:PART   a rank's calls that slow_names (below) slows down, of what has PART in
-//                   its path, wait until a file UNTIL exists
 //   slow_names=MICROSECONDS:PART    open, opendir, rename, faccessat and fdatasync of what has PART
 //                                   in its path take that much longer, half of it before and half
 //                                   behind, as over a network
+//   held_names=UNTIL:PART   the same calls of a rank, of what has PART in its path, wait until a
+//                   file UNTIL exists
 //   no_locks=REASON  locks of files answer with this errno, as on NFS or Lustre without them: 37
 //                    for ENOLCK, 95 for EOPNOTSUPP
 //   wall_clock=SECONDS:EVERY:LOG:FILE   once FILE exists, a rank's wall clock jumps by SECONDS each
