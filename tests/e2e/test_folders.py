@@ -1,12 +1,10 @@
 """Folders of results: one job at a time, a folder that goes away, names and links that are in them already, stale results, file
 systems without locks."""
 
-import contextlib
 import csv
 import json
 import os
 import shutil
-import signal
 import unittest
 
 from harness import WeftTest, make_video
@@ -24,7 +22,6 @@ asf = false
 weights = "random:3"
 side = 64
 """
-SLOW = "slow_names=300000:in/"  # each picture takes so many microseconds longer to open
 
 
 class Folders(WeftTest):
@@ -43,17 +40,17 @@ class Folders(WeftTest):
         return self.weft("segment", "seg.toml", "segment.inputs=['in']", "segment.output=out", *options, ranks=ranks,
                          expect=expect, **more)
 
-    def begin(self, ranks=1):
-        """A job that is at work."""
-        job = self.start("segment", "seg.toml", "segment.inputs=['in']", "segment.output=out", ranks=ranks, shim=SLOW)
+    def begin(self, last, ranks=1):
+        """A job that is at work, and waits with picture `last` until release()."""
+        self.go = self.dir / "go"
+        self.go.unlink(missing_ok=True)
+        job = self.start("segment", "seg.toml", "segment.inputs=['in']", "segment.output=out", ranks=ranks,
+                         shim=f"held_names={self.go}:in/{last}")
         self.until(job, lambda: list((self.dir / "out").glob("segment.rank*.jsonl")))
         return job
 
-    def pause(self, job, sign):
-        """To all of its processes: a rank's child may read files while the rank is stopped."""
-        for process in job.members():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, sign)
+    def release(self):
+        self.go.touch()
 
     def made(self):
         lines = (self.dir / "out/segment.jsonl").read_text().splitlines()
@@ -63,18 +60,17 @@ class Folders(WeftTest):
 class Owner(Folders):
     def test_a_second_job_is_refused_and_told_who_is_there(self):
         self.pictures([f"{i}.png" for i in range(12)])
-        first = self.begin(ranks=2)
-        self.pause(first, signal.SIGSTOP)  # however slow this machine is
+        first = self.begin("9.png", ranks=2)
         second = self.segment(ranks=2, expect=None)
         self.refused(second, 4, "output folder out is in use by another job: host ", " process ", "segment.output")
-        self.pause(first, signal.SIGCONT)
+        self.release()
         self.assertEqual(first.wait(), 0, first.err)
         self.assertEqual(len(self.made()), 12)
         self.assertFalse((self.dir / "out/.lock").exists())
 
     def test_what_a_killed_job_has_locked_is_taken_over(self):
         self.pictures([f"{i}.png" for i in range(12)])
-        first = self.begin()
+        first = self.begin("9.png")
         first.kill()
         first.wait()
         self.assertTrue((self.dir / "out/.lock").exists())
@@ -86,16 +82,11 @@ class Owner(Folders):
         make_video(self.dir / "a.mp4", "testsrc2=duration=1:size=64x64:rate=10")
         options = ("ingest", "deck.toml", "ingest.inputs=a.mp4", "ingest.output=c.h5", "ingest.frames=[3]",
                    "ingest.height=32", "ingest.width=32")
-        for _ in range(5):  # where the machine stood still, the first may have ended before it was stopped
-            first = self.start(*options, ranks=1, shim="slow_names=6000000:a.mp4")
-            self.until(first, (self.dir / "c.h5.lock").exists)
-            self.pause(first, signal.SIGSTOP)
-            if (self.dir / "c.h5.lock").exists():
-                break
-            self.pause(first, signal.SIGCONT)
-            first.wait()
+        self.go, lock = self.dir / "go", self.dir / "c.h5.lock"
+        first = self.start(*options, ranks=1, shim=f"held_writes={self.go}:c.h5.tmp")
+        self.until(first, lambda: lock.exists() and lock.read_text())  # the holder is written when the lock is held
         self.refused(self.weft(*options, ranks=1, expect=None), 4, "store c.h5 is in use by another job: host ")
-        self.pause(first, signal.SIGCONT)
+        self.release()
         self.assertEqual(first.wait(), 0, first.err)
 
 
@@ -103,11 +94,12 @@ class GoneUnderWay(Folders):
     def test_it_ends_the_job(self):
         self.pictures([f"{i:02d}.png" for i in range(40)])
         for attack in ("renamed", "removed"):
-            job = self.begin(ranks=2)
+            job = self.begin("39.png", ranks=2)
             if attack == "renamed":
                 (self.dir / "out").rename(self.dir / "elsewhere")
             else:
                 shutil.rmtree(self.dir / "out", ignore_errors=True)
+            self.release()
             self.assertEqual(job.wait(60), 3, f"{attack}\n{job.err}")
             self.assertIn("is gone: the folder was removed or renamed while the job ran", job.err)
             self.assert_gone(job)
@@ -209,11 +201,10 @@ class WithoutLocks(Folders):
 
     def test_a_job_of_this_host_is_still_noticed(self):
         self.pictures([f"{i}.png" for i in range(12)])
-        first = self.begin()
-        self.pause(first, signal.SIGSTOP)
+        first = self.begin("9.png")
         second = self.segment(expect=None, shim="no_locks=37")
         self.refused(second, 4, "is in use by another job", "if that process is no weft")
-        self.pause(first, signal.SIGCONT)
+        self.release()
         self.assertEqual(first.wait(), 0, first.err)
 
 

@@ -15,6 +15,8 @@
 //   slow_names=MICROSECONDS:PART    open, opendir, rename, faccessat and fdatasync of what has PART
 //                                   in its path take that much longer, half of it before and half
 //                                   behind, as over a network
+//   held_names=UNTIL:PART   the same calls of a rank, of what has PART in its path, wait until a
+//                   file UNTIL exists
 //   no_locks=REASON  locks of files answer with this errno, as on NFS or Lustre without them: 37
 //                    for ENOLCK, 95 for EOPNOTSUPP
 //   wall_clock=SECONDS:EVERY:LOG:FILE   once FILE exists, a rank's wall clock jumps by SECONDS each
@@ -87,11 +89,17 @@ void pause_for(long milliseconds) {
   nanosleep(&pause, nullptr);
 }
 
+void wait_for_file(const std::string& path) {
+  while (access(path.c_str(), F_OK) != 0) pause_for(10);
+}
+
 // A network's way to a file server and back, around a call on a name.
 class Trip {
  public:
   explicit Trip(const std::string& path) {
-    static const std::vector<std::string> slow = wish("slow_names");
+    static const std::vector<std::string> slow = wish("slow_names"), held = wish("held_names");
+    if (is_rank && held.size() == 2 && path.find(held[1]) != std::string::npos)
+      wait_for_file(held[0]);
     if (is_rank && slow.size() == 2 && path.find(slow[1]) != std::string::npos)
       half_ = std::stol(slow[0]) / 2;
     wait();
@@ -146,7 +154,7 @@ void delay_read(int fd, size_t bytes) {
 void hold_write(int fd) {
   static const std::vector<std::string> held = wish("held_writes");
   if (held.size() != 2 || path_of(fd).find(held[1]) == std::string::npos) return;
-  while (access(held[0].c_str(), F_OK) != 0) pause_for(10);
+  wait_for_file(held[0]);
 }
 
 // Seconds that this rank's clock on the wall is wrong by now: what an administrator or NTP may do
