@@ -238,10 +238,10 @@ void write_mp4(const std::string& path, const ClipView& clip, double fps) {
 
 namespace {
 
-// Rows of `row` bytes, one behind the other at `pixels`.
-void encode_png(const std::string& path, std::int64_t height, std::int64_t width,
-                AVPixelFormat format, const std::uint8_t* pixels, std::int64_t row,
-                std::span<const Rgb> palette) {
+// Rows of `row` bytes, one behind the other at `pixels`. `path` is for errors.
+ff::Ptr<AVPacket> encode_png(const std::string& path, std::int64_t height, std::int64_t width,
+                             AVPixelFormat format, const std::uint8_t* pixels, std::int64_t row,
+                             std::span<const Rgb> palette) {
   ff::quiet();
   const AVCodec* codec = avcodec_find_encoder(AV_CODEC_ID_PNG);
   WEFT_CHECK(codec != nullptr, Exit::data, "install FFmpeg with zlib",
@@ -265,10 +265,13 @@ void encode_png(const std::string& path, std::int64_t height, std::int64_t width
     const std::uint32_t argb = 0xff000000u | c.r << 16 | c.g << 8 | c.b;
     std::memcpy(frame->data[1] + 4 * i, &argb, 4);
   }
-  const ff::Ptr<AVPacket> packet(av_packet_alloc());
+  ff::Ptr<AVPacket> packet(av_packet_alloc());
   check(path, avcodec_send_frame(encoder.get(), frame.get()));
   check(path, avcodec_receive_packet(encoder.get(), packet.get()));
+  return packet;
+}
 
+void write_packet(const std::string& path, const ff::Ptr<AVPacket>& packet) {
   std::remove(path.c_str());  // a link in its place leads elsewhere
   std::FILE* file = std::fopen(path.c_str(), "wbx");
   if (file == nullptr) fail(path, AVERROR(errno));
@@ -288,7 +291,14 @@ void encode_png(const std::string& path, std::int64_t height, std::int64_t width
 void write_png(const std::string& path, std::int64_t height, std::int64_t width,
                std::span<const std::uint8_t> rgb) {
   WEFT_ASSERT(rgb.size() == static_cast<std::size_t>(height * width * 3) && !rgb.empty());
-  encode_png(path, height, width, AV_PIX_FMT_RGB24, rgb.data(), 3 * width, {});
+  write_packet(path, encode_png(path, height, width, AV_PIX_FMT_RGB24, rgb.data(), 3 * width, {}));
+}
+
+std::string png_bytes(std::int64_t height, std::int64_t width, std::span<const std::uint8_t> rgb) {
+  WEFT_ASSERT(rgb.size() == static_cast<std::size_t>(height * width * 3) && !rgb.empty());
+  const ff::Ptr<AVPacket> packet =
+      encode_png("a PNG image", height, width, AV_PIX_FMT_RGB24, rgb.data(), 3 * width, {});
+  return {packet->data, packet->data + packet->size};
 }
 
 void write_palette_png(const std::string& path, std::int64_t height, std::int64_t width,
@@ -298,7 +308,7 @@ void write_palette_png(const std::string& path, std::int64_t height, std::int64_
   // FFmpeg's palette has 256 entries: those left over are opaque black.
   std::vector<Rgb> all(palette.begin(), palette.end());
   all.resize(256);
-  encode_png(path, height, width, AV_PIX_FMT_PAL8, indices.data(), width, all);
+  write_packet(path, encode_png(path, height, width, AV_PIX_FMT_PAL8, indices.data(), width, all));
 }
 
 namespace {

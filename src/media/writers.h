@@ -63,6 +63,8 @@ void write_mp4(const std::string& path, const ClipView& clip, double fps);
 // `rgb` is [height, width, 3]. Throws Exit::data.
 void write_png(const std::string& path, std::int64_t height, std::int64_t width,
                std::span<const std::uint8_t> rgb);
+// The content of that file.
+std::string png_bytes(std::int64_t height, std::int64_t width, std::span<const std::uint8_t> rgb);
 
 struct Rgb {
   std::uint8_t r = 0, g = 0, b = 0;

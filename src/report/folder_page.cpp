@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <system_error>
 
 #include "core/error.h"
-#include "core/file.h"
 #include "core/log.h"
 #include "media/resize.h"
 #include "media/video_reader.h"
@@ -33,12 +33,11 @@ constexpr std::size_t most_thumbnail_bytes = 32u << 20;               // of all 
 constexpr std::int64_t thumbnail_height = 72, thumbnail_width = 144;  // pixels, at most
 constexpr std::size_t spark_points = 60;
 
-// The first frame, small, as a PNG file; "" for what cannot be read. `scratch`: a file that may be
-// written. Links are not followed: the page may be passed on.
-std::string thumbnail(const fs::path& file, const fs::path& scratch) {
+// The first frame, small, as a PNG file; "" for what cannot be read. Links are not followed: the
+// page may be passed on.
+std::string thumbnail(const fs::path& file) {
   std::error_code none;
   if (fs::symlink_status(file, none).type() != fs::file_type::regular) return "";
-  std::string png;
   try {
     const Footage f = read_frames({file.string()}, 1);
     const double scale = std::min({1.0, static_cast<double>(thumbnail_height) / f.height,
@@ -50,19 +49,16 @@ std::string thumbnail(const fs::path& file, const fs::path& scratch) {
     std::vector<std::uint8_t> small(static_cast<std::size_t>(3 * height * width));
     pillow_resize({f.rgb.data(), f.height, f.width, 3 * f.width}, height, width,
                   PillowFilter::bilinear, small.data(), 3 * width);
-    write_png(scratch.string(), height, width, small);
-    png = read_text(scratch);
-  } catch (const Error&) {  // the job's own page says what is wrong with it
-    png.clear();
+    return png_bytes(height, width, small);
+  } catch (const std::exception&) {  // the job's own page says what is wrong with it
+    return "";
   }
-  fs::remove(scratch, none);
-  return png;
 }
 
 // Of the gallery's first clips, as long as `room` bytes are left.
-void add_thumbnails(JobRow& row, const Gallery& g, const fs::path& scratch, std::size_t& room) {
+void add_thumbnails(JobRow& row, const Gallery& g, std::size_t& room) {
   for (std::size_t i = 0; i < std::min(most_thumbnails, g.clips.size()); ++i) {
-    std::string png = thumbnail(g.folder / g.clips[i].file, scratch);
+    std::string png = thumbnail(g.folder / g.clips[i].file);
     if (png.empty() || png.size() > room) continue;
     room -= png.size();
     row.pictures.push_back(std::move(png));
@@ -82,17 +78,20 @@ bool is_fresh(const fs::path& page, const KnownJob& job) {
   return true;
 }
 
-// Writes the page of the job's folder, unless it is there. Returns its name.
+// Writes the page of the job's folder, unless it is there. Returns its name. A page that compares
+// the job with others, which lies in the folder of the first, becomes the job's own again.
 template <class MakePage>
 std::string page_in(const KnownJob& job, const MakePage& make) {
   const fs::path page = job.path / "report.html";
-  if (!is_fresh(page, job)) replace_file(page, make(), Exit::data, Durable::no);
+  check_owner(page);
+  if (!is_fresh(page, job) || owner_of(page) == PageOwner::weft_for_several_jobs)
+    write_page(page, make());
   return page.string();
 }
 
 // Fills in what the job's files say. Throws what keeps them from being read, or its page from being
 // written.
-void read_job(JobRow& row, const fs::path& scratch, std::size_t& room) {
+void read_job(JobRow& row, std::size_t& room) {
   const fs::path& path = row.job.path;
   if (row.job.status.rate > 0) row.seconds = 1 / row.job.status.rate;
   std::error_code none;
@@ -102,7 +101,7 @@ void read_job(JobRow& row, const fs::path& scratch, std::size_t& room) {
     const Gallery g = load_gallery(path);
     if (g.clips.empty() && g.failures.empty()) return;
     row.page = page_in(row.job, [&] { return gallery_page({&g, 1}); });
-    add_thumbnails(row, g, scratch, room);
+    add_thumbnails(row, g, room);
     return;
   }
   const Run run = load_run(path);
@@ -111,8 +110,7 @@ void read_job(JobRow& row, const fs::path& scratch, std::size_t& room) {
   row.losses = bin(run.steps.step, run.steps.loss, spark_points).mean;
   if (const std::vector<double> held = finite(run.held_out.loss); !held.empty())
     row.held_out = held.back();
-  add_thumbnails(row, run.through_time.empty() ? run.samples : run.through_time.back(), scratch,
-                 room);
+  add_thumbnails(row, run.through_time.empty() ? run.samples : run.through_time.back(), room);
   row.page = page_in(row.job, [&] { return make_page({&run, 1}); });
 }
 
@@ -245,26 +243,29 @@ std::string folder_page(const fs::path& folder, std::span<const JobRow> rows, do
          close_page();
 }
 
-fs::path write_folder_page(const fs::path& folder, double now) {
+fs::path write_folder_page(const fs::path& folder, std::span<const KnownJob> jobs, double now) {
   std::vector<JobRow> rows;
-  const fs::path scratch = folder / ".thumbnail.png", index = folder / "index.html";
+  const fs::path index = folder / "index.html";
+  check_owner(index);  // before the jobs' pages are written
   std::size_t room = most_thumbnail_bytes;
-  for (KnownJob& job : find_jobs(folder, now)) {
+  for (const KnownJob& job : jobs) {
     JobRow& row = rows.emplace_back();
-    row.job = std::move(job);
+    row.job = job;
     const auto below = [&](const fs::path& path) {
       return path.lexically_normal().lexically_relative(folder.lexically_normal()).generic_string();
     };
     row.name = below(row.job.path);
     try {
-      read_job(row, scratch, room);
+      read_job(row, room);
     } catch (const Error& e) {
       row.fault = e.what();
-      log::warn("{}: {}", row.job.path.string(), e.what());
+    } catch (const std::exception& e) {  // of a library
+      row.fault = fmt::format("its files cannot be read: {}", e.what());
     }
+    if (!row.fault.empty()) log::warn("{}: {}", row.job.path.string(), row.fault);
     if (!row.page.empty()) row.page = below(row.page);
   }
-  replace_file(index, folder_page(folder, rows, now), Exit::data, Durable::no);
+  write_page(index, folder_page(folder, rows, now));
   return index;
 }
 

@@ -24,11 +24,13 @@ struct JobRow {
   std::vector<std::string> pictures;                           // PNG files, of the newest samples
 };
 
-// Reads all jobs below `folder`, writes the pages of those that have none yet or have gone on since
-// then, and `folder`/index.html, whose path it returns. A job that cannot be read has a row that
-// says why, and is a WARN. `now`: seconds since 1970. Throws Exit::data when the index cannot be
-// written.
-std::filesystem::path write_folder_page(const std::filesystem::path& folder, double now);
+// Reads these jobs, which lie below `folder` (find_jobs), writes the pages of those that have none
+// yet or have gone on since then, and `folder`/index.html, whose path it returns. A job that cannot
+// be read, or in whose folder another's report.html lies, has a row that says why, and is a WARN.
+// `now`: seconds since 1970. Throws Exit::data when the index cannot be written, or index.html is
+// not a page of weft.
+std::filesystem::path write_folder_page(const std::filesystem::path& folder,
+                                        std::span<const KnownJob> jobs, double now);
 
 // The page of these rows. Needs no other file, no network, and a script only to sort its rows.
 std::string folder_page(const std::filesystem::path& folder, std::span<const JobRow> rows,

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 
 #include "core/hash.h"
@@ -20,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int looks_between_searches = 10;
+constexpr int polls_between_searches = 10;
 constexpr std::size_t steps_at_first = 10;
 
 // NaN for what is absent or null, as a loss that is not finite is.
@@ -71,8 +72,8 @@ void add_events(Events& events, const std::vector<std::string>& lines, const Tex
 }
 
 // The warnings that follow those of before, which may have dropped out at the front.
-std::vector<std::string> added(const std::vector<std::string>& before,
-                               const std::vector<std::string>& now) {
+std::vector<std::string> new_warnings(const std::vector<std::string>& before,
+                                      const std::vector<std::string>& now) {
   std::size_t same = std::min(before.size(), now.size());
   while (!std::equal(now.begin(), now.begin() + static_cast<std::ptrdiff_t>(same),
                      before.end() - static_cast<std::ptrdiff_t>(same)))
@@ -82,7 +83,7 @@ std::vector<std::string> added(const std::vector<std::string>& before,
 
 }  // namespace
 
-std::vector<std::string> AddedLines::take() {
+std::vector<std::string> FileTail::take() {
   constexpr std::uint64_t most_at_first = 256 << 10;
   // Opened anew each time: that is when network file systems look for what others have written.
   std::ifstream in(path_, std::ios::binary | std::ios::ate);
@@ -124,8 +125,32 @@ bool Follower::ended() const {
          std::ranges::all_of(jobs_, [](const auto& named) { return has_ended(named.second.job); });
 }
 
-std::string Follower::look(double now) {
-  if (looks_++ % looks_between_searches == 0) {
+bool Follower::failed() const {
+  return lost_any_ || std::ranges::any_of(jobs_, [](const auto& named) {
+           return named.second.job.status.state == "failed";
+         });
+}
+
+std::string Follower::drop_gone(double now) {
+  std::string text;
+  for (auto it = jobs_.begin(); it != jobs_.end();) {
+    const auto& [path, f] = *it;
+    // The file that a job writes comes after its status; a path that cannot be looked at for a
+    // while is not gone.
+    std::error_code none;
+    if (fs::status(path, none).type() != fs::file_type::not_found || find_job(path, now)) {
+      ++it;
+      continue;
+    }
+    text += printable(path.string()) + "  is gone: it is followed no longer\n";
+    lost_any_ = lost_any_ || !has_ended(f.job) || f.job.status.state == "failed";
+    it = jobs_.erase(it);
+  }
+  return text;
+}
+
+std::string Follower::poll(double now) {
+  if (polls_++ % polls_between_searches == 0) {
     for (const fs::path& path : paths_)
       for (KnownJob& job : find_jobs(path, now)) {
         const auto [at, is_new] = jobs_.try_emplace(job.path, job);
@@ -137,9 +162,10 @@ std::string Follower::look(double now) {
       if (!has_ended(f.job) && f.job.measured)
         if (auto job = find_job(path, now)) f.job = std::move(*job);
   }
-  std::string text;
+  found_any_ = found_any_ || !jobs_.empty();
+  std::string text = drop_gone(now);
   for (auto& [path, f] : jobs_) {
-    const std::string lines = news(f, now);
+    const std::string lines = new_lines(f, now);
     if (jobs_.size() == 1 || lines.empty()) {
       text += lines;
       continue;
@@ -155,7 +181,7 @@ std::string Follower::look(double now) {
   return text;
 }
 
-std::string Follower::news(Followed& f, double now) {
+std::string Follower::new_lines(Followed& f, double now) {
   const JobStatus& s = f.job.status;
   const bool first = f.state.empty(), again = !first && s.started != f.started;
   const bool changed = again || s.state != f.state;
@@ -172,7 +198,7 @@ std::string Follower::news(Followed& f, double now) {
     const bool tells = changed || s.done != f.done;
     f.done = s.done;
     std::string text;
-    for (const std::string& w : added(std::exchange(f.warnings, s.warnings), s.warnings))
+    for (const std::string& w : new_warnings(std::exchange(f.warnings, s.warnings), s.warnings))
       text += "WARN: " + printable(w, 2000) + "\n";
     return text + (tells ? line : "");
   }
@@ -182,13 +208,13 @@ std::string Follower::news(Followed& f, double now) {
     f.warnings = s.warnings;
     return line;
   }
-  const std::string steps = news_of_training(f, first);
+  const std::string steps = new_lines_of_training(f, first);
   // How it begins stands above its steps, how it ends below them.
   const bool above = first || again || s.state == "running";
   return (changed && above ? line : "") + steps + (changed && !above ? line : "");
 }
 
-std::string Follower::news_of_training(Followed& f, bool first) {
+std::string Follower::new_lines_of_training(Followed& f, bool first) {
   const JobStatus& s = f.job.status;
   Events events;
   std::int64_t done = f.done;
@@ -212,7 +238,7 @@ std::string Follower::news_of_training(Followed& f, bool first) {
   if (f.job.checkpoint != f.checkpoint && !f.job.checkpoint.empty())
     text += fmt::format("saved     {}\n", printable(f.job.checkpoint));
   f.checkpoint = f.job.checkpoint;
-  for (const std::string& w : added(std::exchange(f.warnings, s.warnings), s.warnings))
+  for (const std::string& w : new_warnings(std::exchange(f.warnings, s.warnings), s.warnings))
     text += "WARN: " + printable(w, 2000) + "\n";
   return text;
 }

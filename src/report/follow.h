@@ -13,9 +13,9 @@
 namespace weft {
 
 // The lines that are added to a file while it is read.
-class AddedLines {
+class FileTail {
  public:
-  explicit AddedLines(std::filesystem::path path) : path_(std::move(path)) {}
+  explicit FileTail(std::filesystem::path path) : path_(std::move(path)) {}
   // The whole lines since the last call; in the first one those of the file's end, of 256 KiB, and
   // so where the file has become shorter. None of a file that is not there.
   std::vector<std::string> take();
@@ -36,12 +36,16 @@ class Follower {
   // Whole lines of what is new since the last call: the state of a job when it changes; each step,
   // held-out loss, warning and checkpoint of a training; how many items another job has made. Of a
   // training that runs already the last ten steps. Folders are searched for new jobs in one call of
-  // ten. `now`: seconds since 1970.
-  std::string look(double now);
-  bool has_jobs() const { return !jobs_.empty(); }
-  // Whether there are jobs, and all have ended: finished, stopped or failed. One that is silent may
-  // have been killed, or may go on.
+  // ten. A job whose folder is gone has a line that says so, and is followed no longer. `now`:
+  // seconds since 1970.
+  std::string poll(double now);
+  // Whether a job has been found.
+  bool has_jobs() const { return found_any_; }
+  // Whether jobs have been found, and all of them have ended (finished, stopped or failed) or are
+  // gone. One that is silent may have been killed, or may go on.
   bool ended() const;
+  // Whether a job has ended as failed, or was gone before it had ended.
+  bool failed() const;
 
  private:
   struct Followed {
@@ -52,15 +56,19 @@ class Follower {
     double started = 0;      // of the start that they belong to
     std::string checkpoint;  // that was printed
     std::vector<std::string> warnings;
-    AddedLines metrics, validation;
+    FileTail metrics, validation;
   };
   static bool has_ended(const KnownJob& job);
-  static std::string news(Followed& f, double now);
-  static std::string news_of_training(Followed& f, bool first);
+  // Stops following the jobs that are gone. Returns their lines.
+  std::string drop_gone(double now);
+  static std::string new_lines(Followed& f, double now);
+  static std::string new_lines_of_training(Followed& f, bool first);
 
   std::vector<std::filesystem::path> paths_;
   std::map<std::filesystem::path, Followed> jobs_;
-  int looks_ = 0;
+  int polls_ = 0;
+  bool found_any_ = false;
+  bool lost_any_ = false;  // a job that had failed, or had not ended
 };
 
 }  // namespace weft

@@ -244,7 +244,7 @@ std::string figure(const fs::path& base, const Gallery& g, const GalleryClip& c,
     figures += embedder.figure(
         base, {g.folder, file, what, fmt::format("<b>{}</b>of {}", escape(what), escape(c.name)),
                false, false});
-  return "<div class=\"from\">" + figures + made + "</div>";
+  return "<div class=\"sources\">" + figures + made + "</div>";
 }
 
 std::string more_text(std::size_t left, const Gallery& g) {
@@ -361,7 +361,8 @@ std::string gallery_page(std::span<const Gallery> galleries) {
     folders += (folders.empty() ? "" : " · ") + escape(g.folder.string());
   }
   std::string page =
-      open_page(names, first.command.empty() ? folders : "weft " + first.command + " · " + folders);
+      open_page(names, first.command.empty() ? folders : "weft " + first.command + " · " + folders,
+                galleries.size() > 1);
   Embedder embedder;
   if (galleries.size() == 1) {
     page += tiles(first);

@@ -90,7 +90,7 @@ details summary { cursor:pointer; font-weight:600; padding:2px 0; }
 pre { font:12.5px/1.5 ui-monospace,"SF Mono",Menlo,Consolas,"DejaVu Sans Mono",monospace;
   background:var(--ground); border-radius:8px; padding:12px 14px; overflow:auto; max-height:520px; }
 .media { display:grid; grid-template-columns:repeat(auto-fill,minmax(min(300px,100%),1fr)); gap:16px; margin-top:8px; }
-.from { grid-column:1/-1; display:grid; grid-template-columns:repeat(auto-fill,minmax(min(300px,100%),1fr)); gap:16px; }
+.sources { grid-column:1/-1; display:grid; grid-template-columns:repeat(auto-fill,minmax(min(300px,100%),1fr)); gap:16px; }
 figure { margin:0; min-width:0; }
 figure img, figure video { width:100%; border-radius:6px; display:block; background:#000; }
 figure.wide { grid-column:1/-1; }
@@ -129,7 +129,7 @@ main:has(.jobs) { max-width:1500px; }
   .bars > span:nth-of-type(odd) { grid-column:1; }
   .bars > span:nth-of-type(even) { grid-column:2; text-align:right; }
   .bars > .track { grid-column:1/-1; margin-bottom:6px; } .bars .bar { height:14px; }
-  .from { grid-template-columns:repeat(auto-fill,minmax(150px,1fr)); gap:8px; } }
+  .sources { grid-template-columns:repeat(auto-fill,minmax(150px,1fr)); gap:8px; } }
 @media print { body { background:#fff; color:#000; } section, .tile { break-inside:avoid; } }
 )css";
 
@@ -274,16 +274,52 @@ std::string percent(double part, double whole) {
   return fmt::format("{:.{}f} %", p, p < 10 ? 1 : 0);
 }
 
-std::string open_page(const std::string& title, const std::string& note) {
+namespace {
+
+constexpr std::string_view mark_of_one = "<meta name=\"generator\" content=\"weft\">";
+constexpr std::string_view mark_of_several =
+    "<meta name=\"generator\" content=\"weft, several jobs\">";
+// How the head of a page went on before pages were marked.
+constexpr std::string_view older_mark = " - weft</title><style>";
+
+}  // namespace
+
+std::string open_page(const std::string& title, const std::string& note, bool several) {
   return fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">{3}"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
       "<title>{0} - weft</title><style>{1}</style></head>\n<body><main>\n"
       "<header><h1>{0}</h1><p>{2}</p></header>\n",
-      title, page_style, note);
+      title, page_style, note, several ? mark_of_several : mark_of_one);
 }
 std::string close_page() {
   return fmt::format("</main><script>{}</script></body></html>\n", page_script);
+}
+
+PageOwner owner_of(const fs::path& page) {
+  std::error_code none;
+  const fs::file_type type = fs::symlink_status(page, none).type();
+  if (type == fs::file_type::not_found) return PageOwner::nobody;
+  // A link is another's too: what it points at is kept, but so is the link.
+  if (type != fs::file_type::regular) return PageOwner::other;
+  std::string head(64 << 10, '\0');
+  std::ifstream in(page, std::ios::binary);
+  in.read(head.data(), static_cast<std::streamsize>(head.size()));
+  head.resize(static_cast<std::size_t>(std::max<std::streamsize>(0, in.gcount())));
+  const auto holds = [&](std::string_view mark) { return head.find(mark) != std::string::npos; };
+  if (holds(mark_of_several)) return PageOwner::weft_for_several_jobs;
+  return holds(mark_of_one) || holds(older_mark) ? PageOwner::weft : PageOwner::other;
+}
+
+void check_owner(const fs::path& page) {
+  WEFT_CHECK(owner_of(page) != PageOwner::other, Exit::data,
+             "rename it or remove it, then run the same command again",
+             "{} is not a page of weft: it is left as it is", page.string());
+}
+
+void write_page(const fs::path& page, const std::string& html) {
+  check_owner(page);
+  replace_file(page, html, Exit::data, Durable::no);
 }
 
 std::string tile(const std::string& value, const std::string& label) {

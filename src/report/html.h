@@ -32,9 +32,20 @@ std::string bytes_text(double bytes);
 std::string rate_text(double rate);
 std::string percent(double part, double whole);
 
-// All of a page before its tiles and sections, and after them. `title` and `note` are HTML.
-std::string open_page(const std::string& title, const std::string& note);
+// All of a page before its tiles and sections, and after them. `title` and `note` are HTML. The
+// page is marked as weft's; `several`: as one that compares several jobs.
+std::string open_page(const std::string& title, const std::string& note, bool several = false);
 std::string close_page();
+
+// Whose the file is that lies at the path of a page.
+enum class PageOwner { nobody, weft, weft_for_several_jobs, other };
+PageOwner owner_of(const std::filesystem::path& page);
+// Throws Exit::data where another's file lies at the path of a page.
+void check_owner(const std::filesystem::path& page);
+// Writes a page, or replaces one that weft has written. Throws Exit::data where another's file lies
+// there, or where it cannot be written.
+void write_page(const std::filesystem::path& page, const std::string& html);
+
 // A number that a reader looks for first.
 std::string tile(const std::string& value, const std::string& label);
 // `note` and `body` are HTML; an empty note is left out.

@@ -481,7 +481,8 @@ std::string make_page(std::span<const Run> runs, std::span<const Scaling> scalin
   for (const Run& r : runs)
     if (r.dir.string() != r.name) dirs += (dirs.empty() ? "" : " · ") + escape(r.dir.string());
 
-  std::string page = open_page(names, dirs + (dirs.empty() || build.empty() ? "" : " · ") + build);
+  std::string page = open_page(names, dirs + (dirs.empty() || build.empty() ? "" : " · ") + build,
+                               runs.size() > 1);
   page += runs.size() == 1 ? tiles(first) : "<p></p>";
   for (const Run& r : runs)
     page += warning_section(runs.size() == 1 ? "Warnings" : "Warnings of " + escape(r.name),

@@ -21,8 +21,8 @@ struct SegmentationScores;
 // evaluate and weft score write their pages themselves: their paths are printed. With
 // `tensorboard`, a directory, event files are written instead. With `open`, the desktop's browser
 // shows the pages; without a desktop stderr says how to copy them. Returns 0; throws Exit::data
-// when a run has no metrics, a result no points, or a file cannot be written, Exit::usage without a
-// run.
+// when a run has no metrics, a result no points, a file cannot be written, or a file in a page's
+// place is not a page of weft; Exit::usage without a run.
 int report(const std::vector<std::string>& inputs, const std::string& tensorboard = "",
            bool open = false);
 Command report_command();

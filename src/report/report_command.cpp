@@ -5,15 +5,19 @@
 #include <spawn.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <string_view>
+#include <utility>
 
 #include "core/error.h"
-#include "core/file.h"
 #include "core/host.h"
 #include "core/log.h"
 #include "report/folder_page.h"
+#include "report/html.h"
 #include "report/report.h"
 #include "report/status.h"
 
@@ -28,14 +32,19 @@ struct Inputs {
   std::vector<report_page::Run> runs;
   std::vector<report_page::Gallery> galleries;
   std::vector<report_page::Scaling> scaling;
-  std::vector<fs::path> pages;    // that jobs have written themselves
-  std::vector<fs::path> folders;  // of jobs
+  std::vector<fs::path> pages;  // that jobs have written themselves
+  struct Folder {
+    fs::path path;
+    std::vector<KnownJob> jobs;  // below it
+  };
+  std::vector<Folder> folders;
 };
 
-// Whether jobs are below the folder, and the folder is none's.
-bool has_jobs(const fs::path& folder) {
-  const std::vector<KnownJob> jobs = find_jobs(folder, seconds_since_1970());
-  return !jobs.empty() && jobs.front().path != folder;
+// None for a folder that is a job's own.
+std::vector<KnownJob> jobs_below(const fs::path& folder) {
+  const double now = seconds_since_1970();
+  if (find_job(folder, now)) return {};
+  return find_jobs(folder, now);
 }
 
 Inputs load_inputs(const std::vector<std::string>& names) {
@@ -54,9 +63,11 @@ Inputs load_inputs(const std::vector<std::string>& names) {
       report_page::Gallery gallery = report_page::load_gallery(name);
       const bool any = !gallery.clips.empty() || !gallery.failures.empty();
       // Loose pictures next to jobs, such as plots of somebody's, are not what is asked for.
-      if ((!any || gallery.command.empty()) && has_jobs(name)) {
-        inputs.folders.emplace_back(name);
-        continue;
+      if (!any || gallery.command.empty()) {
+        if (std::vector<KnownJob> jobs = jobs_below(name); !jobs.empty()) {
+          inputs.folders.push_back({name, std::move(jobs)});
+          continue;
+        }
       }
       if (any) {
         inputs.galleries.push_back(std::move(gallery));
@@ -71,12 +82,13 @@ Inputs load_inputs(const std::vector<std::string>& names) {
 }
 
 // For TensorBoard: all training runs below the folder, under the names that they have there.
-void add_runs_below(const fs::path& folder, std::vector<report_page::Run>& runs) {
-  for (const KnownJob& job : find_jobs(folder, seconds_since_1970())) {
+void add_runs_below(const Inputs::Folder& folder, std::vector<report_page::Run>& runs) {
+  for (const KnownJob& job : folder.jobs) {
     if (job.status.command != "train") continue;
     try {
       runs.push_back(report_page::load_run(job.path));
-      runs.back().name = job.path.lexically_relative(folder).generic_string();
+      runs.back().name =
+          job.path.lexically_relative(folder.path.lexically_normal()).generic_string();
     } catch (const Error& e) {  // it has no step yet
       log::warn("{} is left out: {}", job.path.string(), e.what());
     }
@@ -109,18 +121,42 @@ bool start_browser(const fs::path& page) {
   return failed == 0;
 }
 
-// `folder`: the page links to others below its folder.
+// A word of a shell's command line.
+std::string shell_word(const std::string& text) {
+  constexpr std::string_view plain = "@%+=:,./_-";
+  const auto is_plain = [&](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || plain.find(c) != plain.npos;
+  };
+  if (!text.empty() && std::ranges::all_of(text, is_plain)) return text;
+  std::string word = "'";
+  for (const char c : text)
+    if (c == '\'')
+      word += "'\\''";
+    else
+      word += c;
+  return word + "'";
+}
+
+// `folder`: the page links to others below its folder, and these to clips and pictures that were
+// too large for them.
 void open_or_tell(const fs::path& page, bool folder) {
   if (has_desktop() && start_browser(page)) return;
   const fs::path path = fs::absolute(page).lexically_normal();
   const std::string why = has_desktop() ? "xdg-open cannot be started here" : "no desktop here";
-  if (folder)
+  const auto there = [&](const std::string& name) {
+    return shell_word(printable(fmt::format("{}:{}", host_name(), name), 2000));
+  };
+  if (folder) {
+    // With "./" no name is taken for an option or a host.
+    const std::string name = printable(path.parent_path().filename().string(), 2000);
+    const bool plain = !name.starts_with('-') && name.find(':') == std::string::npos;
     log::info(
-        "{}; on your own machine: rsync -am --include='*/' --include='*.html' --exclude='*' "
-        "{}:{}/ {}",
-        why, host_name(), path.parent_path().string(), path.parent_path().filename().string());
-  else
-    log::info("{}; on your own machine: scp {}:{} .", why, host_name(), path.string());
+        "{}; on your own machine: rsync -am --include='*/' --include='*.html' --include='*.png' "
+        "--include='*.jpg' --include='*.jpeg' --include='*.mp4' --exclude='*' {} {}",
+        why, there(path.parent_path().string() + "/"), shell_word(plain ? name : "./" + name));
+  } else {
+    log::info("{}; on your own machine: scp {} .", why, there(path.string()));
+  }
 }
 
 }  // namespace
@@ -135,7 +171,7 @@ int report(const std::vector<std::string>& names, const std::string& tensorboard
              "name the directory of a training run too",
              "{} is shown on the page of a training run", names.front());
   if (!tensorboard.empty()) {
-    for (const fs::path& folder : inputs.folders) add_runs_below(folder, inputs.runs);
+    for (const Inputs::Folder& folder : inputs.folders) add_runs_below(folder, inputs.runs);
     WEFT_CHECK(!inputs.runs.empty(), Exit::usage, "name a directory with metrics.jsonl",
                "only training runs have metrics for TensorBoard");
     for (const fs::path& file : report_page::write_event_files(tensorboard, inputs.runs))
@@ -147,7 +183,7 @@ int report(const std::vector<std::string>& names, const std::string& tensorboard
     if (open) open_or_tell(page, folder);
   };
   const auto write = [&](const fs::path& folder, const std::string& page) {
-    replace_file(folder / "report.html", page, Exit::data, Durable::no);
+    report_page::write_page(folder / "report.html", page);
     done(folder / "report.html");
   };
   if (!inputs.runs.empty())
@@ -155,8 +191,8 @@ int report(const std::vector<std::string>& names, const std::string& tensorboard
   if (!inputs.galleries.empty())
     write(inputs.galleries.front().folder, report_page::gallery_page(inputs.galleries));
   for (const fs::path& page : inputs.pages) done(page);
-  for (const fs::path& folder : inputs.folders)
-    done(report_page::write_folder_page(folder, seconds_since_1970()), true);
+  for (const Inputs::Folder& folder : inputs.folders)
+    done(report_page::write_folder_page(folder.path, folder.jobs, seconds_since_1970()), true);
   return 0;
 }
 

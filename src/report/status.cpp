@@ -222,7 +222,10 @@ std::optional<KnownJob> find_job(const fs::path& path, double now) {
   return job;
 }
 
-std::vector<KnownJob> find_jobs(const fs::path& path, double now) {
+std::vector<KnownJob> find_jobs(const fs::path& given, double now) {
+  // One path for each job: "runs/x/" is "runs/x".
+  fs::path path = given.lexically_normal();
+  if (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
   std::vector<KnownJob> jobs;
   if (auto job = find_job(path, now)) {
     jobs.push_back(std::move(*job));
@@ -313,13 +316,13 @@ std::string jobs_as_json(const std::vector<KnownJob>& jobs, double now) {
 
 namespace {
 
-// Until all jobs have ended. Ctrl-C ends it before.
-void follow(const std::vector<std::string>& paths) {
+// Until all jobs have ended. Ctrl-C ends it before. Returns 1 if any has failed.
+int follow(const std::vector<std::string>& paths) {
   Follower follower({paths.begin(), paths.end()});
   for (bool waits = false;; std::this_thread::sleep_for(std::chrono::seconds(1))) {
-    fmt::print("{}", follower.look(seconds_since_1970()));
+    fmt::print("{}", follower.poll(seconds_since_1970()));
     std::fflush(stdout);
-    if (follower.ended()) return;
+    if (follower.ended()) return follower.failed() ? 1 : 0;
     if (!follower.has_jobs() && !std::exchange(waits, true))
       log::info("no job has begun its work in {} yet: waiting, until Ctrl-C",
                 fmt::join(paths, ", "));
@@ -356,9 +359,7 @@ Command status_command() {
               WEFT_CHECK(!o->json || !o->follow, Exit::usage, "leave one of them out",
                          "--json shows a moment, --follow prints lines until the jobs end");
               if (o->paths.empty()) o->paths = {"."};
-              if (!o->follow) return show(o->paths, o->json);
-              follow(o->paths);
-              return 0;
+              return o->follow ? follow(o->paths) : show(o->paths, o->json);
             }};
   c.first_rank_only = true;
   c.option("paths", o->paths,

@@ -22,7 +22,7 @@ struct KnownJob {
 // The job of a run directory, of a folder of results or of a file that a job writes; nothing if
 // `path` has none. `now`: seconds since 1970.
 std::optional<KnownJob> find_job(const std::filesystem::path& path, double now);
-// That job, or all jobs in the folders below, by path.
+// That job, or all jobs in the folders below, by path, which is normal and ends with no slash.
 std::vector<KnownJob> find_jobs(const std::filesystem::path& path, double now);
 
 // All that is known of one job, and a table with a line for each of several.

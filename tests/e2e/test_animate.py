@@ -233,6 +233,14 @@ class Clips(Animate):
         # Nothing is left to do.
         self.assertIn("parts made before", self.animate("two", "animate.input=list.jsonl").err)
 
+    def test_a_clip_does_not_need_its_pictures_for_the_report(self):
+        (self.dir / "one").mkdir()
+        (self.dir / "one/references").write_text("in the way")
+        job = self.one("one")
+        self.assertRegex(job.err, "WARN: face_a: weft report will not show its picture face.png: cannot make the folder .*references")
+        self.assertEqual(set(self.clips("one")), {"face_a"})
+        self.assertEqual((self.dir / "one/references").read_text(), "in the way")
+
     def test_paths_of_a_list_begin_in_its_folder(self):
         (self.dir / "in").mkdir()
         shutil.copy(self.dir / "face.png", self.dir / "in/other.png")

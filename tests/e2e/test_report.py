@@ -138,6 +138,12 @@ class Training(Page):
         self.assertRegex(rest, "^step      3/3  loss 2.50000 .*\nWARN: a last word\nrun +train +finished  3 of 3 steps")
         self.assertEqual((job.returncode, errors), (0, ""))
 
+    def test_following_a_job_that_fails(self):
+        with mock.patch.dict(os.environ, WEFT_FAULT="nan:1:7:0"):
+            self.train("run", expect=NON_FINITE)
+        job = self.weft("status", "--follow", "run", "run/", ranks=0, expect=1)
+        self.assertRegex(job.out, rf"^run +train +failed \(exit code {NON_FINITE}\) .*\n$")
+
     def test_following_waits_for_a_job_until_interrupted(self):
         job = self.follow("nowhere")
         self.assertIn("no job has begun its work in nowhere yet", job.stderr.readline())
@@ -208,7 +214,20 @@ class Training(Page):
             self.assertRegex(job.err, f"no desktop here; on your own machine: scp .*:{self.dir}/run/report.html")
             job = self.weft("report", "--open", ".", ranks=0)
             self.assertEqual(job.out, "./index.html\n")
-            self.assertIn(f":{self.dir}/ {self.dir.name}", job.err)
+            self.assertIn(f":{self.dir}/ {self.dir.name}\n", job.err)
+            self.assertIn("--include='*.mp4'", job.err)
+            # What a shell would act on is quoted.
+            os.rename(self.dir / "run", self.dir / "it's $(one)")
+            job = self.weft("report", "--open", "it's $(one)", ranks=0)
+        command = job.err.partition("on your own machine: ")[2]
+        words = subprocess.run(["sh", "-c", "printf '%s\\n' " + command], capture_output=True, text=True, check=True).stdout
+        self.assertRegex(words, rf"^scp\n.*:{self.dir}/it's \$\(one\)/report.html\n\.\n$")
+
+    def test_files_of_others_are_kept(self):
+        self.train("run", "train.steps=2", ranks=1)
+        (self.dir / "index.html").write_text("mine")
+        self.refused(self.weft("report", ".", ranks=0, expect=None), DATA, "index.html is not a page of weft", "rename it or remove it")
+        self.assertEqual((self.dir / "index.html").read_text(), "mine")
 
     def test_two_runs_on_one_page(self):
         self.train("one", ranks=1)

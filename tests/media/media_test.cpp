@@ -143,6 +143,9 @@ TEST_F(MediaTest, PngRoundTripIsExact) {
   const Footage back = read_frames({path("a.png"), MediaTrust::untrusted});
   EXPECT_EQ(back.frames, 1);
   EXPECT_EQ(back.rgb, made.rgb);
+  std::ifstream file(path("a.png"), std::ios::binary);
+  EXPECT_EQ(png_bytes(made.height, made.width, made.rgb),
+            std::string(std::istreambuf_iterator<char>(file), {}));
 }
 
 TEST_F(MediaTest, BrokenVideos) {

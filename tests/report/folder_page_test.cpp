@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "media/writers.h"
+#include "report/html.h"
 #include "report/report.h"
 #include "tests/folder.h"
 
@@ -48,7 +49,8 @@ class FolderPage : public FolderTest {
   }
   std::string index() const { return read("runs/index.html"); }
   std::string make() const {
-    write_folder_page(dir_ / "runs", now);
+    const fs::path folder = dir_ / "runs";
+    write_folder_page(folder, find_jobs(folder, now), now);
     return index();
   }
 };
@@ -67,6 +69,8 @@ TEST_F(FolderPage, HasARowForEachJobWithItsPage) {
             R"({"name":"clip","file":"clip.png","key":"k","rank":0,"bytes":1,"file_xxh3":"0"})") +
             "\n");
   status("runs/c/latents.h5.status.json", "encode", "finished");
+  write("secret", "kept");
+  fs::create_symlink(dir_ / "secret", dir_ / "runs/.thumbnail.png");
   const std::string html = make();
   EXPECT_THAT(html,
               HasSubstr("<a href=\"./a/report.html\">a</a><span class=\"note\">train</span>"));
@@ -93,26 +97,55 @@ TEST_F(FolderPage, HasARowForEachJobWithItsPage) {
   EXPECT_THAT(read("runs/b/report.html"), HasSubstr("<img alt=\"clip\""));
   for (const char* outside : {"src=\"http", "src=\"/", "<link", "@import", "url("})
     EXPECT_THAT(html, Not(HasSubstr(outside)));
-  EXPECT_FALSE(fs::exists(dir_ / "runs/.thumbnail.png"));
+  EXPECT_EQ(read("runs/.thumbnail.png"), "kept") << "no file is written for a thumbnail";
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir_ / "runs"), {}), 5) << "and index.html";
 }
 
 TEST_F(FolderPage, PagesOfJobsThatHaveEndedAreKept) {
   training("runs/a", "finished");
   make();
-  write("runs/a/report.html", "kept");
+  const std::string kept = open_page("kept", "");
+  write("runs/a/report.html", kept);
   const auto changed = fs::last_write_time(dir_ / "runs/a/status.json");
   fs::last_write_time(dir_ / "runs/a/report.html", changed);
   EXPECT_THAT(make(), HasSubstr("href=\"./a/report.html\""));
-  EXPECT_EQ(read("runs/a/report.html"), "kept");
+  EXPECT_EQ(read("runs/a/report.html"), kept);
   // Clips were made from its checkpoint since then.
   write("runs/a/generated/status.json", "");
   fs::last_write_time(dir_ / "runs/a/generated/status.json", changed + std::chrono::seconds(1));
   make();
   EXPECT_THAT(read("runs/a/report.html"), HasSubstr("<h2>Loss</h2>"));
-  write("runs/a/report.html", "old");
+  write("runs/a/report.html", open_page("old", ""));
   fs::last_write_time(dir_ / "runs/a/report.html", changed - std::chrono::seconds(1));
   make();
   EXPECT_THAT(read("runs/a/report.html"), HasSubstr("<h2>Loss</h2>"));
+}
+
+TEST_F(FolderPage, PagesOfOthersAreLeftAsTheyAre) {
+  for (const char* run : {"runs/a", "runs/b", "runs/c"}) training(run, "finished");
+  // A comparison becomes the page of the run in whose folder it lies; so does a page from before
+  // pages were marked.
+  EXPECT_EQ(report({path("runs/a"), path("runs/b")}), 0);
+  EXPECT_EQ(owner_of(dir_ / "runs/a/report.html"), PageOwner::weft_for_several_jobs);
+  write("runs/b/report.html",
+        "<!DOCTYPE html>\n<html><head><title>b - weft</title><style>:root {}</style></head>");
+  fs::last_write_time(dir_ / "runs/b/report.html",
+                      fs::last_write_time(dir_ / "runs/b/status.json") - std::chrono::seconds(1));
+  write("runs/c/report.html", "<title>mine</title>");
+  const std::string html = make();
+  EXPECT_EQ(owner_of(dir_ / "runs/a/report.html"), PageOwner::weft);
+  EXPECT_THAT(read("runs/b/report.html"), HasSubstr("<h2>Loss</h2>"));
+  EXPECT_EQ(read("runs/c/report.html"), "<title>mine</title>");
+  EXPECT_THAT(html, HasSubstr("<b>c</b>"));
+  EXPECT_THAT(html, HasSubstr("c/report.html is not a page of weft"));
+  EXPECT_THROW(report({path("runs/c")}), Error);
+  EXPECT_EQ(read("runs/c/report.html"), "<title>mine</title>");
+  // Nor is an index replaced, and then no job's page is written either.
+  write("runs/index.html", "");
+  fs::remove(dir_ / "runs/a/report.html");
+  EXPECT_THROW(report({path("runs")}), Error);
+  EXPECT_EQ(index(), "");
+  EXPECT_EQ(owner_of(dir_ / "runs/a/report.html"), PageOwner::nobody);
 }
 
 TEST_F(FolderPage, AJobThatCannotBeReadHasARowThatSaysWhy) {

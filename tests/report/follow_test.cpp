@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/folder.h"
 
 namespace weft {
@@ -16,7 +18,7 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::StartsWith;
 
-// Files as a job writes them, one look after the other.
+// Files as a job writes them, one poll after the other.
 class Follow : public FolderTest {
  protected:
   static constexpr double now = 1.8e9;
@@ -49,24 +51,24 @@ class Follow : public FolderTest {
 
 TEST_F(Follow, StepsOfATrainingToItsEnd) {
   Follower follower = of("run");
-  EXPECT_EQ(follower.look(now), "");
+  EXPECT_EQ(follower.poll(now), "");
   EXPECT_FALSE(follower.has_jobs());
   EXPECT_FALSE(follower.ended());
   JobStatus s = training();
   status("run", s);
   steps("run", 0, 19);
-  for (int i = 0; i < 9; ++i) EXPECT_EQ(follower.look(now), "") << "it looks for jobs in the tenth";
-  std::string text = follower.look(now);
+  for (int i = 0; i < 9; ++i) EXPECT_EQ(follower.poll(now), "") << "it looks for jobs in the tenth";
+  std::string text = follower.poll(now);
   EXPECT_THAT(text, StartsWith(path("run") + "  train        running  20 of 40 steps"));
   EXPECT_THAT(text,
               HasSubstr("step     11/40  loss 10.50000  grad nan  lr nan  2.000 s  (data 50.0 %"));
   EXPECT_THAT(text, Not(HasSubstr("step     10/40"))) << "the last ten alone";
-  EXPECT_EQ(follower.look(now), "");
+  EXPECT_EQ(follower.poll(now), "");
   // A line that is not whole yet waits; what was measured stands at its step.
   steps("run", 20, 21);
   append("run/metrics.jsonl", "{\"step\":22,");
   append("run/validation.jsonl", "{\"step\":21,\"loss\":3.25}\n");
-  text = follower.look(now);
+  text = follower.poll(now);
   EXPECT_THAT(text, StartsWith("step     21/40  loss 20.50000"));
   EXPECT_THAT(text, HasSubstr("\nheld out  step 21: loss 3.25000\nstep     22/40"));
   append("run/metrics.jsonl", "\"loss\":1}\n");
@@ -74,7 +76,7 @@ TEST_F(Follow, StepsOfATrainingToItsEnd) {
   status("run", s);
   fs::create_directories(dir_ / "run/step_20");
   fs::create_directory_symlink("step_20", dir_ / "run/latest");
-  text = follower.look(now);
+  text = follower.poll(now);
   EXPECT_THAT(text, StartsWith("step     23/40  loss 1.00000"));
   EXPECT_THAT(text, EndsWith("\nsaved     step_20\nWARN: slow \\x1b[31mdisk\n"));
   EXPECT_FALSE(follower.ended());
@@ -83,11 +85,11 @@ TEST_F(Follow, StepsOfATrainingToItsEnd) {
   s.code = 75;
   s.done = 24;
   status("run", s);
-  text = follower.look(now);
+  text = follower.poll(now);
   EXPECT_THAT(text, StartsWith("step     24/40"));
   EXPECT_THAT(text, HasSubstr("\n" + path("run") + "  train        stopped early  24 of 40 steps"));
   EXPECT_TRUE(follower.ended());
-  EXPECT_EQ(follower.look(now), "");
+  EXPECT_EQ(follower.poll(now), "");
 }
 
 TEST_F(Follow, ARestartDropsStepsAndRepeatsThem) {
@@ -95,17 +97,17 @@ TEST_F(Follow, ARestartDropsStepsAndRepeatsThem) {
   status("run", s);
   steps("run", 0, 30);
   Follower follower = of("run");
-  EXPECT_THAT(follower.look(now), HasSubstr("step     31/40"));
+  EXPECT_THAT(follower.poll(now), HasSubstr("step     31/40"));
   // Killed: it is silent, which is no end.
-  for (int i = 1; i < 10; ++i) EXPECT_EQ(follower.look(now + 5), "");
-  EXPECT_THAT(follower.look(now + 90), HasSubstr("  silent since "));
+  for (int i = 1; i < 10; ++i) EXPECT_EQ(follower.poll(now + 5), "");
+  EXPECT_THAT(follower.poll(now + 90), HasSubstr("  silent since "));
   EXPECT_FALSE(follower.ended());
   fs::remove(dir_ / "run/metrics.jsonl");
   steps("run", 0, 25);
   s.started = now + 100;
   s.before = s.done = 25;
   status("run", s);
-  const std::string text = follower.look(now);
+  const std::string text = follower.poll(now);
   EXPECT_THAT(text, StartsWith(path("run") + "  train        running"));
   EXPECT_THAT(text, EndsWith("save 0.0 %)\n"));
   EXPECT_THAT(text, HasSubstr("\nstep     26/40"));
@@ -125,33 +127,72 @@ TEST_F(Follow, OfSeveralJobsEachLineSaysOfWhich) {
   s.error = "no prompt";
   status("runs/c", s);
   Follower follower = of("runs");
-  std::string text = follower.look(now);
+  std::string text = follower.poll(now);
   EXPECT_THAT(text, HasSubstr(path("runs/a") + "  train "));
   EXPECT_THAT(text, HasSubstr(path("runs/a") + "  step      1/40"));
   EXPECT_THAT(text, HasSubstr(path("runs/b") + "  generate     running  3 of 40 clips"));
   EXPECT_THAT(text, HasSubstr("failed (exit code 3)  3 of 40 clips  0 s ago, no prompt"));
-  EXPECT_EQ(follower.look(now), "");
+  EXPECT_EQ(follower.poll(now), "");
   s = training();
   s.command = "generate";
   s.noun = "clip";
   s.done = 4;
   s.warnings = {"one", "two"};
   status("runs/b", s);
-  text = follower.look(now);
+  text = follower.poll(now);
   EXPECT_THAT(text, StartsWith(path("runs/b") + "  WARN: one\n" + path("runs/b") + "  WARN: two\n" +
                                path("runs/b") + "  generate     running  4 of 40 clips"));
   // The list of a status holds the newest warnings alone.
   s.warnings = {"two", "three"};
   s.state = "finished";
   status("runs/b", s);
-  text = follower.look(now);
+  text = follower.poll(now);
   EXPECT_THAT(text, HasSubstr("WARN: three\n"));
   EXPECT_THAT(text, Not(HasSubstr("WARN: two")));
   EXPECT_FALSE(follower.ended()) << "a runs on";
 }
 
+TEST_F(Follow, AJobWhoseFolderIsGone) {
+  JobStatus s = training();
+  for (const char* run : {"runs/a", "runs/b"}) status(run, s);
+  Follower follower = of("runs");
+  follower.poll(now);
+  fs::remove_all(dir_ / "runs/a");
+  EXPECT_EQ(follower.poll(now), path("runs/a") + "  is gone: it is followed no longer\n");
+  EXPECT_FALSE(follower.ended()) << "b runs on";
+  s.state = "finished";
+  status("runs/b", s);
+  follower.poll(now);
+  EXPECT_TRUE(follower.ended());
+  EXPECT_TRUE(follower.failed()) << "nobody knows how a has ended";
+  Follower last = of("runs/b");
+  last.poll(now);
+  EXPECT_FALSE(last.failed());
+  fs::remove_all(dir_ / "runs/b");
+  EXPECT_THAT(last.poll(now), HasSubstr("is gone"));
+  EXPECT_TRUE(last.ended());
+  EXPECT_FALSE(last.failed()) << "it had finished before";
+  // The file that a job writes comes after its status.
+  status("x", training());
+  fs::rename(dir_ / "x/status.json", dir_ / "latents.h5.status.json");
+  Follower file = of("latents.h5");
+  EXPECT_THAT(file.poll(now), HasSubstr("running"));
+  EXPECT_EQ(file.poll(now), "");
+}
+
+TEST_F(Follow, PathsOfOneJobAreOneJob) {
+  JobStatus s = training();
+  s.state = "failed";
+  status("run", s);
+  Follower follower({dir_ / "run", dir_ / "run/", dir_ / "./run"});
+  const std::string text = follower.poll(now);
+  EXPECT_EQ(std::ranges::count(text, '\n'), 1);
+  EXPECT_THAT(text, StartsWith(path("run") + "  train "));
+  EXPECT_TRUE(follower.failed());
+}
+
 TEST_F(Follow, LinesThatAreAddedToAFile) {
-  AddedLines lines(dir_ / "file");
+  FileTail lines(dir_ / "file");
   EXPECT_THAT(lines.take(), IsEmpty());
   append("file", "a\nb");
   EXPECT_THAT(lines.take(), ElementsAre("a"))
@@ -162,7 +203,7 @@ TEST_F(Follow, LinesThatAreAddedToAFile) {
   EXPECT_THAT(lines.take(), ElementsAre("x")) << "it has become shorter";
   // Of a long one the end, from the first whole line on.
   write("long", std::string(300 << 10, 'x') + "\nlast\n");
-  EXPECT_THAT(AddedLines(dir_ / "long").take(), ElementsAre("last"));
+  EXPECT_THAT(FileTail(dir_ / "long").take(), ElementsAre("last"));
 }
 
 }  // namespace

@@ -165,7 +165,7 @@ TEST_F(Galleries, WhatAnAnimationIsMadeFromStandsBeforeIt) {
   write("out/face.mp4", "video");
   write("out/references/face-picture.png", "shown");
   const std::string html = page();
-  EXPECT_THAT(html, HasSubstr("<div class=\"from\"><figure><img alt=\"picture\""));
+  EXPECT_THAT(html, HasSubstr("<div class=\"sources\"><figure><img alt=\"picture\""));
   EXPECT_THAT(html, HasSubstr("<b>picture</b>of face"));
   EXPECT_THAT(html, HasSubstr("<b>head motion</b>of face"));
   EXPECT_THAT(html, HasSubstr("references/face-ref_pose.png cannot be read"));

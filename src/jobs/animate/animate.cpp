@@ -509,21 +509,26 @@ void AnimateJob::join(std::int64_t item, Json& line) {
              result.string(), frames, whole.count);
   if (clip.animate.keep_frames)
     remove_frames_from(frames, engine_.settings().directory / frames_folder(clip));
-  seconds_.join += now_seconds() - begin;
   line["picture"] = as_utf8(clip.animate.picture);
   line["speech"] = as_utf8(clip.animate.speech);
   line["frames"] = frames;
   line["references"] = Json::array();
+  // They are for weft report alone: the clip is there without them.
   for (const auto& [what, path] : references_of(clip.animate)) {
     if (path.empty()) continue;
-    ImageFile shown;
-    if (std::string_view(what) == "picture")
-      shown = read_picture(path, deck_.media);
-    else if (!PictureStream(path, {deck_.media, {}}).next(shown))
-      continue;
-    write_reference(shown, engine_.settings().directory, reference_file(clip, what));
-    line["references"].push_back(reference_file(clip, what));
+    try {
+      ImageFile shown;
+      if (std::string_view(what) == "picture")
+        shown = read_picture(path, deck_.media);
+      else if (!PictureStream(path, {deck_.media, {}}).next(shown))
+        continue;
+      write_reference(shown, engine_.settings().directory, reference_file(clip, what));
+      line["references"].push_back(reference_file(clip, what));
+    } catch (const Error& e) {
+      log::warn("{}: weft report will not show its {} {}: {}", clip.name, what, path, e.what());
+    }
   }
+  seconds_.join += now_seconds() - begin;
   log::write_info(fmt::format("clip      {}  {}  rank {}", result.string(),
                               counted(frames, "frame"), engine_.groups().rank));
 }
