@@ -195,16 +195,20 @@ train() {
   check_deck
   show_space "$RUN"
   before=$(steps_saved)
+  rm -f -- "$RUN/stopped_while_staging"
   run_weft train "$DECK" run.dir="$RUN" ${WEFT_STAGE:+"data.stage=$WEFT_STAGE"} ${device[@]+"${device[@]}"} "$@"
   code=$?
   after=$(steps_saved)
   say "weft train ended with $code, $((after - before)) steps further: $after saved in $RUN"
   [ "$code" -ne 0 ] || return 0
   [ "$code" -eq 75 ] || exit "$code"
-  # 75: stopped early, all saved. Requeue, unless the user stopped it, or no progress was made (endless loop).
-  [ ! -e "$RUN/stopped" ] || stop_here 75 "stopped by the file $RUN/stop: not queued again"
-  [ "$after" -gt "$before" ] ||
-    stop_here 75 "no step further: not queued again. HINT: a longer --time, or a smaller run.stop_margin"
+  # 75: stopped early, all saved. Requeue, unless the user stopped it, or no progress was made (endless loop). While stores were
+  # copied to the nodes (data.stage) no step could be made; a file RUN/stopped is then of an earlier start.
+  if [ ! -e "$RUN/stopped_while_staging" ]; then
+    [ ! -e "$RUN/stopped" ] || stop_here 75 "stopped by the file $RUN/stop: not queued again"
+    [ "$after" -gt "$before" ] ||
+      stop_here 75 "no step further: not queued again. HINT: a longer --time, or a smaller run.stop_margin"
+  fi
   queue_again "a chain of jobs (docs/slurm.md), or submit it again with run.dir=$RUN after the deck"
 }
 

@@ -380,9 +380,7 @@ class ClipStore : public ClipSource {
         Exit::data,
         fmt::format("{} {} of bucket {} in {} is damaged: XXH3 is {:016x}, expected {:016x} ({})",
                     what, index, b.name, file_.path(), found, xxh3, stored.info[index].source),
-        "the file was damaged after it was made: copy it again, or make it again; or let "
-        "data.max_damaged skip such clips",
-        __FILE__, __LINE__);
+        file_.damage_hint() + "; or let data.max_damaged skip such clips", __FILE__, __LINE__);
   }
 
   // Written only by the constructor, so reading needs no lock.

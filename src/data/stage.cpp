@@ -3,19 +3,25 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
+
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <filesystem>
 #include <functional>
 #include <mutex>
+#include <span>
 #include <thread>
+#include <utility>
 
 #include "core/file.h"
 #include "core/hash.h"
@@ -61,34 +67,50 @@ void check_is_ours(const fs::path& folder) {
              "{} is not a folder that this user alone can write", folder.string());
 }
 
+using Stop = std::function<bool()>;
+
+void heed(const Stop& stop) {
+  WEFT_CHECK(!stop(), Exit::stopped, "run the same command to go on",
+             "stopped on request while stores were copied (data.stage)");
+}
+
 // The user's folder in `stage`, locked against other jobs of this user on the node.
-class Shelf {
+class LockedFolder {
  public:
-  explicit Shelf(const fs::path& stage) : path_(stage / fmt::format("weft-stores-{}", geteuid())) {
+  LockedFolder(const fs::path& stage, const Stop& stop)
+      : path_(stage / fmt::format("weft-stores-{}", geteuid())) {
     if (::mkdir(path_.c_str(), 0700) != 0 && errno != EEXIST)
       fail("cannot make the folder {}: {}", path_, errno);
     check_is_ours(path_);
     const fs::path file = path_ / "lock";
     fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd_ < 0) fail("cannot open {}: {}", file, errno);
-    if (::flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
-    if (errno == EWOULDBLOCK) {
-      log::info("stage     waits for another job that copies to {}", path_.string());
-      while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
-      }
-      return;
+    try {
+      lock(file, stop);
+    } catch (...) {
+      ::close(fd_);
+      throw;
     }
-    const int reason = errno;
-    ::close(fd_);
-    fail("cannot lock {}: {}", file, reason);
   }
-  ~Shelf() { ::close(fd_); }
-  Shelf(const Shelf&) = delete;
-  Shelf& operator=(const Shelf&) = delete;
+  ~LockedFolder() { ::close(fd_); }
+  LockedFolder(const LockedFolder&) = delete;
+  LockedFolder& operator=(const LockedFolder&) = delete;
 
   const fs::path& path() const { return path_; }
 
  private:
+  // Polls, because a request to stop does not interrupt flock(): another thread takes the signals.
+  void lock(const fs::path& file, const Stop& stop) {
+    for (bool waits = false; ::flock(fd_, LOCK_EX | LOCK_NB) != 0;) {
+      if (errno == EINTR) continue;
+      if (errno != EWOULDBLOCK) fail("cannot lock {}: {}", file, errno);
+      heed(stop);
+      if (!std::exchange(waits, true))
+        log::info("stage     waits for another job that copies to {}", path_.string());
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  }
+
   [[noreturn]] static void fail(fmt::format_string<std::string, std::string> what,
                                 const fs::path& path, int reason) {
     throw Error(Exit::data, fmt::format(what, path.string(), std::string(std::strerror(reason))),
@@ -103,7 +125,7 @@ class Shelf {
 
 // Hands the bytes of a file, read by `read`, to `write` a block at a time, from several threads.
 // Their hash.
-Hash128 transfer(std::uint64_t bytes,
+Hash128 transfer(std::uint64_t bytes, const Stop& stop,
                  const std::function<void(std::span<std::byte>, std::uint64_t)>& read,
                  const std::function<void(std::span<const std::byte>, std::uint64_t)>& write) {
   const std::uint64_t blocks = (bytes + block - 1) / block;
@@ -115,6 +137,7 @@ Hash128 transfer(std::uint64_t bytes,
     try {
       std::vector<std::byte> buffer(std::min(block, bytes));
       for (std::uint64_t b = next++; b < blocks; b = next++) {
+        heed(stop);
         const std::uint64_t offset = b * block;
         const auto piece = std::span(buffer).first(std::min(block, bytes - offset));
         read(piece, offset);
@@ -139,31 +162,34 @@ Hash128 transfer(std::uint64_t bytes,
   return hash128(std::as_bytes(std::span(hashes)));
 }
 
-Hash128 hash_of_copy(const fs::path& path, std::uint64_t bytes) {
+Hash128 hash_of_copy(const fs::path& path, std::uint64_t bytes, const Stop& stop) {
   const File file = File::open(path, Exit::data, false);
   return transfer(
-      bytes, [&](std::span<std::byte> to, std::uint64_t offset) { file.read(to, offset); },
+      bytes, stop, [&](std::span<std::byte> to, std::uint64_t offset) { file.read(to, offset); },
       [](std::span<const std::byte>, std::uint64_t) {});
 }
 
 // A store, and what its copies' names begin with.
-struct Wanted {
+struct StoreToCopy {
   std::string path;
   StoreFile store;
   std::string name;
 };
 
+// What this host's drafts have in their names. No host's name has an "@".
+std::string draft_mark() { return "tmp@" + host_name() + "@"; }
+
 // The intact copy of that store; empty if there is none. A damaged one is removed.
-fs::path copy_on(const fs::path& shelf, const Wanted& wanted) {
-  for (const fs::path& entry : entries_of(shelf, Exit::data)) {
+fs::path find_copy(const fs::path& folder, const StoreToCopy& source, const Stop& stop) {
+  for (const fs::path& entry : entries_of(folder, Exit::data)) {
     const std::string name = entry.filename().string();
-    if (!name.starts_with(wanted.name) || entry.extension() != ".h5") continue;
+    if (!name.starts_with(source.name) || entry.extension() != ".h5") continue;
     std::error_code failed;
-    if (fs::file_size(entry, failed) == wanted.store.bytes() && !failed) {
-      const std::string hash = to_hex(hash_of_copy(entry, wanted.store.bytes()));
-      if (name == wanted.name + hash + ".h5") return entry;
+    if (fs::file_size(entry, failed) == source.store.bytes() && !failed) {
+      const std::string hash = to_hex(hash_of_copy(entry, source.store.bytes(), stop));
+      if (name == source.name + hash + ".h5") return entry;
     }
-    log::warn("{}, a copy of {}, is damaged: it is made again", entry.string(), wanted.path);
+    log::warn("{}, a copy of {}, is damaged: it is made again", entry.string(), source.path);
     fs::remove(entry, failed);
     WEFT_CHECK(!failed, Exit::data, "remove it, or choose another data.stage",
                "cannot remove {}: {}", entry.string(), failed.message());
@@ -171,28 +197,29 @@ fs::path copy_on(const fs::path& shelf, const Wanted& wanted) {
   return {};
 }
 
-fs::path make_copy(const fs::path& shelf, const Wanted& wanted) {
-  const std::uint64_t bytes = wanted.store.bytes();
-  const fs::path draft = shelf / (wanted.name + "tmp");
+fs::path make_copy(const fs::path& folder, const StoreToCopy& source, const Stop& stop) {
+  const std::uint64_t bytes = source.store.bytes();
+  // Another node's differs, should the folder be shared.
+  const fs::path draft = folder / fmt::format("{}{}{}", source.name, draft_mark(), ::getpid());
   try {
     File file = File::create(draft, Exit::data);
     const Hash128 hash = transfer(
-        bytes,
+        bytes, stop,
         [&](std::span<std::byte> to, std::uint64_t offset) {
-          wanted.store.read("bytes to copy", offset, to, false);
+          source.store.read("bytes to copy", offset, to, false);
         },
         [&](std::span<const std::byte> from, std::uint64_t offset) { file.write(from, offset); });
     file.sync();
     file.drop_cache();  // so that the disk is read
     file.close();
-    const Hash128 found = hash_of_copy(draft, bytes);
+    const Hash128 found = hash_of_copy(draft, bytes, stop);
     WEFT_CHECK(found == hash, Exit::hardware,
                "this node's disk or memory is faulty: leave the node out (sbatch --exclude), or "
                "choose another data.stage",
                "the copy of {} in {} reads back otherwise than it was written: its hash is {}, "
                "expected {}",
-               wanted.path, shelf.string(), to_hex(found), to_hex(hash));
-    const fs::path copy = shelf / (wanted.name + to_hex(hash) + ".h5");
+               source.path, folder.string(), to_hex(found), to_hex(hash));
+    const fs::path copy = folder / (source.name + to_hex(hash) + ".h5");
     rename_file(draft, copy, Exit::data);
     return copy;
   } catch (...) {
@@ -202,15 +229,15 @@ fs::path make_copy(const fs::path& shelf, const Wanted& wanted) {
   }
 }
 
-void check_space(const fs::path& shelf, const std::vector<const Wanted*>& missing) {
+void check_space(const fs::path& folder, const std::vector<const StoreToCopy*>& missing) {
   std::uint64_t need = 0, others = 0;
-  for (const Wanted* w : missing) need += w->store.bytes();
+  for (const StoreToCopy* w : missing) need += w->store.bytes();
   struct statvfs disk {};
-  if (::statvfs(shelf.c_str(), &disk) != 0 || disk.f_blocks == 0) return;
+  if (::statvfs(folder.c_str(), &disk) != 0 || disk.f_blocks == 0) return;
   const std::uint64_t free = std::uint64_t{disk.f_bavail} * disk.f_frsize;
   if (need <= free) return;
   std::error_code none;
-  for (const fs::path& entry : entries_of(shelf, Exit::data)) {
+  for (const fs::path& entry : entries_of(folder, Exit::data)) {
     const auto bytes = fs::file_size(entry, none);
     if (!none) others += bytes;
   }
@@ -220,9 +247,20 @@ void check_space(const fs::path& shelf, const std::vector<const Wanted*>& missin
                           "data.stage, or leave it empty, which reads the stores where they are"
                         : "choose another data.stage, or leave it empty, which reads the stores "
                           "where they are",
-             "data.stage: {} has {} left, and {} to copy {} {}{}", shelf.string(), text(free),
+             "data.stage: {} has {} left, and {} to copy {} {}{}", folder.string(), text(free),
              counted(std::ssize(missing), "store"), missing.size() == 1 ? "has" : "have",
              text(need), others > 0 ? "; the copies that are there have " + text(others) : "");
+}
+
+void warn_of_network(const fs::path& folder) {
+  struct statfs disk {};
+  if (::statfs(folder.c_str(), &disk) != 0) return;
+  const std::string kind = network_file_system(static_cast<std::uint32_t>(disk.f_type));
+  if (!kind.empty())
+    log::warn(
+        "data.stage: {} is on {}, not on a disk of this node: copies there gain nothing, and all "
+        "nodes write them; choose another folder ($TMPDIR, /tmp), or leave data.stage empty",
+        folder.string(), kind);
 }
 
 void rows(Rows& r, StageDeck& d) {
@@ -241,38 +279,86 @@ bool is_store_path(const std::string& path) {
   return !is_synthetic(path) && !is_shapes(path) && !is_text_list(path);
 }
 
-Staged stage_stores(const std::vector<std::string>& paths, const std::string& stage) {
-  Staged staged;
-  const Shelf shelf(folder_of(stage));
-  staged.folder = shelf.path().string();
-  std::error_code none;
-  for (const fs::path& entry : entries_of(shelf.path(), Exit::data))  // of jobs that were killed
-    if (entry.filename().string().ends_with("-tmp")) fs::remove(entry, none);
+std::string network_file_system(std::uint64_t type) {
+  switch (type) {
+    case 0x0BD00BD0:
+      return "Lustre";
+    case 0x6969:
+      return "NFS";
+    case 0x47504653:
+      return "GPFS";
+    case 0x19830326:
+      return "BeeGFS";
+    case 0x00C36400:
+      return "CephFS";
+    case 0x5346414F:
+      return "AFS";
+    case 0xFF534D42:
+    case 0xFE534D42:
+    case 0x517B:
+      return "CIFS";
+    default:
+      return "";
+  }
+}
 
-  std::vector<Wanted> all;
+Staged stage_stores(const std::vector<std::string>& paths, const std::string& stage,
+                    const Stop& stop) {
+  Staged staged;
+  const LockedFolder folder(folder_of(stage), stop);
+  staged.folder = folder.path().string();
+  warn_of_network(folder.path());
+  // Drafts of jobs that were killed: a live job of this host would hold the lock. Those of another
+  // host may be alive, where the folder is shared and locks are not.
+  std::error_code none;
+  for (const fs::path& entry : entries_of(folder.path(), Exit::data))
+    if (entry.filename().string().find(draft_mark()) != std::string::npos) fs::remove(entry, none);
+
+  std::vector<StoreToCopy> all;
   all.reserve(paths.size());
-  std::vector<const Wanted*> missing;
+  std::vector<const StoreToCopy*> missing;
   for (const std::string& path : paths) {
     all.push_back({path, StoreFile(path), ""});
-    Wanted& w = all.back();
+    StoreToCopy& w = all.back();
     w.name = fmt::format("{}-{}-", w.store.content_id(), w.store.bytes());
     staged.bytes += w.store.bytes();
-    const fs::path copy = copy_on(shelf.path(), w);
+    const fs::path copy = find_copy(folder.path(), w, stop);
     if (!copy.empty())
       staged.copies[path] = copy.string();
-    else if (std::ranges::find(missing, w.name, &Wanted::name) == missing.end())
+    else if (std::ranges::find(missing, w.name, &StoreToCopy::name) == missing.end())
       missing.push_back(&w);
   }
-  check_space(shelf.path(), missing);
+  check_space(folder.path(), missing);
   std::map<std::string, std::string> made;  // by name
-  for (const Wanted* w : missing) {
-    made[w->name] = make_copy(shelf.path(), *w).string();
-    staged.copied += w->store.bytes();
+  for (const StoreToCopy* w : missing) {
+    made[w->name] = make_copy(folder.path(), *w, stop).string();
+    staged.bytes_copied += w->store.bytes();
   }
   // Two paths may name one store.
-  for (const Wanted& w : all)
+  for (const StoreToCopy& w : all)
     if (!staged.copies.contains(w.path)) staged.copies[w.path] = made.at(w.name);
   return staged;
+}
+
+void check_same_copies(const std::string& store,
+                       const std::vector<std::pair<std::string, std::string>>& copies) {
+  // The name has the content, the size and the hash of what was read.
+  std::map<std::string, std::vector<std::string>> hosts;
+  for (const auto& [host, copy] : copies) hosts[fs::path(copy).filename().string()].push_back(host);
+  if (hosts.size() < 2) return;
+  constexpr std::size_t most = 8;
+  std::string found;
+  for (const auto& [name, where] : hosts) {
+    found += fmt::format("{}{} on {}", found.empty() ? "" : "; ", name,
+                         fmt::join(std::span(where).first(std::min(most, where.size())), ", "));
+    if (where.size() > most) found += fmt::format(" and {} more", where.size() - most);
+  }
+  WEFT_CHECK(false, Exit::hardware,
+             "remove these copies and start again; a host that differs again reads wrongly: leave "
+             "it out (sbatch --exclude)",
+             "data.stage: the nodes' copies of {} differ, because a host read it wrongly or it was "
+             "made anew meanwhile: {}",
+             store, found);
 }
 
 }  // namespace weft

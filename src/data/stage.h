@@ -6,14 +6,18 @@
 //   FOLDER/weft-stores-UID/ID-BYTES-HASH.h5   a copy: the store's content_id() and bytes, and
 //                           XXH3-128 of what was read (over the hashes of its blocks of 16 MiB)
 //
+//   FOLDER/weft-stores-UID/ID-BYTES-tmp@HOST@PID   one that is being made
+//
 // A copy has its name once it is complete and was read back. A later job takes a copy whose bytes
 // still have the hash of its name, wherever the store lies by then. Nothing here removes copies.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/deck_table.h"
@@ -31,7 +35,7 @@ struct Staged {
   std::map<std::string, std::string> copies;  // path of a store, path of its copy
   std::string folder;                         // that they are in
   std::uint64_t bytes = 0;                    // of all
-  std::uint64_t copied = 0;                   // of those that were not there yet
+  std::uint64_t bytes_copied = 0;             // of those that were not there yet
 };
 
 // Whether data.path may name it and it is a file to copy: not made in memory, no list of pictures.
@@ -41,7 +45,19 @@ bool is_store_path(const std::string& path);
 // that exists; at its beginning $NAME stands for a variable of the environment. Waits while another
 // job of this user copies there. Exit::usage for a variable that is not set; Exit::data where a
 // store or the folder cannot be used, or where there is too little space, which is asked before
-// anything is copied; Exit::hardware where a copy reads back otherwise than it was written.
-Staged stage_stores(const std::vector<std::string>& paths, const std::string& stage);
+// anything is copied; Exit::hardware where a copy reads back otherwise than it was written;
+// Exit::stopped once `stop` is true, which is asked before each block and while waiting, from
+// several threads. A WARN where the folder is on a file system of a network.
+Staged stage_stores(
+    const std::vector<std::string>& paths, const std::string& stage,
+    const std::function<bool()>& stop = [] { return false; });
+
+// The copies that nodes have made of one store must be the same file. Exit::hardware, naming the
+// hosts, where they are not: `copies` has (host, path of the copy) of each node.
+void check_same_copies(const std::string& store,
+                       const std::vector<std::pair<std::string, std::string>>& copies);
+
+// "NFS": the file system of a network with this f_type of statfs(2); "" for any other.
+std::string network_file_system(std::uint64_t type);
 
 }  // namespace weft

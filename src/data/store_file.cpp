@@ -41,6 +41,7 @@ std::vector<std::string>& reader_command() {
   return command;
 }
 
+// Written once, before the trainer starts its threads; they only read it.
 std::map<std::string, std::string>& copies_of_stores() {
   static std::map<std::string, std::string> copies;
   return copies;
@@ -289,7 +290,7 @@ StoreFile::StoreFile(const std::string& path) : path_(path) {
   std::string opened = path;
   const auto copy = copies_of_stores().find(path);
   if (copy != copies_of_stores().end()) {
-    opened = copy->second;
+    opened = copy_ = copy->second;
     path_ = fmt::format("{} (this node's copy of {})", opened, path);
   }
   fd_ = open(opened.c_str(), O_RDONLY | O_CLOEXEC);
@@ -316,6 +317,7 @@ StoreFile::StoreFile(const std::string& path) : path_(path) {
 
 StoreFile::StoreFile(StoreFile&& other) noexcept
     : path_(std::move(other.path_)),
+      copy_(std::move(other.copy_)),
       fd_(std::exchange(other.fd_, -1)),
       bytes_(other.bytes_),
       facts_(std::move(other.facts_)) {}
@@ -327,6 +329,12 @@ StoreFile::~StoreFile() {
 std::string StoreFile::content_id() const {
   return facts_.holds_images ? fmt::format("{:016x}", facts_.images.tables_xxh3)
                              : content_id_of(facts_.buckets, facts_.stored);
+}
+
+std::string StoreFile::damage_hint() const {
+  return copy_.empty()
+             ? "the file was damaged after it was made: copy it again, or make it again"
+             : "remove this copy: " + copy_ + "; the next start makes it again (data.stage)";
 }
 
 std::uint64_t StoreFile::read(const std::string& what, std::uint64_t offset,

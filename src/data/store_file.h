@@ -96,7 +96,8 @@ StoreFacts read_store(const std::string& path, std::uint64_t bytes);
 // code. Otherwise it makes read_store() start this program.
 std::optional<int> serve_as_store_reader(int argc, char** argv);
 
-// From now on a StoreFile of one of these paths reads that copy of it (data/stage.h).
+// From now on a StoreFile of one of these paths reads that copy of it (data/stage.h). Called once,
+// before any thread opens a store: nothing guards it.
 void read_copies_of_stores(std::map<std::string, std::string> copies);
 
 class StoreFile {
@@ -108,6 +109,8 @@ class StoreFile {
 
   // For messages: names the copy too, if one is read.
   const std::string& path() const { return path_; }
+  // What to do about damaged bytes: with a copy, that it is to be removed.
+  std::string damage_hint() const;
   std::uint64_t bytes() const { return bytes_; }
   // As ClipSource's. Before facts are taken out.
   std::string content_id() const;
@@ -121,7 +124,7 @@ class StoreFile {
                      bool hashed) const;
 
  private:
-  std::string path_;
+  std::string path_, copy_;  // copy_: of the copy that is read, "" if none is
   int fd_ = -1;
   std::uint64_t bytes_ = 0;
   StoreFacts facts_;

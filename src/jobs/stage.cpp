@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
+#include <exception>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <utility>
@@ -10,9 +11,14 @@
 
 #include "checkpoint/agree.h"
 #include "core/clock.h"
+#include "core/file.h"
+#include "core/host.h"
 #include "core/log.h"
 #include "data/stage.h"
 #include "data/store_file.h"
+#include "parallel/mpi.h"
+#include "parallel/mpi_collectives.h"
+#include "train/stop.h"
 #include "train/validation.h"
 
 namespace weft {
@@ -33,64 +39,78 @@ std::vector<std::string> stores_of(const Deck& deck) {
   return stores;
 }
 
-// The ranks of this rank's node.
-MPI_Comm split_by_node(MPI_Comm world) {
-  int rank = 0;
-  MPI_Comm_rank(world, &rank);
-  MPI_Comm node = MPI_COMM_NULL;
-  MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &node);
-  // For tests, as in parallel/mpi_collectives.cpp: treats so many ranks as those of one host.
-  if (const char* text = std::getenv("WEFT_COMM_NODE_RANKS")) {
-    MPI_Comm whole = node;
-    MPI_Comm_split(whole, rank / std::max(1, std::atoi(text)), rank, &node);
-    MPI_Comm_free(&whole);
-  }
-  return node;
-}
-
 // Collective over the node: what its first rank has staged, on all of its ranks.
-void share_copies(MPI_Comm node, const Staged& staged) {
-  std::string text;
-  for (const auto& [path, copy] : staged.copies) text += path + '\0' + copy + '\0';
-  checkpoint::share_text(node, text);
+void share_copies(MPI_Comm node, const std::vector<std::string>& stores, const Staged& staged) {
   std::map<std::string, std::string> copies;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::string path = text.c_str() + at;
-    at += path.size() + 1;
-    const std::string copy = text.c_str() + at;
-    at += copy.size() + 1;
-    copies[path] = copy;
+  for (const std::string& store : stores) {
+    const auto found = staged.copies.find(store);  // on the first rank alone
+    std::string copy = found != staged.copies.end() ? found->second : "";
+    checkpoint::share_text(node, copy);
+    copies[store] = copy;
   }
   read_copies_of_stores(std::move(copies));
 }
 
+// Collective: throws on all ranks where the copies of nodes differ.
+void check_nodes_agree(MPI_Comm world, const std::vector<std::string>& stores,
+                       const Staged& staged) {
+  for (const std::string& store : stores) {
+    const auto found = staged.copies.find(store);  // on the first rank of each node
+    const std::string mine = found != staged.copies.end() ? host_name() + '\n' + found->second : "";
+    std::vector<std::pair<std::string, std::string>> copies;
+    for (const std::string& text : texts_of_ranks(mine, world)) {
+      const std::size_t end = text.find('\n');
+      if (end != std::string::npos) copies.emplace_back(text.substr(0, end), text.substr(end + 1));
+    }
+    check_same_copies(store, copies);
+  }
+}
+
+// For job scripts: this start ended before training began, so that it could not make any progress.
+void leave_note(const std::filesystem::path& run_dir) {
+  try {
+    std::filesystem::create_directories(run_dir);
+    replace_file(run_dir / "stopped_while_staging", "", Exit::checkpoint, Durable::no);
+  } catch (const std::exception& e) {
+    log::warn("a job script will not queue this job again: {}", e.what());
+  }
+}
+
 }  // namespace
 
-void stage_data(const Deck& deck, MPI_Comm world) {
+bool stage_data(const Deck& deck, MPI_Comm world) {
   const std::string& stage = deck.get<StageDeck>().stage;
-  if (stage.empty()) return;
+  if (stage.empty()) return true;
   const std::vector<std::string> stores = stores_of(deck);
   if (stores.empty()) {
     log::info("stage     nothing to copy: data.path = {} is no store", deck.data.path);
-    return;
+    return true;
   }
   const double start = now_seconds();
-  MPI_Comm node = split_by_node(world);
+  MPI_Comm node = split_by_host(world);
   int place = 0;
   MPI_Comm_rank(node, &place);
   Staged staged;
   // The other ranks sleep in agree() meanwhile.
+  const auto stop = [] { return stop_signal() != 0; };
   const checkpoint::Outcome outcome = checkpoint::agree(world, checkpoint::attempt([&] {
                                                           if (place == 0)
-                                                            staged = stage_stores(stores, stage);
+                                                            staged =
+                                                                stage_stores(stores, stage, stop);
                                                         }));
   const double seconds = now_seconds() - start;
-  if (outcome.ok()) share_copies(node, staged);
+  if (outcome.ok()) share_copies(node, stores, staged);
   MPI_Comm_free(&node);
+  if (outcome.code == Exit::stopped) {
+    if (log::rank() == 0) leave_note(deck.run.dir);
+    log::info("stage     {}: run the same command to go on", outcome.error);
+    return false;
+  }
   outcome.raise();
+  check_nodes_agree(world, stores, staged);
 
   // Nodes, and of these the ones on which something was copied.
-  std::array<int, 2> mine = {place == 0 ? 1 : 0, staged.copied > 0 ? 1 : 0}, all{};
+  std::array<int, 2> mine = {place == 0 ? 1 : 0, staged.bytes_copied > 0 ? 1 : 0}, all{};
   MPI_Allreduce(mine.data(), all.data(), 2, MPI_INT, MPI_SUM, world);
   const auto [nodes, copied] = all;
   const double gigabytes = 1e-9 * static_cast<double>(staged.bytes);
@@ -99,6 +119,7 @@ void stage_data(const Deck& deck, MPI_Comm world) {
       "{:.2f} GB/s a node",
       counted(std::ssize(stores), "store"), gigabytes, staged.folder, counted(nodes, "node"),
       copied, nodes - copied, seconds, gigabytes / std::max(seconds, 1e-3));
+  return true;
 }
 
 }  // namespace weft

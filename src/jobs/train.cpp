@@ -235,7 +235,7 @@ int train(const Deck& deck, MPI_Comm world) {
   // Always on, since it costs next to nothing: RUN/dump_trace can then show what just happened.
   trace::start();
   ClockOffset clock(world);
-  stage_data(deck, world);
+  if (!stage_data(deck, world)) return static_cast<int>(Exit::stopped);
   // Data, model, run directory; then the state: new, or where the last job of this run left it.
   Trainer trainer(deck, make_task, world);
   std::optional<HeldOutLoss> held_out;

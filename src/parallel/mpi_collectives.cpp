@@ -52,6 +52,22 @@ long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
 
 }  // namespace
 
+MPI_Comm split_by_host(MPI_Comm comm) {
+  int rank = 0;
+  MPI_CHECK(MPI_Comm_rank(comm, &rank));
+  MPI_Comm host = MPI_COMM_NULL;
+  MPI_CHECK(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host));
+  if (const char* text = std::getenv("WEFT_COMM_NODE_RANKS")) {
+    const int ranks = std::atoi(text);
+    WEFT_CHECK(ranks > 0, Exit::usage, "give a number of ranks", "WEFT_COMM_NODE_RANKS = \"{}\"",
+               text);
+    MPI_Comm whole = host;
+    MPI_CHECK(MPI_Comm_split(whole, rank / ranks, rank, &host));
+    MPI_CHECK(MPI_Comm_free(&whole));
+  }
+  return host;
+}
+
 Mailboxes::Mailboxes(MPI_Comm comm, const std::atomic<bool>& stop) : comm_(comm), stop_(stop) {
   MPI_Comm_rank(comm_, &rank_);
   MPI_Comm_size(comm_, &size_);
@@ -74,17 +90,7 @@ Mailboxes::Mailboxes(MPI_Comm comm, const std::atomic<bool>& stop) : comm_(comm)
 // exists only until all have mapped it, so nothing stays behind however the job ends, and releasing
 // the memory needs no other rank.
 void Mailboxes::open_window() {
-  MPI_Comm node = MPI_COMM_NULL;
-  MPI_CHECK(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node));
-  // For tests: treats this many consecutive ranks as those of one host.
-  if (const char* text = std::getenv("WEFT_COMM_NODE_RANKS")) {
-    const int ranks = std::atoi(text);
-    WEFT_CHECK(ranks > 0, Exit::usage, "give a number of ranks", "WEFT_COMM_NODE_RANKS = \"{}\"",
-               text);
-    MPI_Comm whole = node;
-    MPI_CHECK(MPI_Comm_split(whole, rank_ / ranks, rank_, &node));
-    MPI_CHECK(MPI_Comm_free(&whole));
-  }
+  MPI_Comm node = split_by_host(comm_);
   MPI_CHECK(MPI_Comm_set_errhandler(node, MPI_ERRORS_RETURN));
   int here = 0, place = 0;
   MPI_CHECK(MPI_Comm_size(node, &here));

@@ -1,11 +1,16 @@
 // Copies of stores on a node's disk (data/stage.h).
 #include "data/stage.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 
 #include "clip_store_fixture.h"
+#include "core/host.h"
 #include "data/store_file.h"
 
 namespace weft {
@@ -52,12 +57,12 @@ TEST_F(StageTest, ACopyIsTakenAgainWhereverTheStoreLiesByThen) {
   const Staged first = stage(path_);
   const std::string copy = first.copies.at(path_);
   EXPECT_EQ(bytes_of(copy), bytes_of(path_));
-  EXPECT_EQ(first.copied, fs::file_size(path_));
-  EXPECT_EQ(first.bytes, first.copied);
+  EXPECT_EQ(first.bytes_copied, fs::file_size(path_));
+  EXPECT_EQ(first.bytes, first.bytes_copied);
   const std::string moved = path("moved.h5");
   fs::copy_file(path_, moved);
   const Staged again = stage_stores({moved, path_}, path("disk"));
-  EXPECT_EQ(again.copied, 0u);
+  EXPECT_EQ(again.bytes_copied, 0u);
   EXPECT_EQ(again.copies.at(moved), copy);
   EXPECT_EQ(again.copies.at(path_), copy);
 }
@@ -65,10 +70,10 @@ TEST_F(StageTest, ACopyIsTakenAgainWhereverTheStoreLiesByThen) {
 TEST_F(StageTest, ADamagedCopyIsMadeAgain) {
   const std::string copy = stage(path_).copies.at(path_);
   damage(copy);
-  EXPECT_EQ(stage(path_).copied, fs::file_size(path_));
+  EXPECT_EQ(stage(path_).bytes_copied, fs::file_size(path_));
   EXPECT_EQ(bytes_of(copy), bytes_of(path_));
   fs::resize_file(copy, fs::file_size(copy) - 1);
-  EXPECT_EQ(stage(path_).copied, fs::file_size(path_));
+  EXPECT_EQ(stage(path_).bytes_copied, fs::file_size(path_));
   EXPECT_EQ(bytes_of(copy), bytes_of(path_));
 }
 
@@ -97,14 +102,15 @@ TEST_F(StageTest, TheCopyIsReadAndNothingElseChanges) {
   } catch (const DamagedClip& e) {
     EXPECT_THAT(e.what(), testing::HasSubstr(staged.copies.at(path_) + " (this node's copy of " +
                                              path_ + ")"));
+    EXPECT_THAT(e.hint(), testing::HasSubstr("remove this copy: " + staged.copies.at(path_)));
   }
 }
 
 TEST_F(StageTest, AFolderMayBeginWithAVariable) {
   setenv("WEFT_TEST_DISK", path("disk").c_str(), 1);
   fs::create_directory(path("disk") + "/below");
-  EXPECT_EQ(stage_stores({path_}, "$WEFT_TEST_DISK").copied, fs::file_size(path_));
-  EXPECT_EQ(stage_stores({path_}, "${WEFT_TEST_DISK}").copied, 0u);
+  EXPECT_EQ(stage_stores({path_}, "$WEFT_TEST_DISK").bytes_copied, fs::file_size(path_));
+  EXPECT_EQ(stage_stores({path_}, "${WEFT_TEST_DISK}").bytes_copied, 0u);
   EXPECT_EQ(fs::path(stage_stores({path_}, "$WEFT_TEST_DISK/below").folder).parent_path(),
             path("disk") + "/below");
   unsetenv("WEFT_TEST_DISK");
@@ -113,21 +119,78 @@ TEST_F(StageTest, AFolderMayBeginWithAVariable) {
 }
 
 TEST_F(StageTest, OnlyAFolderOfThisUserAloneIsTaken) {
-  const fs::path shelf = stage(path_).folder;
-  chmod(shelf.c_str(), 0777);
+  const fs::path folder = stage(path_).folder;
+  chmod(folder.c_str(), 0777);
   expect_refused(Exit::data, path("disk"), "is not a folder that this user alone can write");
-  fs::rename(shelf, path("elsewhere"));
+  fs::rename(folder, path("elsewhere"));
   chmod(path("elsewhere").c_str(), 0700);
-  fs::create_directory_symlink(path("elsewhere"), shelf);
+  fs::create_directory_symlink(path("elsewhere"), folder);
   expect_refused(Exit::data, path("disk"), "is not a folder that this user alone can write");
   expect_refused(Exit::data, path("no such disk"), "cannot make the folder");
 }
 
 TEST_F(StageTest, WhatAKilledJobLeftIsRemoved) {
-  const fs::path shelf = stage(path_).folder;
-  std::ofstream(shelf / "0123-5-tmp") << "half";
+  const fs::path folder = stage(path_).folder;
+  const fs::path own = folder / ("0123-5-tmp@" + host_name() + "@17"),
+                 other = folder / ("0123-5-tmp@x-" + host_name() + "@17");
+  std::ofstream(own) << "half";
+  std::ofstream(other) << "half";
   stage(path_);
-  EXPECT_FALSE(fs::exists(shelf / "0123-5-tmp"));
+  EXPECT_FALSE(fs::exists(own));
+  EXPECT_TRUE(fs::exists(other));  // of a host that may be writing it
+}
+
+// Asked to stop at the first, the second, ... block, until that is not reached any more.
+TEST_F(StageTest, ARequestToStopEndsTheCopyAndLeavesNothing) {
+  int at = 0;
+  for (bool stopped = true; stopped; ++at) {
+    std::atomic<int> asked = 0;
+    try {
+      stage_stores({path_}, path("disk"), [&] { return asked++ == at; });
+      stopped = false;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::stopped);
+      for (const auto& entry : fs::recursive_directory_iterator(path("disk")))
+        EXPECT_TRUE(entry.is_directory() || entry.path().filename() == "lock") << entry.path();
+    }
+    ASSERT_LT(at, 100);
+  }
+  EXPECT_EQ(at, 3);  // the copy's one block, written and read back, and then the whole copy
+}
+
+TEST_F(StageTest, ARequestToStopEndsTheWaitForAnotherJob) {
+  const std::string lock = stage(path_).folder + "/lock";
+  const int held = open(lock.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(flock(held, LOCK_EX), 0);
+  int asked = 0;
+  try {
+    stage_stores({path_}, path("disk"), [&] { return ++asked == 2; });
+    ADD_FAILURE() << "did not wait";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::stopped);
+  }
+  EXPECT_EQ(asked, 2);
+  close(held);
+}
+
+TEST_F(StageTest, NodesThatReadDifferentBytesAreNamed) {
+  const std::string one = "/a/weft-stores-0/id-5-11.h5", other = "/b/weft-stores-0/id-5-22.h5";
+  check_same_copies("s.h5", {{"n1", one}, {"n2", "/elsewhere/id-5-11.h5"}});
+  try {
+    check_same_copies("s.h5", {{"n1", one}, {"n2", other}, {"n3", one}});
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::hardware);
+    EXPECT_THAT(e.what(), testing::HasSubstr("id-5-11.h5 on n1, n3; id-5-22.h5 on n2"));
+  }
+}
+
+TEST(NetworkFileSystem, IsKnownByItsType) {
+  EXPECT_EQ(network_file_system(0x0BD00BD0), "Lustre");
+  EXPECT_EQ(network_file_system(0x6969), "NFS");
+  EXPECT_EQ(network_file_system(0xFF534D42), "CIFS");
+  EXPECT_EQ(network_file_system(0xEF53), "");      // ext4
+  EXPECT_EQ(network_file_system(0x01021994), "");  // tmpfs
 }
 
 TEST_F(StageTest, WhatIsMadeInMemoryIsNoStore) {

@@ -7,7 +7,8 @@ that no rule knows fails. In the text around, `weft X` and `make X` must at leas
     run     parse, where it takes a deck; then, with WEFT_RUN_COMMANDS=1 (make test-all), the command itself, in a folder with small
             inputs, on two ranks at most
     dry     `make -n`: the target exists and its recipe expands
-A job script is checked by what it starts: its deck and the keys that it is given are parsed.
+A job script is checked by what it starts: its deck and the keys that it is given are parsed. jobscripts/pipeline.sh is run with
+--dry-run, and each sbatch line that it prints is checked so.
 """
 
 import os
@@ -117,11 +118,11 @@ def simple_commands(line):
 
 
 def without_launcher(words):
-    """From the program on; [] where that is none of weft, make and sbatch."""
+    """From the program on; [] where that is none of weft, make, sbatch and pipeline.sh."""
     words = [w for w in words if w not in ("do", "if", "while", "!")]
     for i, word in enumerate(words):
         name = pathlib.PurePath(word).name
-        if name in ("weft", "weft_cpu", "make", "sbatch"):
+        if name in ("weft", "weft_cpu", "make", "sbatch", "pipeline.sh"):
             launched = not words[:i] or words[0] == "srun" or "=" in words[0] or \
                 pathlib.PurePath(words[0]).name.startswith(("mpirun", "mpiexec"))
             return [name.removesuffix("_cpu"), *plain(words[i + 1:])] if launched else []
@@ -151,7 +152,7 @@ class Commands(WeftTest):
         super().setUp()
         for name in ("inputs", "jobscripts", "validation", "docs"):
             (self.dir / name).symlink_to(REPOSITORY / name)
-        for name in ("deck.toml", "DECK.toml", "D.toml"):
+        for name in ("deck.toml", "DECK.toml", "D.toml", "VAE.toml", "ENCODE.toml"):
             (self.dir / name).write_text(TINY_DECK)
         for name, deck in (("footage", "train"), ("lora", "train_lora"), ("own_footage", "own_footage"),
                            ("own_footage_vae", "own_footage_vae")):  # as `weft init` writes them; here it does, of the last two
@@ -208,11 +209,25 @@ class Commands(WeftTest):
         job = (re.findall(r"(?m)^(?:until_done|run_weft) (\w+) ", text) or ["train"])[-1]
         self.parse(["weft", "train" if re.search(r"(?m)^train ", text) or job == "bench" else job, deck, *words], where)
 
+    def pipeline(self, words, where):
+        """What jobscripts/pipeline.sh would submit."""
+        done = subprocess.run(["jobscripts/pipeline.sh", *words, "--dry-run"], cwd=self.dir, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, f"{where}: pipeline.sh {' '.join(words)}\n{done.stderr}")
+        lines = done.stdout.splitlines()
+        self.assertTrue(lines, where)
+        for line in lines:
+            program, *rest = shlex.split(line)
+            self.assertEqual(program, "sbatch", where)
+            self.submitted(rest, where)
+
     def check(self, command, where):
         """Does with the command what its rule says; what that was."""
         text = " ".join(command)
         if command[0] == "sbatch":
             self.submitted(command[1:], where)
+            return "parse"
+        if command[0] == "pipeline.sh":
+            self.pipeline(command[1:], where)
             return "parse"
         for pattern, how, *more in RULES:
             if not re.match(pattern, text):
@@ -268,7 +283,8 @@ class Commands(WeftTest):
         for wrong in (["weft", "dance"], ["weft", "train", "inputs/stage1.toml", "train.lrr=1"], ["make", "tea"],
                       ["weft", "plan", "inputs/stage1.toml", "--gqus", "8"],
                       ["sbatch", "jobscripts/score.sbatch", "DECK.toml", "score.inputt=a.csv"],
-                      ["sbatch", "jobscripts/score.sbatch", "score.input=a.csv"]):
+                      ["sbatch", "jobscripts/score.sbatch", "score.input=a.csv"],
+                      ["pipeline.sh", "DECK.toml", "dance:d.toml"], ["pipeline.sh", "DECK.toml", "train:train.lrr=1"]):
             with self.subTest(wrong), self.assertRaises(AssertionError):
                 self.check(wrong, "here")
 

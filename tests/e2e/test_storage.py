@@ -1,8 +1,10 @@
 """Storage that is slow or stalls: reads of clips that take seconds, by a library between weft and the system (tests/shim). Copies
 of stores on the nodes' own disks (data.stage); file systems with too little space."""
 
+import fcntl
 import os
 import re
+import signal
 import unittest
 from unittest import mock
 
@@ -177,6 +179,27 @@ class Stage(WeftTest):
         job = self.staged("run", "train.steps=2", "data.stage=disk")
         self.assertIn("of 2 nodes: copied on 1, there already on 1", job.err)
 
+    def test_a_request_to_stop_while_another_job_copies(self):
+        self.staged("run", "train.steps=1")
+        lock, = self.disks[0].glob("weft-stores-*/lock")
+        with open(lock, "r+b") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            job = self.start("train", "deck.toml", "run.dir=later", "data.path=clips.h5", "train.steps=1", self.STAGE)
+            self.until(job, lambda: "waits for another job that copies to 0/weft-stores-" in job.err_so_far())
+            os.kill(job.ranks()[0], signal.SIGUSR1)
+            self.assertEqual(job.wait(), 75, job.err)
+        self.assertIn("stopped on request while stores were copied", job.err)
+        self.assertEqual(os.listdir(self.dir / "later"), ["stopped_while_staging"])
+        self.staged("later", "train.steps=1")
+
+    def test_nodes_that_read_different_bytes(self):
+        self.staged("run", "train.steps=1", ranks=1)  # to node 0
+        store = self.dir / "clips.h5"
+        data = bytearray(store.read_bytes())
+        data[len(data) // 2] ^= 1  # of a clip, which opening does not read
+        store.write_bytes(data)
+        self.refused(self.staged("refused", expect=None), HARDWARE, "the nodes' copies of clips.h5 differ")
+
     def test_what_goes_wrong(self):
         size = (self.dir / "clips.h5").stat().st_size
         (self.disks[0] / f"weft-stores-{os.getuid()}").mkdir(mode=0o700)
@@ -193,7 +216,7 @@ class Stage(WeftTest):
             job = self.staged("refused", expect=None, **how)
             self.refused(job, code, said)
             self.assertFalse((self.dir / "refused").exists())
-            self.assertEqual([p for disk in self.disks for p in disk.glob("*/*-tmp")], [])
+            self.assertEqual([p for disk in self.disks for p in disk.glob("*/*-tmp*")], [])
         for stage, code, said in (("$NO_SUCH_DISK/x", USAGE, 'data.stage = "$NO_SUCH_DISK/x": NO_SUCH_DISK is not set'),
                                   ("nowhere", DATA, "cannot make the folder nowhere/weft-stores-")):
             self.refused(self.staged("refused", f"data.stage={stage}", expect=None), code, said)

@@ -324,11 +324,18 @@ mkdir -p "$run"; old=$(readlink "$run/latest"); old=${old#step_}
 ln -sfn "step_$((${old:-0} + 1))" "$run/latest"
 exit 75
 """)
+        # Stopped at its first start while its stores were copied, and later without a reason.
+        staging = self.site / "staging"
+        staging.write_text("""#!/bin/sh
+for word in "$@"; do case $word in run.dir=*) run=${word#run.dir=} ;; esac; done
+[ "$SLURM_RESTART_COUNT" = 1 ] || touch "$run/stopped_while_staging"
+exit 75
+""")
         losing = self.site / "losing"
         # Its second start makes a clip, whose line nobody is left to gather.
         losing.write_text("#!/bin/sh\n[ $SLURM_RESTART_COUNT != 1 ] || echo a clip >> 'an out/generated.rank0.jsonl'\nkill -9 $$\n")
         (self.site / "an out").mkdir()
-        for program in (stuck, crawling, losing):
+        for program in (stuck, crawling, staging, losing):
             program.chmod(0o755)
         shape = ("--ntasks-per-node=1", "--cpus-per-task=1")
         one = self.sbatch("train_1node", options=shape, WEFT="./stuck")
@@ -336,6 +343,9 @@ exit 75
         third = self.sbatch("generate", 'generate.output="an out"', options=shape, WEFT="./losing")
         self.assertEqual(self.finish(third, "FAILED", "137:0")["Restarts"], "2")
         self.assertIn("a rank was killed again, and nothing more was begun or made: not queued again", self.output())
+        fourth = self.sbatch("train_1node", options=shape, WEFT="./staging")
+        self.assertEqual(self.finish(fourth, "FAILED", "75:0")["Restarts"], "1")
+        self.assertIn("no step further", self.output())
         self.assertEqual(self.finish(one, "FAILED", "75:0")["Restarts"], "0")
         self.assertIn("no step further", self.output())
         self.assertEqual(self.finish(other, "FAILED", "75:0")["Restarts"], "1")

@@ -153,13 +153,11 @@ class ImageStore : public LabelledImages {
     const std::uint64_t found = file_.read(fmt::format("{} {}", what, image), offset,
                                            std::as_writable_bytes(std::span(out)), verify_);
     if (!verify_ || found == xxh3) return;
-    throw DamagedClip(
-        Exit::data,
-        fmt::format("{} {} in {} is damaged: XXH3 is {:016x}, expected {:016x} ({})", what, image,
-                    file_.path(), found, xxh3, s_.sources[image]),
-        "the file was damaged after it was made: copy it again, or make it again; or let "
-        "data.max_damaged skip such images",
-        __FILE__, __LINE__);
+    throw DamagedClip(Exit::data,
+                      fmt::format("{} {} in {} is damaged: XXH3 is {:016x}, expected {:016x} ({})",
+                                  what, image, file_.path(), found, xxh3, s_.sources[image]),
+                      file_.damage_hint() + "; or let data.max_damaged skip such images", __FILE__,
+                      __LINE__);
   }
 
   // Written only by the constructor, so reading needs no lock.
