@@ -32,6 +32,17 @@ std::string without_schema(const std::string& deck) {
   return deck.starts_with(schema_directive) ? deck.substr(deck.find('\n') + 1) : deck;
 }
 
+// A file's address: what is neither unreserved there nor a slash is percent-encoded (RFC 3986).
+std::string file_uri(const std::string& path) {
+  std::string uri = "file://";
+  for (const char c : path) {
+    const bool kept = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                      std::string_view("-._~/").find(c) != std::string_view::npos;
+    uri += kept ? std::string(1, c) : fmt::format("%{:02X}", static_cast<unsigned char>(c));
+  }
+  return uri;
+}
+
 // The same with the schema of this program's installation or checkout; "" where there is none.
 std::string schema_line() {
   namespace fs = std::filesystem;
@@ -40,7 +51,7 @@ std::string schema_line() {
   for (const char* place : {"../share/weft/deck.schema.json", "../inputs/deck.schema.json"}) {
     const fs::path file = (folder / place).lexically_normal();
     if (fs::is_regular_file(file, none))
-      return fmt::format("{}file://{}\n", schema_directive, file.string());
+      return fmt::format("{}{}\n", schema_directive, file_uri(file.string()));
   }
   return "";
 }

@@ -27,6 +27,7 @@
 #include "cli/selftest.h"
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/faults.h"
 #include "core/file.h"
 #include "core/host.h"
 #include "core/log.h"
@@ -42,9 +43,9 @@ namespace {
 namespace fs = std::filesystem;
 
 // Messages of the jobs go to a file of each rank; what is told here goes where they went before.
-class Messages {
+class RedirectedOutput {
  public:
-  explicit Messages(const fs::path& file) {
+  explicit RedirectedOutput(const fs::path& file) {
     std::fflush(nullptr);
     out_ = dup(STDOUT_FILENO);
     err_ = dup(STDERR_FILENO);
@@ -56,9 +57,9 @@ class Messages {
     dup2(log, STDERR_FILENO);
     close(log);
   }
-  ~Messages() { restore(); }
-  Messages(const Messages&) = delete;
-  Messages& operator=(const Messages&) = delete;
+  ~RedirectedOutput() { restore(); }
+  RedirectedOutput(const RedirectedOutput&) = delete;
+  RedirectedOutput& operator=(const RedirectedOutput&) = delete;
 
   void restore() {
     if (out_ < 0) return;
@@ -68,6 +69,12 @@ class Messages {
     close(out_);
     close(err_);
     out_ = err_ = -1;
+  }
+  // The same where the process ends next, from any thread: another one may hang in a write, which
+  // holds the lock that fflush() waits for.
+  void restore_descriptors() const {
+    dup2(out_, STDOUT_FILENO);
+    dup2(err_, STDERR_FILENO);
   }
   void tell(const std::string& text) const {
     for (std::string_view rest = text; !rest.empty();) {
@@ -82,7 +89,7 @@ class Messages {
 };
 
 // What is known of all checks so far: the same on every rank.
-struct Verdict {
+struct Summary {
   std::size_t all = 0;
   int ranks = 1;
   std::vector<std::string> failed;
@@ -103,14 +110,16 @@ struct Verdict {
   }
 };
 
-// Ends all ranks where they can no longer go on together.
-[[noreturn]] void end_all(Messages& messages, Verdict verdict, const std::string& name,
+// Ends all ranks where they can no longer go on together. From any thread.
+[[noreturn]] void end_all(const RedirectedOutput& output, Summary summary, const std::string& name,
                           const std::string& why, int code, const Site& site) {
-  verdict.add(name, code);
-  messages.tell(fmt::format("  FAILED\n  {}\nfiles and messages of each rank are in {}\n{}", why,
-                            site.folder.string(), verdict.line(0)));
-  messages.restore();
-  MPI_Abort(MPI_COMM_WORLD, verdict.code());
+  summary.add(name, code);
+  output.tell(fmt::format("  FAILED\n  {}\nfiles and messages of each rank are in {}\n{}", why,
+                          site.folder.string(), summary.line(0)));
+  // What follows may wait too: a file that is closed, for a file system that does not answer.
+  crash::end_within(5, static_cast<Exit>(summary.code()));
+  output.restore_descriptors();
+  MPI_Abort(MPI_COMM_WORLD, summary.code());
   std::abort();  // not reached
 }
 
@@ -139,19 +148,16 @@ class HangWatch {
   std::thread thread_;
 };
 
-constexpr double most_seconds = 300;  // of a check
-constexpr double patience = 10;       // seconds that a rank whose check failed waits for the others
-
 // How this rank's check ended.
-struct Ended {
+struct Outcome {
   int code = 0;
   std::string why;
 };
 
-Ended attempt(const Check& c, const Site& site) {
+Outcome attempt(const Check& c, const Site& site) {
   const auto failed = [&](Exit code, std::string why) {
-    return Ended{static_cast<int>(code),
-                 fmt::format("rank {} on {}: {}", site.rank, host_name(), why)};
+    return Outcome{static_cast<int>(code),
+                   fmt::format("rank {} on {}: {}", site.rank, host_name(), why)};
   };
   try {
     c.run(site);
@@ -173,56 +179,60 @@ std::vector<int> codes_of_all(int mine, const Site& site, MPI_Comm comm) {
   MPI_Request request;
   MPI_Iallgather(&mine, 1, MPI_INT, codes.data(), 1, MPI_INT, comm, &request);
   const double start = now_seconds();
-  // A rank that hangs never ends, and its watchdog ends it soon. Of several such ranks one tells.
-  const double wait =
-      (mine == static_cast<int>(Exit::hang) ? 0 : patience) + (site.rank == 0 ? 0 : 2);
+  // The others may be slower: they get a fifth of the check's time. A rank that hangs never ends,
+  // and its watchdog ends it soon. Of several ranks that wait one tells.
+  const double seconds_to_wait =
+      (mine == static_cast<int>(Exit::hang) ? 0 : site.timeout / 5) + (site.rank == 0 ? 0 : 2);
   for (int done = 0;;) {
     MPI_Test(&request, &done, MPI_STATUS_IGNORE);
     if (done != 0) return codes;
-    if (mine != 0 && now_seconds() - start > wait) return {};
+    if (mine != 0 && now_seconds() - start > seconds_to_wait) return {};
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
-Verdict run_checks(const std::vector<const Check*>& wanted, const Site& site, Messages& messages) {
+Summary run_checks(const std::vector<const Check*>& wanted, const Site& site,
+                   const RedirectedOutput& output) {
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Comm_dup(site.world, &comm);
-  Verdict verdict;
-  verdict.all = wanted.size();
-  verdict.ranks = site.ranks;
+  Summary summary;
+  summary.all = wanted.size();
+  summary.ranks = site.ranks;
   for (const Check* c : wanted) {
-    if (site.rank == 0) messages.tell(fmt::format("{:<13} {:<56}", c->name, c->what));
+    if (site.rank == 0) output.tell(fmt::format("{:<13} {:<56}", c->name, c->what));
     const double start = now_seconds();
-    Ended mine;
+    Outcome mine;
     std::vector<int> codes;
     {
-      const HangWatch watch(most_seconds, [&] {
+      const HangWatch watch(site.timeout, [&] {
         // One of them tells.
         std::this_thread::sleep_for(std::chrono::seconds(site.rank == 0 ? 0 : 5));
-        end_all(messages, verdict, c->name, fmt::format("it did not end in {} s", most_seconds),
+        end_all(output, summary, c->name,
+                fmt::format("it did not end in {:g} s; --timeout SECONDS gives every check more",
+                            site.timeout),
                 static_cast<int>(Exit::hang), site);
       });
       mine = attempt(*c, site);
       if (mine.code != 0) log::error("selftest {}: {}", c->name, mine.why);
       codes = codes_of_all(mine.code, site, comm);
     }
-    if (codes.empty()) end_all(messages, verdict, c->name, mine.why, mine.code, site);
+    if (codes.empty()) end_all(output, summary, c->name, mine.why, mine.code, site);
     const auto first = std::ranges::find_if(codes, [](int code) { return code != 0; });
     const double seconds = now_seconds() - start;
     if (first == codes.end()) {
-      if (site.rank == 0) messages.tell(fmt::format(" {:5.1f} s  ok\n", seconds));
+      if (site.rank == 0) output.tell(fmt::format(" {:5.1f} s  ok\n", seconds));
       continue;
     }
     std::string why = mine.why;
     broadcast_sized(why, comm, static_cast<int>(first - codes.begin()));
-    verdict.add(c->name, *first);
+    summary.add(c->name, *first);
     if (site.rank == 0)
-      messages.tell(fmt::format(" {:5.1f} s  FAILED (exit code {})\n  {}\n", seconds, *first,
-                                printable(why, 2000)));
+      output.tell(fmt::format(" {:5.1f} s  FAILED (exit code {})\n  {}\n", seconds, *first,
+                              printable(why, 2000)));
     if (std::ranges::find(codes, static_cast<int>(Exit::stopped)) != codes.end()) break;
   }
   MPI_Comm_free(&comm);
-  return verdict;
+  return summary;
 }
 
 // Rank 0 makes a folder in `parent`; Exit::usage where another rank does not see it.
@@ -245,14 +255,15 @@ fs::path make_folder(const std::string& parent, MPI_Comm world) {
     if (tries > 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     std::getline(std::ifstream(fs::path(folder) / "seen"), found);
   }
-  const std::vector<std::string> blind =
+  const std::vector<std::string> unseen_by =
       texts_of_ranks(found == folder ? "" : fmt::format("rank {} on {}", rank, host_name()), world);
-  const auto first = std::ranges::find_if(blind, [](const auto& text) { return !text.empty(); });
-  if (first != blind.end() && rank == 0) {
+  const auto first =
+      std::ranges::find_if(unseen_by, [](const auto& text) { return !text.empty(); });
+  if (first != unseen_by.end() && rank == 0) {
     std::error_code none;
     fs::remove_all(folder, none);
   }
-  WEFT_CHECK(first == blind.end(), Exit::usage,
+  WEFT_CHECK(first == unseen_by.end(), Exit::usage,
              "choose a folder that all nodes share, such as one of your home or scratch: --dir",
              "{} does not see {}, which rank 0 has made", *first, folder);
   return folder;
@@ -284,14 +295,17 @@ void check_keys(const Deck& given) {
 }
 
 int run_selftest(const Deck& given, const std::string& parent,
-                 const std::vector<std::string>& names, MPI_Comm world) {
+                 const std::vector<std::string>& names, double timeout, MPI_Comm world) {
   // 1. What was asked for, and where.
+  WEFT_CHECK(timeout >= 1 && timeout <= 1e6, Exit::usage, "seconds that a check may take, 1 to 1e6",
+             "--timeout {:g}", timeout);
   const std::vector<const Check*> wanted = choose(names);
   check_keys(given);
   watch_stop_signals();
   Site site;
   site.world = world;
   site.given = given;
+  site.timeout = timeout;
   MPI_Comm_rank(world, &site.rank);
   MPI_Comm_size(world, &site.ranks);
   const RankDevice device = choose_device(given.device.kind, given.device.share, world);
@@ -302,27 +316,27 @@ int run_selftest(const Deck& given, const std::string& parent,
                on_cuda() ? device_runtime().describe() : "CPU",
                counted(threads, "thread") + " each", site.folder.string());
 
-  // 2. The checks. A collective that hangs is an error after two minutes instead of an hour, and no
-  // line of progress is drawn.
-  setenv("WEFT_COMM_TIMEOUT", "120", 0);
+  // 2. The checks. A collective that hangs is an error before its check is, not after an hour, and
+  // no line of progress is drawn.
+  setenv("WEFT_COMM_TIMEOUT", fmt::format("{:g}", 0.4 * timeout).c_str(), 0);
   setenv("TERM", "dumb", 1);
   const double start = now_seconds();
-  Messages messages(site.folder / fmt::format("rank_{}.log", site.rank));
-  const Verdict verdict = run_checks(wanted, site, messages);
-  messages.restore();
+  RedirectedOutput output(site.folder / fmt::format("rank_{}.log", site.rank));
+  const Summary summary = run_checks(wanted, site, output);
+  output.restore();
 
-  // 3. The verdict. No rank writes into the folder any more.
+  // 3. The summary. No rank writes into the folder any more.
   MPI_Barrier(world);
-  if (site.rank != 0) return verdict.code();
-  if (verdict.failed.empty()) {
+  if (site.rank != 0) return summary.code();
+  if (summary.failed.empty()) {
     std::error_code failed;
     fs::remove_all(site.folder, failed);
     if (failed) log::warn("cannot remove {}: {}", site.folder.string(), failed.message());
   } else {
     fmt::print("files and messages of each rank are in {}\n", site.folder.string());
   }
-  fmt::print("{}", verdict.line(now_seconds() - start));
-  return verdict.code();
+  fmt::print("{}", summary.line(now_seconds() - start));
+  return summary.code();
 }
 
 }  // namespace
@@ -332,16 +346,18 @@ Command selftest_command() {
   struct Options {
     std::string parent = ".";
     std::vector<std::string> names;
+    double timeout = 300;
   };
   const auto o = std::make_shared<Options>();
   Command c{"selftest", "run small jobs of every kind on all ranks and check their results",
             [o](const Deck& deck, MPI_Comm world) {
-              return selftest::run_selftest(deck, o->parent, o->names, world);
+              return selftest::run_selftest(deck, o->parent, o->names, o->timeout, world);
             }};
   c.heeds_stops = true;
   c.overrides("keys of [device] and [memory], and run.threads: section.key=value");
   c.option("--dir", o->parent, "folder, shared by all nodes, for its files (default: this one)");
   c.option("--checks", o->names, "only these, separated by commas").commas = true;
+  c.option("--timeout", o->timeout, "seconds that a check may take (default: 300)");
   return c;
 }
 

@@ -17,8 +17,9 @@ namespace weft {
 // Collective. Runs small jobs of every kind on all ranks, each a check with a known result, in a
 // folder of its own; prints a line a check, and at the end "selftest: passed ..." or "selftest:
 // failed ...". Returns 0, or the exit code of the first check that failed, Exit::hardware where a
-// result is wrong on a GPU. Exit::usage for keys other than those of the device, memory and
-// threads, and where ranks do not see the folder.
+// result is wrong on a GPU. Where a check takes longer than --timeout, all ranks end with
+// Exit::hang. Exit::usage for keys other than those of the device, memory and threads, and where
+// ranks do not see the folder.
 Command selftest_command();
 
 namespace selftest {
@@ -28,7 +29,8 @@ struct Site {
   std::filesystem::path folder;  // seen by all ranks
   MPI_Comm world = MPI_COMM_NULL;
   int rank = 0, ranks = 1;
-  Deck given;  // whose device, memory and threads they take
+  double timeout = 300;  // seconds that a check may take
+  Deck given;            // whose device, memory and threads they take
 
   // A deck of inputs/ with these keys ("table.key=value").
   Deck deck(const std::string& name, const std::vector<std::string>& keys) const;

@@ -26,24 +26,26 @@ constexpr bool is_list<std::vector<T>> = true;
 // Of one value: type, range, values.
 template <class T>
 Json one_value(const Option& o) {
-  if constexpr (std::is_same_v<T, bool>) return {{"type", "boolean"}};
-  if constexpr (std::is_same_v<T, std::string>) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return {{"type", "boolean"}};
+  } else if constexpr (std::is_same_v<T, std::string>) {
     Json j = {{"type", "string"}};
     if (!o.choices.empty()) j["enum"] = o.choices;
     return j;
+  } else {
+    constexpr bool whole = std::is_same_v<T, std::int64_t>;
+    Json j = {{"type", whole ? "integer" : "number"}};
+    const auto limit = [&](const char* name, double value) {
+      if (std::abs(value) >= many) return;
+      if (whole)
+        j[name] = static_cast<std::int64_t>(value);
+      else
+        j[name] = value;
+    };
+    limit("minimum", o.minimum);
+    limit("maximum", o.maximum);
+    return j;
   }
-  constexpr bool whole = std::is_same_v<T, std::int64_t>;
-  Json j = {{"type", whole ? "integer" : "number"}};
-  const auto limit = [&](const char* name, double value) {
-    if (std::abs(value) >= many) return;
-    if (whole)
-      j[name] = static_cast<std::int64_t>(value);
-    else
-      j[name] = value;
-  };
-  limit("minimum", o.minimum);
-  limit("maximum", o.maximum);
-  return j;
 }
 
 // What a key takes.

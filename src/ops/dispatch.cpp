@@ -116,7 +116,7 @@ bool cpu_multiplies_bf16() { return false; }
 #ifdef __aarch64__
 const char* cpu_instructions() { return "NEON"; }
 #else
-const char* cpu_instructions() { return "plain"; }
+const char* cpu_instructions() { return "generic"; }
 #endif
 
 #endif

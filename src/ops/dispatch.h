@@ -94,7 +94,7 @@ bool cpu_is_v4();
 // True on processors that also have AVX512_BF16, unless WEFT_CPU_ISA says v3 or v4.
 bool cpu_multiplies_bf16();
 
-// What the CPU operations of this process are compiled for: "AVX-512", "AVX2", "NEON"; "plain" on
+// What the CPU operations of this process are compiled for: "AVX-512", "AVX2", "NEON"; "generic" on
 // other processors than x86-64 and 64-bit Arm.
 const char* cpu_instructions();
 
@@ -188,10 +188,10 @@ class ScratchOp<void(A...)> {
 #define WEFT_CPU_SIDES(name) &cpu_v3::name, &cpu_v4::name
 #else
 #define WEFT_CPU_DECLARE(name, ...) \
-  namespace cpu_base { \
+  namespace cpu_generic { \
   std::type_identity_t<__VA_ARGS__> name; \
   }
-#define WEFT_CPU_SIDES(name) &cpu_base::name, &cpu_base::name
+#define WEFT_CPU_SIDES(name) &cpu_generic::name, &cpu_generic::name
 #endif
 
 #define WEFT_OP(name, ...) \
@@ -214,7 +214,7 @@ class ScratchOp<void(A...)> {
 #name, WEFT_CPU_SIDES(name), &cuda::name, &cuda_plan::name \
   }
 
-// Around the definitions in ops/cpu/*.cpp; WEFT_ISA is v3, v4 or base, set by the build.
+// Around the definitions in ops/cpu/*.cpp; WEFT_ISA is v3, v4 or generic, set by the build.
 #define WEFT_CPU_CAT_(a, b) a##b
 #define WEFT_CPU_CAT(a, b) WEFT_CPU_CAT_(a, b)
 #define WEFT_CPU_BEGIN namespace weft::ops::WEFT_CPU_CAT(cpu_, WEFT_ISA) {

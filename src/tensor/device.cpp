@@ -159,7 +159,7 @@ std::string describe_cpu() {
 #elif defined(__aarch64__)
   const char* instructions = "NEON";
 #else
-  const char* instructions = "plain";
+  const char* instructions = "generic";
 #endif
   return fmt::format("{}, {} of {} cores, {}", cpu_model(), usable_cores(),
                      sysconf(_SC_NPROCESSORS_ONLN), instructions);

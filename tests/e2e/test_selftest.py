@@ -16,12 +16,33 @@ from test_doctor import BAD_BYTE
 
 DATA, USAGE, NON_FINITE, HARDWARE, HANG = 3, 2, 5, 6, 7
 
+# The first message that goes to a rank's log never ends.
+HANGING_WRITE = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+size_t fwrite(const void* from, size_t size, size_t n, FILE* to) {
+  static size_t (*next)(const void*, size_t, size_t, FILE*);
+  char name[4096] = "";
+  if (to == stderr && readlink("/proc/self/fd/2", name, sizeof name - 1) > 0 && strstr(name, "rank_0.log"))
+    for (flockfile(to);;) pause();
+  if (!next) next = (size_t (*)(const void*, size_t, size_t, FILE*))dlsym(RTLD_NEXT, "fwrite");
+  return next(from, size, n, to);
+}
+"""
+
 
 class Base(WeftTest):
     def selftest(self, *arguments, ranks=1, expect=0, **how):
         job = self.weft("selftest", *arguments, ranks=ranks, expect=expect, **how)
         self.folders = list(self.dir.glob("weft-selftest-*"))
         return job
+
+    def preload(self, name, source):
+        (self.dir / f"{name}.c").write_text(source)
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self.dir / f"{name}.so", self.dir / f"{name}.c", "-ldl"], check=True)
 
     def last(self, job):
         return job.out.rstrip("\n").splitlines()[-1]
@@ -44,8 +65,7 @@ class SelfTest(Base):
         self.assertNotIn("ERROR", job.out + job.err)
 
     def test_a_wrong_product_fails_and_the_rest_goes_on(self):
-        (self.dir / "bad.c").write_text(BAD_BYTE)
-        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self.dir / "bad.so", self.dir / "bad.c", "-ldl"], check=True)
+        self.preload("bad", BAD_BYTE)
         with mock.patch.dict(os.environ, LD_PRELOAD=str(self.dir / "bad.so")):
             job = self.selftest("--checks", "operations,captions,encode", ranks=0, expect=HARDWARE)
         self.failed(job, "operations", "encode", of=3)
@@ -59,10 +79,20 @@ class SelfTest(Base):
         self.failed(job, "open_sora", of=2, ranks=2)
         self.assertIn("gradient norm nan", job.out)
 
+    def test_a_check_that_takes_too_long(self):
+        """Its rank hangs in a write, as on a file system that does not answer, and holds stderr's lock."""
+        self.preload("hang", HANGING_WRITE)
+        with mock.patch.dict(os.environ, LD_PRELOAD=str(self.dir / "hang.so")):
+            job = self.selftest("--checks", "open_sora", "--timeout", "1", ranks=1, expect=HANG, timeout=60)
+        self.failed(job, "open_sora", of=1)
+        self.assertIn("it did not end in 1 s; --timeout SECONDS gives every check more", job.out)
+        self.assert_gone(job)
+
     def test_what_cannot_be(self):
         self.refused(self.selftest("--checks", "opensora", expect=None), USAGE, 'no check "opensora"', "did you mean open_sora?")
         self.refused(self.selftest("train.lr=1", expect=None), USAGE, "not train.lr")
         self.refused(self.selftest("run.threads=-1", expect=None), USAGE, "override 'run.threads=-1'")
+        self.refused(self.selftest("--timeout", "0", expect=None), USAGE, "--timeout 0", "1 to 1e6")
         self.refused(self.selftest("--dir", "nowhere", expect=None), USAGE, "cannot make a folder in nowhere", "--dir")
         self.assertEqual(self.folders, [])
 

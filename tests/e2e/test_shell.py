@@ -200,7 +200,7 @@ class Shell(WeftTest):
             # beside the program, if there is one.
             wanted = re.sub(r"inputs/(\w+\.toml)", r"\1", deck.read_text()).replace("build/weft", "weft")
             schema = pathlib.Path(WEFT).parent.parent / "inputs/deck.schema.json"
-            line = f"#:schema file://{schema}\n" if schema.exists() else ""
+            line = f"#:schema {schema.as_uri()}\n" if schema.exists() else ""
             self.assertEqual(text, line + wanted.removeprefix("#:schema ./deck.schema.json\n"))
         self.said("init", "ingest", "mine.toml")
         text = (self.dir / "mine.toml").read_text()
@@ -209,6 +209,15 @@ class Shell(WeftTest):
         text = (self.dir / "demo2.toml").read_text()
         self.assertIn("mpirun -n 2 weft encode demo2.toml ", text)
         self.assertIn("mpirun -n 2 weft train demo_vae.toml\n", text)
+        # An address of a file, whatever the folders are called.
+        installed = self.dir / "my tools #1 é%"
+        for folder in ("bin", "share/weft"):
+            (installed / folder).mkdir(parents=True)
+        shutil.copy(WEFT, installed / "bin/weft")
+        (installed / "share/weft/deck.schema.json").touch()
+        self.weft("init", "smoke", "linked.toml", ranks=0, program=installed / "bin/weft")
+        self.assertEqual((self.dir / "linked.toml").read_text().splitlines()[0],
+                         f"#:schema {(installed / 'share/weft/deck.schema.json').as_uri()}")
         self.refused(self.weft("init", "smoke", ranks=0, expect=None), 2, "smoke.toml is there already")
         self.refused(self.weft("init", "smok", ranks=0, expect=None), 2, 'no deck "smok"', 'did you mean "smoke"?')
         self.refused(self.weft("init", "smoke", "nowhere/a.toml", ranks=0, expect=None), 2, "cannot make nowhere/a.toml")

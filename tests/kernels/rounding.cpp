@@ -19,7 +19,7 @@ namespace weft::ops::cpu_v4 {
 #include "ops/cpu/conv/parts.h"
 }
 #else
-namespace weft::ops::cpu_base {
+namespace weft::ops::cpu_generic {
 #include "ops/cpu/conv/parts.h"
 }
 #endif
@@ -220,13 +220,13 @@ std::vector<Side> sides() {
   return all;
 }
 #else
-namespace side_base {
-using namespace ops::cpu_base;
+namespace side_generic {
+using namespace ops::cpu_generic;
 #include "tests/kernels/rounding_side.h"
-}  // namespace side_base
+}  // namespace side_generic
 
 std::vector<Side> sides() {
-  return {{"base", side_base::algorithm, side_base::take, side_base::library}};
+  return {{"generic", side_generic::algorithm, side_generic::take, side_generic::library}};
 }
 #endif
 

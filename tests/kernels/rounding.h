@@ -29,7 +29,7 @@ struct RoundingError {
 
 struct RoundingRow {
   std::string algorithm;  // "winograd"; "oneDNN" is direct.cpp
-  // "v3", "v4" or "base": what weft is compiled for. oneDNN looks at the processor and at
+  // "v3", "v4" or "generic": what weft is compiled for. oneDNN looks at the processor and at
   // ONEDNN_MAX_CPU_ISA.
   std::string side;
   bool taken;  // what ops/conv.h takes; else the library's, to compare with

@@ -23,7 +23,7 @@ namespace weft::ops::cpu_v4 {
 #include "ops/cpu/conv/parts.h"
 }
 #else
-namespace weft::ops::cpu_base {
+namespace weft::ops::cpu_generic {
 #include "ops/cpu/conv/parts.h"
 }
 #endif
@@ -39,8 +39,8 @@ using ops::Conv;
 namespace side = ops::cpu_v3;
 namespace other_side = ops::cpu_v4;
 #else
-namespace side = ops::cpu_base;
-namespace other_side = ops::cpu_base;
+namespace side = ops::cpu_generic;
+namespace other_side = ops::cpu_generic;
 #endif
 
 struct Case {

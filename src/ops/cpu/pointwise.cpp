@@ -191,9 +191,7 @@ void convert(const Tensor& x, Tensor& y) {
 #ifdef __x86_64__
       out[i] = _cvtsh_ss(in[i].bits);
 #else
-      __fp16 half;
-      std::memcpy(&half, &in[i].bits, sizeof half);
-      out[i] = half;
+      out[i] = static_cast<float>(in[i]);
 #endif
     }
     return;
