@@ -139,6 +139,9 @@ class Versions(unittest.TestCase):
             self.assertTrue((ROOT / tool).exists(), tool)
         for section in ("%files", "%post", "%environment", "%runscript", "%test"):
             self.assertIn(f"\n{section}\n", text)
+        for section in ("post", "runscript", "test"):
+            script = re.search(rf"(?ms)^%{section}\n(.*?)(?=^%|\Z)", text)[1]
+            subprocess.run(["sh", "-n"], input=script, text=True, check=True)
         # A tag beside it is refused by some versions.
         self.assertRegex(text, r"(?m)^From: debian@sha256:[0-9a-f]{64}$")
 
