@@ -13,6 +13,8 @@ conflict("weft")  -- one version at a time
 -- depends_on("openmpi/4.1", "hdf5", "onednn", "ffmpeg", "opencv", "cuda/12.8", "nccl")
 
 prepend_path("PATH", pathJoin(prefix, "bin"))
+prepend_path("MANPATH", pathJoin(prefix, "share/man"))
+append_path("MANPATH", "")  -- an empty element: the system's own pages too
 prepend_path("PYTHONPATH", pathJoin(prefix, "share/weft/python"))
 setenv("WEFT_SHARE", pathJoin(prefix, "share/weft"))
 -- For the job scripts.

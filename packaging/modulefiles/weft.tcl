@@ -15,6 +15,8 @@ conflict weft
 # module load openmpi/4.1 hdf5 onednn ffmpeg opencv cuda/12.8 nccl
 
 prepend-path PATH $prefix/bin
+prepend-path MANPATH $prefix/share/man
+append-path MANPATH {}  ;# an empty element: the system's own pages too
 prepend-path PYTHONPATH $prefix/share/weft/python
 setenv WEFT_SHARE $prefix/share/weft
 # For the job scripts.

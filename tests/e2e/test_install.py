@@ -31,7 +31,7 @@ class Install(WeftTest):
             for name in self.names(REPOSITORY / source):
                 self.assertIn(f"{part}/{name}", there)
         for name in ("bin/weft", "share/doc/weft/LICENSE", "share/doc/weft/CITATION.cff", "share/weft/python/weft_files.py",
-                     "share/weft/python/convert_weights.py", "share/weft/deck.schema.json", "share/man/man1/weft.1", "share/man/man5/weft-deck.5",
+                     "share/weft/python/convert_weights.py", "share/man/man1/weft.1", "share/man/man5/weft-deck.5",
                      "share/bash-completion/completions/weft", "share/zsh/site-functions/_weft",
                      "share/fish/vendor_completions.d/weft.fish"):
             self.assertIn(name, there)
