@@ -19,3 +19,4 @@ prepend_path("PYTHONPATH", pathJoin(prefix, "share/weft/python"))
 setenv("WEFT_SHARE", pathJoin(prefix, "share/weft"))
 -- For the job scripts.
 setenv("WEFT", pathJoin(prefix, "bin/weft"))
+-- setenv("WEFT_ENV", "/etc/weft.env")  -- in place of $WEFT_SHARE/jobscripts/weft.env

@@ -21,3 +21,4 @@ prepend-path PYTHONPATH $prefix/share/weft/python
 setenv WEFT_SHARE $prefix/share/weft
 # For the job scripts.
 setenv WEFT $prefix/bin/weft
+# setenv WEFT_ENV /etc/weft.env    ;# in place of $WEFT_SHARE/jobscripts/weft.env

@@ -72,7 +72,7 @@ struct Timing {
 
 int bench_comm(const BenchCommRequest& request, MPI_Comm world) {
   const RankDevice device = choose_device(request.device, request.share, world);
-  set_threads(0, device.host_ranks);
+  set_threads(0, device.core_sharers);
   const auto comm = make_communicator(world);
   const int ranks = comm->size();
   const auto largest = static_cast<std::int64_t>(request.largest_mib * (1 << 20) / 4);

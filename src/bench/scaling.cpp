@@ -572,7 +572,7 @@ int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Com
              "name rank counts that parallel.sp divides: --ranks",
              "--ranks {} with parallel.sp = {}", fmt::join(counts, ","), given.parallel.sp);
   const RankDevice device = choose_device(given.device.kind, given.device.share, world);
-  const int threads = set_threads(static_cast<int>(given.run.threads), device.host_ranks);
+  const int threads = set_threads(static_cast<int>(given.run.threads), device.core_sharers);
   const Deck deck = bench_deck(given, request, threads);
   std::vector<ContenderSetup> setups;
   for (const int n : counts) {

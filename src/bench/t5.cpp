@@ -17,7 +17,7 @@ namespace weft {
 
 int bench_t5(const Deck& deck, const BenchT5Request& request) {
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, MPI_COMM_SELF);
-  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  set_threads(static_cast<int>(deck.run.threads), device.core_sharers);
   WEFT_CHECK(!request.lengths.empty() &&
                  *std::min_element(request.lengths.begin(), request.lengths.end()) >= 1,
              Exit::usage, "give --lengths as tokens of each caption, such as 20,35,60",

@@ -76,10 +76,12 @@ Outcome agree(MPI_Comm comm, const Outcome& mine) {
   MPI_Request request;
   MPI_Igather(&note, sizeof note, MPI_BYTE, all.data(), sizeof note, MPI_BYTE, 0, comm, &request);
   wait_asleep(request);  // MPI_Wait would spin on a core that the training needs
-  // The lowest rank's failure is the verdict; the others are only counted.
+  // The lowest rank's failure is the verdict; the others are only counted. One that was asked to
+  // stop hides no other: the job would be queued again with what has failed.
+  constexpr auto stopped = static_cast<std::int32_t>(Exit::stopped);
   int failures = 0;
   for (const Note& n : all)
-    if (n.failed != 0 && failures++ == 0) note = n;
+    if (n.failed != 0 && (failures++ == 0 || (note.code == stopped && n.code != stopped))) note = n;
   if (failures > 1) {
     std::string text = note.error.data();
     put(note.error, text + fmt::format("; {} failed too", counted(failures - 1, "other rank")));

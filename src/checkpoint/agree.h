@@ -27,7 +27,8 @@ template <class F>
 Outcome attempt(F&& work);
 Outcome outcome_of(std::exception_ptr error);
 
-// Collective. Every rank learns the outcome of the lowest rank that failed, and how many did.
+// Collective. Every rank learns the outcome of the lowest rank that failed, of which Exit::stopped
+// comes last, and how many did.
 Outcome agree(MPI_Comm comm, const Outcome& mine);
 
 // Collective. `text` of rank 0, everywhere.

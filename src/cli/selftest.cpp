@@ -309,7 +309,7 @@ int run_selftest(const Deck& given, const std::string& parent,
   MPI_Comm_rank(world, &site.rank);
   MPI_Comm_size(world, &site.ranks);
   const RankDevice device = choose_device(given.device.kind, given.device.share, world);
-  const int threads = set_threads(static_cast<int>(given.run.threads), device.host_ranks);
+  const int threads = set_threads(static_cast<int>(given.run.threads), device.core_sharers);
   site.folder = make_folder(parent, world);
   if (site.rank == 0)
     fmt::print("{}\n{} on {}, {}; files in {}\n", version_line(), counted(site.ranks, "rank"),

@@ -200,7 +200,7 @@ int doctor(const DoctorRequest& request, MPI_Comm world) {
 
   // 2. Where every rank is, and the device that it would take.
   RankFacts facts = rank_facts(world);
-  facts.threads = set_threads(static_cast<int>(deck.run.threads), facts.host_ranks);
+  facts.threads = set_threads(static_cast<int>(deck.run.threads), facts.core_sharers);
   bool device = examine(facts, "device", [&] {
     const RankDevice chosen = choose_device(deck.device.kind, deck.device.share, world);
     facts.shares_gpu = chosen.shared;

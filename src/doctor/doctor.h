@@ -27,6 +27,7 @@ struct RankFault {
 
 struct RankFacts {
   int rank = 0, host_rank = 0, host_ranks = 1, pid = 0;
+  int core_sharers = 1;  // ranks on each core that this rank may run on
   std::string host;
 
   std::string cpu;           // "Intel(R) Xeon(R) ..."

@@ -22,6 +22,7 @@
 #include "doctor/doctor.h"
 #include "ops/dispatch.h"
 #include "parallel/mpi.h"
+#include "parallel/rank_device.h"
 #include "tensor/device.h"
 
 extern "C" {
@@ -39,12 +40,13 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GpuFacts, uuid, name, driver, bus, numa_node,
                                    rows_failed, slowdown, mig, processes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFault, code, stage, what, hint)
 namespace detail {
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFacts, rank, host_rank, host_ranks, pid, host, cpu,
-                                   instructions, cores, numa, host_cores, host_numa_nodes, threads,
-                                   quota_cores, memory_gib, available_gib, shared_memory_gib,
-                                   huge_pages, limits, has_fabric, versions, environment, device,
-                                   gpu, no_gpu, shares_gpu, host_gpus, measured, wrong, operations,
-                                   file, file_system, communicator, faults)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFacts, rank, host_rank, host_ranks, core_sharers, pid, host,
+                                   cpu, instructions, cores, numa, host_cores, host_numa_nodes,
+                                   threads, quota_cores, memory_gib, available_gib,
+                                   shared_memory_gib, huge_pages, limits, has_fabric, versions,
+                                   environment, device, gpu, no_gpu, shares_gpu, host_gpus,
+                                   measured, wrong, operations, file, file_system, communicator,
+                                   faults)
 }  // namespace detail
 void to_json(nlohmann::json& j, const RankFacts& f) { detail::to_json(j, f); }
 void from_json(const nlohmann::json& j, RankFacts& f) { detail::from_json(j, f); }
@@ -188,6 +190,8 @@ RankFacts rank_facts(MPI_Comm world) {
   MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
   MPI_Comm_rank(host, &f.host_rank);
   MPI_Comm_size(host, &f.host_ranks);
+  int used = 0;
+  f.core_sharers = count_core_sharers(host, used);
   MPI_Comm_free(&host);
   f.host = host_name();
   f.pid = static_cast<int>(getpid());
@@ -207,14 +211,12 @@ RankFacts rank_facts(MPI_Comm world) {
 }
 
 std::vector<RankFacts> gather_facts(const RankFacts& mine, MPI_Comm world) {
-  int rank = 0;
-  MPI_Comm_rank(world, &rank);
   // Names and environment values may hold any bytes, and dump() would throw on invalid UTF-8.
   const std::string text =
       dump_json(nlohmann::json(mine), -1, ' ', false, nlohmann::json::error_handler_t::replace);
   std::vector<RankFacts> facts;
-  for (const std::string& of_rank : texts_of_ranks(text, world))
-    if (rank == 0) facts.push_back(parse_json(of_rank).get<RankFacts>());
+  for (const std::string& of_rank : gather_texts(text, world))
+    facts.push_back(parse_json(of_rank).get<RankFacts>());
   return facts;
 }
 

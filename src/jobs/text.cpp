@@ -78,7 +78,7 @@ int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
   }
   if (!request.features.empty()) {
     const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
-    set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+    set_threads(static_cast<int>(deck.run.threads), device.core_sharers);
     const EncodedTexts done = encode_texts(t5, captions, request.features, world);
     std::int64_t tokens = 0;
     for (const std::int64_t n : done.tokens) tokens += n;

@@ -47,6 +47,36 @@ inline std::vector<std::string> texts_of_ranks(const std::string& mine, MPI_Comm
   return texts;
 }
 
+// Collective. The texts of all ranks, in order, on rank 0; none elsewhere.
+inline std::vector<std::string> gather_texts(const std::string& mine, MPI_Comm comm) {
+  int rank = 0, ranks = 1;
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &ranks);
+  std::uint64_t length = mine.size();
+  std::vector<std::uint64_t> lengths(rank == 0 ? ranks : 0);
+  MPI_Gather(&length, 1, MPI_UINT64_T, lengths.data(), 1, MPI_UINT64_T, 0, comm);
+  // One after another, because MPI counts the bytes of all ranks in int.
+  constexpr std::uint64_t longest_call = std::uint64_t{1} << 30;
+  const auto pieces = [&](std::uint64_t bytes, const auto& transfer) {
+    for (std::uint64_t at = 0; at < bytes; at += longest_call)
+      transfer(at, static_cast<int>(std::min(longest_call, bytes - at)));
+  };
+  if (rank != 0) {
+    pieces(length, [&](std::uint64_t at, int bytes) {
+      MPI_Send(mine.data() + at, bytes, MPI_CHAR, 0, 0, comm);
+    });
+    return {};
+  }
+  std::vector<std::string> texts{mine};
+  for (int r = 1; r < ranks; ++r) {
+    std::string& text = texts.emplace_back(lengths[r], '\0');
+    pieces(lengths[r], [&](std::uint64_t at, int bytes) {
+      MPI_Recv(text.data() + at, bytes, MPI_CHAR, r, 0, comm, MPI_STATUS_IGNORE);
+    });
+  }
+  return texts;
+}
+
 // Waits until done() is true: asleep in between, at first for 20 microseconds at a time, later for
 // up to `longest_pause` seconds.
 template <class Done>

@@ -1,13 +1,16 @@
 #include "parallel/rank_device.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <map>
 #include <set>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -39,7 +42,44 @@ int node_here() {
   return getcpu(&core, &node) == 0 ? static_cast<int>(node) : -1;
 }
 
+cpu_set_t cores_of(pid_t process) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (sched_getaffinity(process, sizeof cores, &cores) != 0)
+    for (long c = 0; c < std::min<long>(CPU_SETSIZE, sysconf(_SC_NPROCESSORS_ONLN)); ++c)
+      CPU_SET(c, &cores);
+  return cores;
+}
+
+// Open MPI's mpirun binds one or two ranks to a core each, whatever the host has, unless it is told
+// otherwise. Itself it may use all cores that the job has.
+void warn_if_most_cores_idle(int ranks, int used) {
+  if (log::rank() != 0 || std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr ||
+      std::getenv("OMP_NUM_THREADS") != nullptr)
+    return;
+  const cpu_set_t of_launcher = cores_of(getppid());
+  int granted = CPU_COUNT(&of_launcher);
+  if (const char* text = std::getenv("SLURM_CPUS_ON_NODE"); text != nullptr && std::atoi(text) > 0)
+    granted = std::min(granted, std::atoi(text));
+  static bool said = false;
+  if (2 * used > granted || std::exchange(said, true)) return;
+  log::warn(
+      "mpirun has bound {} of this host to {} of its {} cores; the others idle. mpirun --bind-to "
+      "none lets the ranks share all, --map-by slot:PE=CORES gives each its own",
+      counted(ranks, "rank"), used, granted);
+}
+
 }  // namespace
+
+int count_core_sharers(MPI_Comm host, int& used) {
+  const cpu_set_t mine = cores_of(0);
+  cpu_set_t all;
+  int sum = CPU_COUNT(&mine);
+  MPI_Allreduce(MPI_IN_PLACE, &sum, 1, MPI_INT, MPI_SUM, host);
+  MPI_Allreduce(&mine, &all, sizeof mine, MPI_BYTE, MPI_BOR, host);
+  used = CPU_COUNT(&all);
+  return (sum + used - 1) / used;
+}
 
 std::vector<std::size_t> assign_gpus(const std::vector<HostRank>& ranks) {
   constexpr auto none = std::numeric_limits<std::size_t>::max();
@@ -80,6 +120,9 @@ RankDevice choose_device(const std::string& kind, bool share, MPI_Comm world) {
   MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
   MPI_Comm_rank(host, &chosen.host_rank);
   MPI_Comm_size(host, &chosen.host_ranks);
+  int used = 0;
+  chosen.core_sharers = count_core_sharers(host, used);
+  warn_if_most_cores_idle(chosen.host_ranks, used);
   if (kind == "cpu") {
     MPI_Comm_free(&host);
     return chosen;

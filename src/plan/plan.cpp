@@ -603,7 +603,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   RankDevice place_here;
   if (local) {
     place_here = choose_device(deck.device.kind, deck.device.share, world);
-    set_threads(static_cast<int>(deck.run.threads), place_here.host_ranks);
+    set_threads(static_cast<int>(deck.run.threads), place_here.core_sharers);
     plan.machine.name = "local";
     plan.machine.ranks_a_node = plan.ranks;
     plan.machine.device = this_device().kind;

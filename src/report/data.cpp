@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -127,7 +126,7 @@ void add_ranks(RankTimes& t, std::size_t at, const json& j) {
 
 void load_metrics(Run& run) {
   const fs::path path = run.dir / "metrics.jsonl";
-  std::ifstream in(path, std::ios::binary);
+  std::ifstream in = open_regular(path);
   WEFT_CHECK(in.is_open(), Exit::data,
              "give the directory of a run (deck key run.dir), or a folder of runs",
              "cannot open {}", path.string());
@@ -169,7 +168,7 @@ void load_metrics(Run& run) {
 
 // Optional. The last line of a step counts.
 void load_held_out(Run& run) {
-  std::ifstream in(run.dir / "validation.jsonl", std::ios::binary);
+  std::ifstream in = open_regular(run.dir / "validation.jsonl");
   std::map<std::int64_t, json> last;
   for (std::string line; std::getline(in, line);) {
     const bool torn = in.eof();
@@ -199,7 +198,7 @@ void load_held_out(Run& run) {
 
 // Optional: of runs with train.layer_norms_every.
 void load_layer_norms(Run& run) {
-  std::ifstream in(run.dir / "layer_norms.jsonl", std::ios::binary);
+  std::ifstream in = open_regular(run.dir / "layer_norms.jsonl");
   for (std::string line; std::getline(in, line);) {
     const json j = try_parse_json(line);
     if (!j.is_object() || !std::isfinite(number(j, "step")) || !seal_holds(line)) continue;

@@ -73,7 +73,7 @@ bool is_fresh(const fs::path& page, const KnownJob& job) {
   if (failed) return false;
   for (const char* status : {"status.json", "generated/status.json"}) {
     const fs::file_time_type changed = fs::last_write_time(job.path / status, failed);
-    if (!failed && changed > written) return false;
+    if (!failed && changed >= written) return false;  // times may be in whole seconds
   }
   return true;
 }

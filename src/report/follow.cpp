@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -13,6 +12,7 @@
 #include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "report/html.h"
 #include "train/metrics/step_text.h"
 
 namespace weft {
@@ -86,12 +86,13 @@ std::vector<std::string> new_warnings(const std::vector<std::string>& before,
 std::vector<std::string> FileTail::take() {
   constexpr std::uint64_t most_at_first = 256 << 10;
   // Opened anew each time: that is when network file systems look for what others have written.
-  std::ifstream in(path_, std::ios::binary | std::ios::ate);
+  std::ifstream in = report_page::open_regular(path_);
   const bool first = !std::exchange(begun_, true);
-  if (!in) {
+  if (!in.is_open()) {
     at_ = 0;
     return {};
   }
+  in.seekg(0, std::ios::end);
   const auto size = static_cast<std::uint64_t>(in.tellg());
   bool within = false;  // a line
   if (first || size < at_) {
@@ -121,7 +122,7 @@ bool Follower::has_ended(const KnownJob& job) {
 }
 
 bool Follower::ended() const {
-  return has_jobs() &&
+  return waiting_.empty() &&
          std::ranges::all_of(jobs_, [](const auto& named) { return has_ended(named.second.job); });
 }
 
@@ -142,7 +143,7 @@ std::string Follower::drop_gone(double now) {
       ++it;
       continue;
     }
-    text += printable(path.string()) + "  is gone: it is followed no longer\n";
+    text += printable(path.string()) + "  was removed; no longer followed\n";
     lost_any_ = lost_any_ || !has_ended(f.job) || f.job.status.state == "failed";
     it = jobs_.erase(it);
   }
@@ -153,6 +154,7 @@ std::string Follower::poll(double now) {
   if (polls_++ % polls_between_searches == 0) {
     for (const fs::path& path : paths_)
       for (KnownJob& job : find_jobs(path, now)) {
+        waiting_.erase(path);
         const auto [at, is_new] = jobs_.try_emplace(job.path, job);
         if (!is_new) at->second.job = std::move(job);
       }
@@ -162,7 +164,6 @@ std::string Follower::poll(double now) {
       if (!has_ended(f.job) && f.job.measured)
         if (auto job = find_job(path, now)) f.job = std::move(*job);
   }
-  found_any_ = found_any_ || !jobs_.empty();
   std::string text = drop_gone(now);
   for (auto& [path, f] : jobs_) {
     const std::string lines = new_lines(f, now);

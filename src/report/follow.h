@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,18 +32,19 @@ class FileTail {
 class Follower {
  public:
   // Of these jobs, and those in the folders below.
-  explicit Follower(std::vector<std::filesystem::path> paths) : paths_(std::move(paths)) {}
+  explicit Follower(std::vector<std::filesystem::path> paths)
+      : paths_(std::move(paths)), waiting_(paths_.begin(), paths_.end()) {}
 
   // Whole lines of what is new since the last call: the state of a job when it changes; each step,
   // held-out loss, warning and checkpoint of a training; how many items another job has made. Of a
   // training that runs already the last ten steps. Folders are searched for new jobs in one call of
-  // ten. A job whose folder is gone has a line that says so, and is followed no longer. `now`:
+  // ten. A job whose folder was removed has a line that says so, and is followed no longer. `now`:
   // seconds since 1970.
   std::string poll(double now);
-  // Whether a job has been found.
-  bool has_jobs() const { return found_any_; }
-  // Whether jobs have been found, and all of them have ended (finished, stopped or failed) or are
-  // gone. One that is silent may have been killed, or may go on.
+  // The paths in which no job has begun yet.
+  const std::set<std::filesystem::path>& waiting() const { return waiting_; }
+  // Whether each path has had a job, and all of them have ended (finished, stopped or failed) or
+  // were removed. One that is silent may have been killed, or may go on.
   bool ended() const;
   // Whether a job has ended as failed, or was gone before it had ended.
   bool failed() const;
@@ -65,9 +67,9 @@ class Follower {
   static std::string new_lines_of_training(Followed& f, bool first);
 
   std::vector<std::filesystem::path> paths_;
+  std::set<std::filesystem::path> waiting_;
   std::map<std::filesystem::path, Followed> jobs_;
   int polls_ = 0;
-  bool found_any_ = false;
   bool lost_any_ = false;  // a job that had failed, or had not ended
 };
 

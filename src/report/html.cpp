@@ -460,8 +460,15 @@ std::string url_of(const std::string& path) {
   return "./" + url;
 }
 
+std::ifstream open_regular(const fs::path& path) {
+  std::ifstream in;
+  std::error_code none;
+  if (fs::is_regular_file(fs::symlink_status(path, none))) in.open(path, std::ios::binary);
+  return in;
+}
+
 std::string read_text(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
+  std::ifstream in = open_regular(path);
   return {std::istreambuf_iterator<char>(in), {}};
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -100,7 +101,10 @@ bool stays_inside(const std::string& file);
 
 // A relative path as a link.
 std::string url_of(const std::string& path);
-// A whole file; "" for one that cannot be read.
+// Not open where the path is no regular file: a pipe would block, and behind a link may lie what
+// its owner would not put on a page that is passed on.
+std::ifstream open_regular(const std::filesystem::path& path);
+// A whole regular file; "" for one that cannot be read.
 std::string read_text(const std::filesystem::path& path);
 std::string base64(const std::string& bytes);
 

@@ -3,14 +3,17 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "core/error.h"
@@ -52,7 +55,7 @@ Inputs load_inputs(const std::vector<std::string>& names) {
   std::error_code none;
   for (const std::string& name : names) {
     if (name.ends_with(".json")) {
-      inputs.scaling.push_back(report_page::load_scaling(name));
+      inputs.scaling.push_back(report_page::load_scaling(fs::weakly_canonical(name)));
       continue;
     }
     if (!fs::exists(fs::path(name) / "metrics.jsonl", none)) {
@@ -103,7 +106,7 @@ bool has_desktop() {
   return false;
 }
 
-// Starts the desktop's browser, which lives on. Returns false where that is not possible.
+// Starts the desktop's browser, which lives on. Returns false where that fails within two seconds.
 bool start_browser(const fs::path& page) {
   posix_spawn_file_actions_t files;
   posix_spawnattr_t attributes;
@@ -118,45 +121,44 @@ bool start_browser(const fs::path& page) {
   const int failed = posix_spawnp(&child, name.c_str(), &files, &attributes, arguments, environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
-  return failed == 0;
+  if (failed != 0) return false;
+  for (int polls = 0; polls < 100; ++polls) {
+    int status = 0;
+    if (waitpid(child, &status, WNOHANG) == child)
+      return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return true;
 }
 
-// A word of a shell's command line.
-std::string shell_word(const std::string& text) {
-  constexpr std::string_view plain = "@%+=:,./_-";
-  const auto is_plain = [&](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 || plain.find(c) != plain.npos;
-  };
-  if (!text.empty() && std::ranges::all_of(text, is_plain)) return text;
-  std::string word = "'";
-  for (const char c : text)
-    if (c == '\'')
-      word += "'\\''";
-    else
-      word += c;
-  return word + "'";
+// Whether shells take each character as it is. Old scp and rsync pass paths on to the remote shell,
+// new ones do not: there is no quoting that suits both.
+bool is_plain_word(const std::string& text) {
+  return std::ranges::all_of(text, [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+           std::string_view("@%+=:,./_-").find(c) != std::string_view::npos;
+  });
 }
 
 // `folder`: the page links to others below its folder, and these to clips and pictures that were
 // too large for them.
 void open_or_tell(const fs::path& page, bool folder) {
   if (has_desktop() && start_browser(page)) return;
+  const char* why = has_desktop() ? "xdg-open fails here" : "no desktop here";
   const fs::path path = fs::absolute(page).lexically_normal();
-  const std::string why = has_desktop() ? "xdg-open cannot be started here" : "no desktop here";
-  const auto there = [&](const std::string& name) {
-    return shell_word(printable(fmt::format("{}:{}", host_name(), name), 2000));
-  };
-  if (folder) {
-    // With "./" no name is taken for an option or a host.
-    const std::string name = printable(path.parent_path().filename().string(), 2000);
-    const bool plain = !name.starts_with('-') && name.find(':') == std::string::npos;
+  const std::string name = path.parent_path().filename().string();
+  const std::string source =
+      host_name() + ":" + (folder ? path.parent_path().string() + "/" : path.string());
+  // A name in front of which scp or rsync sees an option or a host needs "./".
+  if (!is_plain_word(source) || name.starts_with('-') || name.find(':') != std::string::npos)
+    log::info("{}; copy it to your own machine: {}", why, printable(source, 2000));
+  else if (folder)
     log::info(
         "{}; on your own machine: rsync -am --include='*/' --include='*.html' --include='*.png' "
         "--include='*.jpg' --include='*.jpeg' --include='*.mp4' --exclude='*' {} {}",
-        why, there(path.parent_path().string() + "/"), shell_word(plain ? name : "./" + name));
-  } else {
-    log::info("{}; on your own machine: scp {} .", why, there(path.string()));
-  }
+        why, source, name);
+  else
+    log::info("{}; on your own machine: scp {} .", why, source);
 }
 
 }  // namespace
@@ -169,9 +171,16 @@ int report(const std::vector<std::string>& names, const std::string& tensorboard
              "weft report needs the directory of a run");
   WEFT_CHECK(inputs.scaling.empty() || !inputs.runs.empty(), Exit::usage,
              "name the directory of a training run too",
-             "{} is shown on the page of a training run", names.front());
+             "{} is shown on the page of a training run",
+             *std::ranges::find_if(names, [](const auto& n) { return n.ends_with(".json"); }));
+  WEFT_CHECK(tensorboard.empty() || !open, Exit::usage, "leave one of them out",
+             "--tensorboard writes no page for --open");
   if (!tensorboard.empty()) {
     for (const Inputs::Folder& folder : inputs.folders) add_runs_below(folder, inputs.runs);
+    for (const report_page::Gallery& gallery : inputs.galleries)
+      log::warn("{} is left out: it is no training run", gallery.folder.string());
+    for (const fs::path& page : inputs.pages)
+      log::warn("{} is left out: it is no training run", page.string());
     WEFT_CHECK(!inputs.runs.empty(), Exit::usage, "name a directory with metrics.jsonl",
                "only training runs have metrics for TensorBoard");
     for (const fs::path& file : report_page::write_event_files(tensorboard, inputs.runs))

@@ -10,7 +10,6 @@
 #include <cmath>
 #include <cstdio>
 #include <ctime>
-#include <fstream>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -81,8 +80,9 @@ std::string newest_checkpoint(const fs::path& dir) {
 // some kilobytes, and a run has many: only the end is read.
 std::int64_t steps_of_metrics(const fs::path& dir) {
   constexpr std::streamoff most = 256 << 10;
-  std::ifstream in(dir / "metrics.jsonl", std::ios::binary | std::ios::ate);
-  if (!in) return 0;
+  std::ifstream in = report_page::open_regular(dir / "metrics.jsonl");
+  if (!in.is_open()) return 0;
+  in.seekg(0, std::ios::end);
   in.seekg(std::max<std::streamoff>(0, in.tellg() - std::streampos(most)));
   std::int64_t done = 0;
   for (std::string line; std::getline(in, line);) {
@@ -121,8 +121,8 @@ bool goes_on(const JobStatus& s) { return s.state == "running"; }
 // Whether this start has finished an item: until then `advanced` is when it began.
 bool has_advanced(const JobStatus& s) { return s.done > s.before && s.advanced > 0; }
 
-void look_below(const fs::path& folder, int depth, std::size_t& looked, double now,
-                std::vector<KnownJob>& jobs) {
+void search_folder(const fs::path& folder, int depth, std::size_t& folders_seen, double now,
+                   std::vector<KnownJob>& jobs) {
   std::error_code failed;
   std::vector<fs::path> folders;
   for (fs::directory_iterator it(folder, failed), end; !failed && it != end; it.increment(failed)) {
@@ -138,10 +138,10 @@ void look_below(const fs::path& folder, int depth, std::size_t& looked, double n
         jobs.push_back(std::move(*job));
   }
   for (const fs::path& f : folders) {
-    if (++looked > most_folders) return;
+    if (++folders_seen > most_folders) return;
     if (auto job = find_job(f.lexically_normal(), now)) jobs.push_back(std::move(*job));
     // Also below a job: a training run holds what was generated from it.
-    if (depth < deepest) look_below(f, depth + 1, looked, now, jobs);
+    if (depth < deepest) search_folder(f, depth + 1, folders_seen, now, jobs);
   }
 }
 
@@ -231,8 +231,12 @@ std::vector<KnownJob> find_jobs(const fs::path& given, double now) {
     jobs.push_back(std::move(*job));
     return jobs;
   }
-  std::size_t looked = 0;
-  look_below(path, 1, looked, now, jobs);
+  std::size_t folders_seen = 0;
+  search_folder(path, 1, folders_seen, now, jobs);
+  if (folders_seen > most_folders)
+    log::warn(
+        "{} has more than {} folders: jobs in the others are left out; name a folder below it",
+        path.string(), most_folders);
   std::sort(jobs.begin(), jobs.end(),
             [](const KnownJob& a, const KnownJob& b) { return a.path < b.path; });
   return jobs;
@@ -319,13 +323,15 @@ namespace {
 // Until all jobs have ended. Ctrl-C ends it before. Returns 1 if any has failed.
 int follow(const std::vector<std::string>& paths) {
   Follower follower({paths.begin(), paths.end()});
-  for (bool waits = false;; std::this_thread::sleep_for(std::chrono::seconds(1))) {
+  for (bool first = true;; first = false, std::this_thread::sleep_for(std::chrono::seconds(1))) {
     fmt::print("{}", follower.poll(seconds_since_1970()));
     std::fflush(stdout);
     if (follower.ended()) return follower.failed() ? 1 : 0;
-    if (!follower.has_jobs() && !std::exchange(waits, true))
-      log::info("no job has begun its work in {} yet: waiting, until Ctrl-C",
-                fmt::join(paths, ", "));
+    if (!first) continue;
+    std::error_code none;
+    for (const fs::path& path : follower.waiting())
+      log::info("no job has begun its work in {} yet{}: waiting, until Ctrl-C", path.string(),
+                fs::exists(path, none) ? "" : ", which does not exist");
   }
 }
 
@@ -357,7 +363,7 @@ Command status_command() {
   Command c{"status", "show the progress of jobs from their files: state, remaining time, warnings",
             [o](const Deck&, MPI_Comm) {
               WEFT_CHECK(!o->json || !o->follow, Exit::usage, "leave one of them out",
-                         "--json shows a moment, --follow prints lines until the jobs end");
+                         "--json and --follow cannot be combined");
               if (o->paths.empty()) o->paths = {"."};
               return o->follow ? follow(o->paths) : show(o->paths, o->json);
             }};

@@ -9,14 +9,11 @@
 #include <array>
 #include <cctype>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <memory>
-#include <utility>
 
 #include "core/error.h"
 #include "core/host.h"
-#include "core/log.h"
 
 namespace weft {
 
@@ -35,30 +32,6 @@ int usable_cores() {
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
   return static_cast<int>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
-}
-
-// The cores that this process might have if nobody had bound it: those of its control group.
-int granted_cores() {
-  cpu_set_t own, all;
-  if (sched_getaffinity(0, sizeof own, &own) != 0) return usable_cores();
-  std::memset(&all, 0xff, sizeof all);
-  if (sched_setaffinity(0, sizeof all, &all) != 0) return usable_cores();
-  const int granted = usable_cores();
-  sched_setaffinity(0, sizeof own, &own);
-  return granted;
-}
-
-// Open MPI's mpirun binds one or two ranks to a core each, whatever the host has, unless it is told
-// otherwise.
-void warn_if_most_cores_idle(int cores, int ranks_on_host) {
-  if (log::rank() != 0 || std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr) return;
-  static bool said = false;
-  const int granted = granted_cores(), used = cores * ranks_on_host;
-  if (2 * used > granted || std::exchange(said, true)) return;
-  log::warn(
-      "mpirun has bound {} of this host to {} of its {} cores; the others idle. mpirun --bind-to "
-      "none lets the ranks share all, --map-by slot:PE=CORES gives each its own",
-      counted(ranks_on_host, "rank"), used, granted);
 }
 
 }  // namespace
@@ -92,17 +65,10 @@ DeviceRuntime& device_runtime() {
   return *runtime;
 }
 
-int set_threads(int requested, int ranks_on_host) {
-  // What the user asks of every OpenMP program. Else a rank that the launcher has bound to its own
-  // cores uses all of them; ranks that see the whole host share it.
+int set_threads(int requested, int core_sharers) {
   if (const char* asked = std::getenv("OMP_NUM_THREADS"); requested <= 0 && asked != nullptr)
-    requested = std::atoi(asked);
-  const int cores = usable_cores();
-  const int online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  if (requested <= 0 && cores < online) warn_if_most_cores_idle(cores, std::max(1, ranks_on_host));
-  int threads = requested;
-  if (threads <= 0) threads = cores < online ? cores : cores / std::max(1, ranks_on_host);
-  threads = std::max(1, threads);
+    requested = std::atoi(asked);  // what the user asks of every OpenMP program
+  const int threads = std::max(1, requested > 0 ? requested : usable_cores() / core_sharers);
   omp_set_dynamic(0);
   omp_set_num_threads(threads);
   return threads;

@@ -100,9 +100,10 @@ class DeviceRuntime {
 // The runtime of this rank's GPU. Calling it on a CPU rank is a bug.
 DeviceRuntime& device_runtime();
 
-// Processor threads this rank may use: `requested` if positive, otherwise OMP_NUM_THREADS, or else
-// the usable cores of the host divided by the ranks on it, at least one. Also sets OpenMP's count.
-int set_threads(int requested, int ranks_on_host);
+// Processor threads of this rank: `requested` if positive, otherwise OMP_NUM_THREADS, or else the
+// cores on which it may run divided by the ranks that share each (RankDevice::core_sharers), at
+// least one. Also sets OpenMP's count.
+int set_threads(int requested, int core_sharers);
 
 // For the start of main: a thread of OpenMP that waits shall spin briefly and then sleep. libgomp
 // spins for milliseconds, which gains nothing on a quiet host and takes the core from the thread

@@ -37,7 +37,8 @@ class Install(WeftTest):
             self.assertIn(name, there)
         for name in ("share/weft/reframe/weft.py", "share/weft/reframe/local.py", "share/doc/weft/SECURITY.md"):
             self.assertIn(name, there)
-        self.assertTrue(os.access(prefix / "share/weft/python/convert_weights.py", os.X_OK))
+        for name in ("python/convert_weights.py", "jobscripts/pipeline.sh"):
+            self.assertTrue(os.access(prefix / "share/weft" / name, os.X_OK), name)
         release = re.search(r"project\(weft VERSION (\S+)", (REPOSITORY / "CMakeLists.txt").read_text())[1]
         modules = [f"share/weft/modulefiles/weft/{release}{ending}" for ending in (".lua", "")]
         for module in modules:

@@ -36,7 +36,7 @@ int print_rounding(const std::string& filter) {
   fmt::print(
       "{}\n{}\n{:<24} {:<16} {:<15} {:>6} {:>9} {:<4} {:<16} {:>9} {:>9} {:>6} {:>6} {:>8}\n",
       version_line(), describe_cpu(), "layer", "input", "pass", "terms", "plain sum", "side",
-      "algorithm", "largest", "rms", "times", "times", "ms");
+      "algorithm", "largest", "rms", "max x", "rms x", "ms");
   for (const RoundingShape& s : rounding_shapes()) {
     if (s.name.find(filter) == std::string::npos) continue;
     for (const RoundingCase& c : measure_rounding(s, 3e7))

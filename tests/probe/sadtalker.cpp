@@ -184,7 +184,7 @@ void probe_render(const Deck& deck, const ProbeRequest& request, const ModelSour
 
 int probe_sadtalker(const Deck& deck, const ProbeRequest& request) {
   const RankDevice device = choose_device(deck.device.kind, true, MPI_COMM_SELF);
-  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  set_threads(static_cast<int>(deck.run.threads), device.core_sharers);
   const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
   const ArenaScope scope(*arena);
   const ModelSource weights("--weights", request.weights, "", false, MPI_COMM_SELF);

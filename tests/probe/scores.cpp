@@ -68,7 +68,7 @@ void add_classes(ProbeOutputs& outputs, const std::string& prefix, const Segment
 
 int probe_scores(const Deck& deck, const ProbeRequest& request) {
   const RankDevice device = choose_device(deck.device.kind, true, MPI_COMM_SELF);
-  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  set_threads(static_cast<int>(deck.run.threads), device.core_sharers);
   const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
   const ArenaScope scope(*arena);
   const ProbeInputs inputs(request.inputs);

@@ -340,7 +340,7 @@ int probe_segmentation(const Deck& deck, const ProbeRequest& request, MPI_Comm w
   MPI_Comm_rank(world, &rank);
   if (!together && rank != 0) return 0;
   const RankDevice device = choose_device(deck.device.kind, true, together ? world : MPI_COMM_SELF);
-  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  set_threads(static_cast<int>(deck.run.threads), device.core_sharers);
   if (request.what == "forward")
     forward(deck, request);
   else if (request.what == "loss")

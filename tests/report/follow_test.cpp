@@ -52,7 +52,7 @@ class Follow : public FolderTest {
 TEST_F(Follow, StepsOfATrainingToItsEnd) {
   Follower follower = of("run");
   EXPECT_EQ(follower.poll(now), "");
-  EXPECT_FALSE(follower.has_jobs());
+  EXPECT_THAT(follower.waiting(), ElementsAre(dir_ / "run"));
   EXPECT_FALSE(follower.ended());
   JobStatus s = training();
   status("run", s);
@@ -158,7 +158,7 @@ TEST_F(Follow, AJobWhoseFolderIsGone) {
   Follower follower = of("runs");
   follower.poll(now);
   fs::remove_all(dir_ / "runs/a");
-  EXPECT_EQ(follower.poll(now), path("runs/a") + "  is gone: it is followed no longer\n");
+  EXPECT_EQ(follower.poll(now), path("runs/a") + "  was removed; no longer followed\n");
   EXPECT_FALSE(follower.ended()) << "b runs on";
   s.state = "finished";
   status("runs/b", s);
@@ -169,7 +169,7 @@ TEST_F(Follow, AJobWhoseFolderIsGone) {
   last.poll(now);
   EXPECT_FALSE(last.failed());
   fs::remove_all(dir_ / "runs/b");
-  EXPECT_THAT(last.poll(now), HasSubstr("is gone"));
+  EXPECT_THAT(last.poll(now), HasSubstr("was removed"));
   EXPECT_TRUE(last.ended());
   EXPECT_FALSE(last.failed()) << "it had finished before";
   // The file that a job writes comes after its status.
@@ -189,6 +189,19 @@ TEST_F(Follow, PathsOfOneJobAreOneJob) {
   EXPECT_EQ(std::ranges::count(text, '\n'), 1);
   EXPECT_THAT(text, StartsWith(path("run") + "  train "));
   EXPECT_TRUE(follower.failed());
+}
+
+TEST_F(Follow, EndsOnceEachPathHasHadAJob) {
+  JobStatus s = training();
+  s.state = "finished";
+  status("a", s);
+  Follower follower({dir_ / "a", dir_ / "b"});
+  follower.poll(now);
+  EXPECT_FALSE(follower.ended()) << "b has not begun";
+  EXPECT_THAT(follower.waiting(), ElementsAre(dir_ / "b"));
+  status("b", s);
+  for (int poll = 0; poll < 10; ++poll) follower.poll(now);  // one of them searches
+  EXPECT_TRUE(follower.ended());
 }
 
 TEST_F(Follow, LinesThatAreAddedToAFile) {

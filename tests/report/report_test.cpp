@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -138,6 +139,18 @@ TEST_F(Report, RefusesWhatIsNoRun) {
   EXPECT_THAT(refusal(), HasSubstr("no complete line"));
   fs::remove_all(run_);
   EXPECT_THAT(refusal(), HasSubstr("is not a directory"));
+}
+
+TEST_F(Report, ReadsRegularFilesAlone) {
+  write("metrics.jsonl", "{\"step\":0,\"loss\":1.25,\"seconds\":0.5}\n");
+  write("secret", "a key");
+  fs::create_symlink(run_ / "secret", run_ / "deck.toml");
+  for (const char* name : {"validation.jsonl", "layer_norms.jsonl", "run.json"})
+    ASSERT_EQ(mkfifo((run_ / name).c_str(), 0600), 0);  // reading one would wait for ever
+  EXPECT_EQ(load_run(run_).deck, "");
+  fs::remove(run_ / "metrics.jsonl");
+  ASSERT_EQ(mkfifo((run_ / "metrics.jsonl").c_str(), 0600), 0);
+  EXPECT_THAT(refusal(), HasSubstr("cannot open"));
 }
 
 TEST_F(Report, PageIsSelfContainedAndEscapesWhatItShows) {

@@ -558,7 +558,7 @@ int encode(const Deck& deck, MPI_Comm world) {
   watch_stop_signals();
   check_deck(deck);
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
-  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  set_threads(static_cast<int>(deck.run.threads), device.core_sharers);
   const auto source = open_clip_source(deck.data);
   const std::unique_ptr<VideoCodec> codec = make_codec(deck);
   const std::unique_ptr<TextEncoder> encoder = make_text_encoder(deck);

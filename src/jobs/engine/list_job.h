@@ -55,7 +55,7 @@ inline ListStart start_list_job(const Deck& deck, MPI_Comm world, std::int64_t t
   watch_stop_signals();
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   if (threads <= 0) threads = deck.run.threads;
-  return {device, set_threads(static_cast<int>(threads), device.host_ranks)};
+  return {device, set_threads(static_cast<int>(threads), device.core_sharers)};
 }
 
 struct ListItem {

@@ -261,7 +261,7 @@ int generate(const Deck& written, MPI_Comm world) {
   // 1. The clips to make. Everything is checked before any weights are loaded.
   watch_stop_signals();
   const RankDevice device = choose_device(written.device.kind, written.device.share, world);
-  set_threads(static_cast<int>(written.run.threads), device.host_ranks);
+  set_threads(static_cast<int>(written.run.threads), device.core_sharers);
   const Deck deck = complete_deck(written, world);
   ClipModels models(deck, world);
   ListSettings settings = settings_of(deck);

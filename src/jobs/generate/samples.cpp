@@ -165,7 +165,7 @@ void TrainingSamples::make(std::int64_t step, const std::function<void()>& progr
 
   // 3. The list of all of them, in their order.
   std::map<std::string, std::string> by_name;
-  for (const std::string& of_rank : texts_of_ranks(lines, world_))
+  for (const std::string& of_rank : gather_texts(lines, world_))
     for (std::size_t at = 0; at < of_rank.size();) {
       const std::size_t end = of_rank.find('\n', at);
       const std::string line = of_rank.substr(at, end - at);

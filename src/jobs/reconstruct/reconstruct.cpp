@@ -249,7 +249,7 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
   int size = 1;
   MPI_Comm_size(world, &size);
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
-  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  set_threads(static_cast<int>(deck.run.threads), device.core_sharers);
   const fs::path out =
       r.output.empty() ? fs::path(deck.run.dir) / "reconstructed" : fs::path(r.output);
   const std::vector<MediaItem> inputs =

@@ -30,7 +30,11 @@ static inline vf vector_at(const Pair* p) {
   __builtin_memcpy(&v, p, sizeof v);
   return v;
 }
-static inline vf everywhere(const Pair* p) { return (vf)(*p - vu{}); }
+static inline vf everywhere(const Pair* p) {
+  Pair pair;
+  __builtin_memcpy(&pair, p, sizeof pair);  // what lies there are bf16
+  return (vf)(pair - vu{});
+}
 // Assembly, for the instruction set that the file is compiled for ends before AVX512_BF16.
 static inline vf add_product(const Pair*, vf sum, vf a, vf b) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
@@ -211,6 +215,7 @@ static void transpose(const E* from, std::int64_t from_ld, std::int64_t n, std::
         transpose_block(from + i * from_ld + d, from_ld, to + d * to_ld + i, to_ld);
 #endif
     for (; d < depth; ++d)
-      for (std::int64_t i = i0; i < i1; ++i) to[d * to_ld + i] = from[i * from_ld + d];
+      for (std::int64_t i = i0; i < i1; ++i)
+        __builtin_memcpy(&to[d * to_ld + i], &from[i * from_ld + d], sizeof(E));
   }
 }
