@@ -1,7 +1,7 @@
 # The front door. CMake does the work; each target does all of its own set-up.
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-all fuzz tsan test-slurm build bench bundle docs dist sbom deps format check-format check-includes clean help
+.PHONY: run test test-all fuzz tsan test-slurm build install bench bundle docs dist sbom deps format check-format check-includes clean help
 
 run: ## footage -> VAE -> latents -> STDiT3 on 2 ranks, stopped and gone on -> clips from prompts (VIDEO=path: your footage)
 	@tools/run_demo.sh
@@ -23,6 +23,9 @@ test-slurm: ## the job scripts under a Slurm of its own on this host (root: inst
 
 build: deps ## build/weft, Release
 	@tools/build.sh
+
+install: build ## build/weft, inputs, job scripts, docs into PREFIX (/usr/local)
+	@cmake --install build $(if $(PREFIX),--prefix "$(PREFIX)")
 
 bench: build ## a training step against PyTorch, interleaved (needs python3-venv; fetches PyTorch once)
 	@tools/bench.sh

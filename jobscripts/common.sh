@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# Shared code of the job scripts. Each sources this file from the folder in which sbatch was called, and then starts weft. The deck
-# is removed from the script's arguments; the others go to weft. Nothing to edit here: what differs between sites is in weft.env.
+# Shared code of the job scripts. Each sources this file, from jobscripts/ of the folder in which sbatch was called or else of the
+# installed weft (WEFT_SHARE), and then starts weft. The deck is removed from the script's arguments; the others go to weft.
+# Nothing to edit here: what differs between sites is in weft.env.
 
 # A signal that comes before weft is there, or after it has ended, must not end this shell.
 trap : USR1
@@ -10,9 +11,12 @@ if [ -n "${WEFT_ENV:-}" ] && [ ! -r "$WEFT_ENV" ]; then
   echo "ERROR: WEFT_ENV=$WEFT_ENV cannot be read" >&2
   exit 2
 fi
-if [ -r "${WEFT_ENV:=$SLURM_SUBMIT_DIR/jobscripts/weft.env}" ]; then
+if [ -r "${WEFT_ENV:=${BASH_SOURCE[0]%/*}/weft.env}" ]; then
   # shellcheck source=jobscripts/weft.env
-  . "$WEFT_ENV"
+  . "$WEFT_ENV" || {
+    echo "ERROR: $WEFT_ENV failed: its last command, or the one with \`return\`, ended with $?" >&2
+    exit 2
+  }
 fi
 set -uo pipefail
 WEFT=${WEFT:-build/weft}
@@ -42,18 +46,18 @@ stop_here() {  # CODE MESSAGE...
 # Replace %a by the element's number, as sbatch --output does.
 [ -z "$task" ] || set -- "${@//%a/$task}"
 
-# The deck is the first argument, unless that is KEY=VALUE or an option; otherwise DECK from the environment.
+# The deck is the first argument, unless that is KEY=VALUE or an option.
+DECK=${default_deck:-}
 if [ $# -gt 0 ] && { [ -f "$1" ] || [[ $1 != *=* && $1 != -* ]]; }; then
   DECK=$1
   shift
 fi
 # The hint is the usage line in the script's header.
-[ -n "${DECK:-}" ] || stop_here 2 "no deck is named. HINT: $(sed -n '/^#   sbatch /{s/^# *//p;q}' "$0")"
+[ -n "$DECK" ] || stop_here 2 "no deck is named. HINT: $(sed -n '/^#   sbatch /{s/^# *//p;q}' "$0")"
 deck_name=${DECK##*/}
 deck_name=${deck_name%.toml}
 
 # The folder of run folders.
-# shellcheck disable=SC2034  # the scripts'
 runs=${WEFT_SCRATCH:+${WEFT_SCRATCH%/}/}runs
 
 [[ ${MAX_RESTARTS:=200} =~ ^[0-9]{1,9}$ ]] || stop_here 2 "MAX_RESTARTS=$MAX_RESTARTS is no number"
@@ -65,14 +69,14 @@ export OMP_NUM_THREADS=$SRUN_CPUS_PER_TASK
 export SLURM_EXPORT_ENV=ALL
 
 # A job that requested GPUs, in any way, must compute on them or end: on the CPU it would waste its time on a few steps.
-# SLURM_JOB_GPUS is a list of indices, the others are counts, possibly with a type: a100:4.
+# SLURM_JOB_GPUS is a list of indices, the others are counts, possibly with a type: a100:4. device.kind=cpu after the deck counts.
 gpus=${SLURM_JOB_GPUS:+some}
 for number in "${SLURM_GPUS_ON_NODE:-0}" "${SLURM_GPUS:-0}" "${SLURM_GPUS_PER_NODE:-0}" "${SLURM_GPUS_PER_SOCKET:-0}" \
   "${SLURM_GPUS_PER_TASK:-0}"; do
   [ "${number##*:}" = 0 ] || gpus=some
 done
-DEVICE=${DEVICE-${gpus:+cuda}}
-device=(${DEVICE:+"device.kind=$DEVICE"})
+device=()
+[ -z "$gpus" ] || [[ " $*" == *" device.kind="* ]] || device=(device.kind=cuda)
 # sbatch --gres=gpu:2 overrides the script's --gpus-per-node, which srun would still request: unset it, so that srun takes what the
 # job has.
 [ "${SLURM_GPUS_ON_NODE:-${SLURM_GPUS_PER_NODE:-}}" = "${SLURM_GPUS_PER_NODE:-}" ] || unset SLURM_GPUS_PER_NODE
@@ -188,15 +192,15 @@ show_space() {  # FOLDER
   [ -z "$quota" ] || say "quota:"$'\n'"$quota"
 }
 
-# Runs weft train. Returns when all steps are done; requeues the job after 75; otherwise exits with weft's code.
+# Runs weft train in RUN. Returns when all steps are done; requeues the job after 75; otherwise exits with weft's code.
 train() {
   local before after code
-  RUN=$(value_of run.dir "$RUN" "$@")
+  RUN=$(value_of run.dir "$runs/$deck_name-$job" "$@")
   check_deck
   show_space "$RUN"
   before=$(steps_saved)
   rm -f -- "$RUN/stopped_while_staging"
-  run_weft train "$DECK" run.dir="$RUN" ${WEFT_STAGE:+"data.stage=$WEFT_STAGE"} ${device[@]+"${device[@]}"} "$@"
+  run_weft train "$DECK" run.dir="$RUN" ${WEFT_STAGE:+"data.stage=$WEFT_STAGE"} "$@" ${device[@]+"${device[@]}"}
   code=$?
   after=$(steps_saved)
   say "weft train ended with $code, $((after - before)) steps further: $after saved in $RUN"
@@ -212,40 +216,52 @@ train() {
   queue_again "a chain of jobs (docs/slurm.md), or submit it again with run.dir=$RUN after the deck"
 }
 
-# Runs a command that resumes finished work: `weft encode`, `generate`, `evaluate`, `score` or `animate`. Returns after 0, requeues
-# after 75 and 137, otherwise exits with weft's code.
-until_done() {
-  local code command=$1 folder before
+# Runs a command that resumes finished work: `weft encode`, `generate`, `evaluate`, `segment`, `score` or `animate`. Returns after 0,
+# requeues after 75 and 137, otherwise exits with weft's code.
+until_done() {  # COMMAND WORD...
+  local code command=$1 output begun made folder
   local wait_seconds=30  # its ranks end together: a rank that was killed ends the job half a minute later
   shift
-  # If only the deck sets the output, OUTPUT may be set in the environment.
-  OUTPUT=$(value_of "$command.output" "${OUTPUT:-}" "$@")
-  before=$(clips_made)
-  show_space "${OUTPUT:-.}"
-  run_weft "$command" "$DECK" ${device[@]+"${device[@]}"} "$@"
+  output=$(value_of "$command.output" "" "$@")
+  [ -n "$output" ] || say "HINT: with $command.output=... after the deck this job can see its progress, and a file \`stop\` of yours"
+  begun=$(item_lines "$output" | cksum) made=$(item_lines "$output" | grep -v '^{"begun"\|^{"ended"' | cksum)
+  show_space "${output:-.}"
+  run_weft "$command" "$DECK" "$@" ${device[@]+"${device[@]}"}
   code=$?
   say "weft $command ended with $code"
-  # 137: a rank was killed, which ended the job. The next start makes what is missing; an item during which two ranks died is
-  # then given up.
-  if [ "$code" -eq 137 ]; then
-    [ -z "${OUTPUT:-}" ] || [ "$(clips_made)" != "$before" ] || [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] ||
-      stop_here 137 "a rank was killed again, and nothing more was begun or made: not queued again"
-  elif [ "$code" -ne 75 ]; then
-    exit "$code"
-  fi
-  # A file `stop` in OUTPUT is a request of the user.
-  for folder in "${OUTPUT:-}" "${OUTPUT:-}.parts"; do
-    [ -z "${OUTPUT:-}" ] || [ ! -e "$folder/stopped" ] || stop_here 75 "stopped by the file $folder/stop: not queued again"
+  case $code in 0) return 0 ;; 75 | 137) ;; *) exit "$code" ;; esac
+  # A file `stop` in the output is a request of the user.
+  for folder in "$output" "$output.parts"; do
+    [ -z "$output" ] || [ ! -e "$folder/stopped" ] || stop_here 75 "stopped by the file $folder/stop: not queued again"
   done
+  # The next start makes what is missing. 75: stopped early. 137: a rank was killed, which ended the job; an item during which two
+  # ranks died is then given up, so that it counts what was begun.
+  if [ -n "$output" ] && [ "${SLURM_RESTART_COUNT:-0}" -ne 0 ]; then
+    [ "$code" -ne 75 ] || [ "$(item_lines "$output" | grep -v '^{"begun"\|^{"ended"' | cksum)" != "$made" ] ||
+      stop_here 75 "started again, and nothing more was made: not queued again. HINT: a longer --time"
+    [ "$code" -ne 137 ] || [ "$(item_lines "$output" | cksum)" != "$begun" ] ||
+      stop_here 137 "a rank was killed again, and nothing more was begun or made: not queued again"
+  fi
   queue_again "submit it again, it goes on where it was"
 }
 
-# A checksum that changes with each item that was begun or made, and with the store that `weft encode` writes. The lines of a
-# job that was killed are in OUTPUT.parts.
-clips_made() {
-  [ -n "${OUTPUT:-}" ] || return 0
+# Runs any other command, once, and exits with its code.
+run_once() {  # COMMAND WORD...
+  local code command=$1 wait_seconds=30
+  shift
+  show_space "$(value_of "$command.output" . "$@")"
+  run_weft "$command" "$DECK" "$@" ${device[@]+"${device[@]}"}
+  code=$?
+  say "weft $command ended with $code"
+  exit "$code"
+}
+
+# A line for each item of a list job that was begun or made, and one for the store that `weft encode` writes. The lines of a job that
+# was killed are in OUTPUT.parts.
+item_lines() {  # OUTPUT
+  [ -n "$1" ] || return 0
   {
-    cat "$OUTPUT"/{generated,images,segment,animate}{,.rank*}.jsonl "$OUTPUT".parts/{encoded,score}*.jsonl
-    [ ! -f "$OUTPUT" ] || echo whole
-  } 2>/dev/null | sort | cksum
+    cat "$1"/{generated,images,clips,segment,animate}{,.rank*}.jsonl "$1".parts/{encoded,score}*.jsonl
+    [ ! -f "$1" ] || echo whole
+  } 2>/dev/null | sort
 }

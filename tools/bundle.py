@@ -195,7 +195,7 @@ def carry_mpi(bundle):
             bundle.put(file, f"lib/ucx/{file.name}")
 
 
-def carry_licences(bundle, version_line):
+def carry_licences(bundle, version):
     """The copyright file of every Debian package that a carried file belongs to, which version it was, and the same as SPDX."""
     packages, unowned = packages_of(set(bundle.files.values()))
     (bundle.root / "licences").mkdir(exist_ok=True)
@@ -204,11 +204,12 @@ def carry_licences(bundle, version_line):
             shutil.copyfile(os.path.realpath(file), bundle.root / "licences" / package.name)
     (bundle.root / "licences/PACKAGES").write_text(
         "".join(f"{p.name} {p.version} source {p.source} {p.source_version}\n" for p in packages))
-    document = Document("weft-bundle", version_line)
+    document = Document("weft-bundle", version)
     document.add_debian(packages, "CONTAINS")
     document.add_debian(described(HEADERS), "CONTAINS", "headers, compiled in")
     # Libraries of /usr/local and the like; weft's own files come from the build and from this repository.
     document.add_files([f for f in unowned if re.search(r"\.so[.\d]*$", f) and is_elf(f)], "CONTAINS")
+    document.add_cuda()
     (bundle.root / "licences/weft.spdx.json").write_text(document.text())
     return packages
 
@@ -266,7 +267,7 @@ def main():
 
     # 3. What it is made of.
     version = run(a.cpu, "--version").strip()
-    packages = carry_licences(bundle, version)
+    packages = carry_licences(bundle, run(a.cuda or a.cpu, "--version"))
     machine = platform.machine()
     lines = [version, f"needs glibc {glibc} or newer, {'x86-64-v3' if machine == 'x86_64' else machine}", ""]
     lines += [f"{place}\t{source if source.startswith('/usr') else 'weft'}" for place, source in sorted(bundle.files.items())]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# make dist: build/weft-VERSION.tar.gz of the last commit, or of REF (REF=v0.2.0), and its .sha256. The same commit gives the same
+# make dist: build/weft-VERSION.tar.gz of the last commit, or of REF (REF=v0.2.0), and its .sha256. VERSION is that of
+# CMakeLists.txt for the commit with its tag, as in 0.2.0, and names any other: 0.2.0-g0123abcd. The same commit gives the same
 # bytes. Beside it build/weft-VERSION-recipes: the recipes of Spack and EasyBuild, which name the tarball and its hash (they cannot
 # be in the tarball: they would change it).
 set -euo pipefail
@@ -12,6 +13,8 @@ if [ -z "${REF:-}" ] && [ -n "$(git status --porcelain --untracked-files=no)" ];
   echo "dist: WARN: changes that are not committed are left out" >&2
 fi
 version=$(git show "$commit:CMakeLists.txt" | sed -n 's/^project(weft VERSION \([0-9.]*\) .*/\1/p')
+release=$version
+[ "$(git rev-parse --verify --quiet "v$version^{commit}")" = "$commit" ] || version=$version-g${commit:0:8}
 name=weft-$version
 mkdir -p build
 # Modes and compression do not depend on this machine's configuration, nor the time on the clock: it is the commit's.
@@ -28,10 +31,14 @@ package=$recipes/spack/packages/weft/package.py
 sed -i -e '/^    # make dist:/d' \
   -e "s|^    git = .*|    url = pathlib.Path(__file__).resolve().parents[4].joinpath(\"$name.tar.gz\").as_uri()|" \
   -e "s|^    version(\"main\".*|    version(\"$version\", sha256=\"$hash\")|" "$package"
-sed -i -e "s|weft@main|weft@$version|" -e '/^  develop:/,$d' "$recipes/spack/spack.yaml"
-easyconfig=$recipes/easybuild/$name-foss-2024a.eb
-sed -i "s|^checksums = .*|checksums = ['$hash']|" "$easyconfig"
-grep -q "$hash" "$package" && grep -q "$hash" "$easyconfig" || fail "the recipes do not have the lines that this script replaces" \
+sed -i -e "s|weft@main|weft@$version|" -e "s|from this checkout|from the tarball beside this folder|" \
+  -e "s|packaging/spack|$name-recipes/spack|" -e '/^  develop:/,$d' "$recipes/spack/spack.yaml"
+for easyconfig in "$recipes/easybuild/weft-$release"-*.eb; do
+  sed -i -e "s|^checksums = .*|checksums = ['$hash']|" -e "s|^version = .*|version = '$version'|" "$easyconfig"
+  renamed=$recipes/easybuild/$name${easyconfig#"$recipes/easybuild/weft-$release"}
+  [ "$easyconfig" = "$renamed" ] || mv "$easyconfig" "$renamed"
+done
+[ -z "$(grep -L "$hash" "$package" "$recipes"/easybuild/weft-*.eb)" ] || fail "the recipes do not have the lines that this script replaces" \
   "compare tools/dist.sh with packaging/"
 echo "dist: build/$name.tar.gz of commit ${commit:0:8}, $(($(stat -c %s "build/$name.tar.gz") / 1048576 + 1)) MiB, sha256 $hash"
 echo "dist: $recipes: recipes of Spack and EasyBuild; keep them beside the tarball"

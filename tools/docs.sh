@@ -18,10 +18,10 @@ if ! cmp -s docs/requirements.txt "$tools/requirements.txt"; then
   fi
   cp docs/requirements.txt "$tools"
 fi
-# The pages keep their places, so that links are the same as in the checkout.
+# The pages keep their places, so that links are the same as in the checkout. Generated tables of registers would fill the search.
 rm -rf "$pages"
 mkdir -p "$pages"
-find ./*.md docs validation tests \( -name '*.md' -o -path 'docs/*.png' -o -path 'docs/*.jpg' -o -path 'docs/*.svg' -o -path 'docs/site.*' \) -print0 |
+find ./*.md docs validation tests ! -name 'kernels_*.md' \( -name '*.md' -o -path 'docs/*.png' -o -path 'docs/*.jpg' -o -path 'docs/*.svg' -o -path 'docs/site.*' \) -print0 |
   xargs -0 cp --parents -t "$pages"
 NO_MKDOCS_2_WARNING=1 "$tools/bin/mkdocs" --quiet build --strict
 echo "docs: build/docs/index.html"

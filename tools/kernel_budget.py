@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Limits of the hot kernels, counted from their machine code: writes docs/kernels_budget.md.
+"""Limits of the hot kernels, counted from their machine code: writes validation/results/kernels_budget.md.
 
     kernel_budget.py [--build build] [--write | --check] [--cuobjdump PATH]
     kernel_budget.py --cubin FILE [--kernel PATTERN]      cycles of each pipe per iteration of each loop
@@ -23,7 +23,7 @@ import sys
 import kernel_resources
 import sass
 
-PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "kernels_budget.md"
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "validation/results/kernels_budget.md"
 LATENCY = 800  # cycles from a load to its data while memory is busy
 HEADS, D = 16, 72  # STDiT3-XL/2
 ACCESS = 32 * 16  # bytes of a warp's access of 16 bytes a lane
@@ -334,7 +334,7 @@ def page_of(found, version):
         "of the GPU's roofline: its tensor cores or its memory, whichever takes longer for the useful operations and bytes.", "",
         "*Limit* is the share at which the busiest pipe is never idle; no faster run is possible. How much slower a kernel is in",
         "practice cannot be counted: latency, waits at barriers, contention for L2, the clock under full load (matrix products",
-        "reached 73 % of 989 TFLOP/s on the [H100 measured](../validation/results/h100.md)). *Serial*, for kernels on the tensor cores, is the share if",
+        "reached 73 % of 989 TFLOP/s on the [H100 measured](h100.md)). *Serial*, for kernels on the tensor cores, is the share if",
         "elementwise work did not overlap with matrix products at all. *In flight*, for the others, is the part of the bytes that",
         f"memory needs in flight for {LATENCY} cycles of latency that the loads request before they wait. If caches serve part of what",
         "a kernel requests, only what memory must move counts.", ""]
@@ -376,9 +376,9 @@ def faults(found, page):
             key = (machine.architecture, b.entry.name, b.entry.shape)
             what = f"{key[1]}, {key[2]} ({key[0]}): {percent(b.share)}"
             if key not in old:
-                yield f"{what} is not on docs/{PAGE.name}; run with --write"
+                yield f"{what} is not on validation/results/{PAGE.name}; run with --write"
             elif 100 * b.share < old[key] - 1:
-                yield f"{what}, bounded by {b.pipe}, where docs/{PAGE.name} records {old[key]:.0f} %"
+                yield f"{what}, bounded by {b.pipe}, where validation/results/{PAGE.name} records {old[key]:.0f} %"
             if machine is sass.H100 and b.share < b.entry.goal and not b.entry.reason:
                 yield f"{what}, bounded by {b.pipe}, is below the goal of {percent(b.entry.goal)}"
 

@@ -3,7 +3,7 @@
 
     kernel_resources.py [--build build] [--all] [--write | --check]
 
-Prints a table, one line per kernel and architecture. --write writes it to docs/kernels_resources.md. --check
+Prints a table, one line per kernel and architecture. --write writes it to validation/results/kernels_resources.md. --check
 compares that page with it, for the architectures that were built by the same nvcc, and passes if there are none. Without
 --all only the hot kernels are shown. Exit status 1 if a hot kernel spills registers, if a hot pattern matches no kernel, or if
 the page is out of date.
@@ -18,7 +18,7 @@ import sys
 HOT = [r"modulate", r"gate", r"gelu", r"flash", r"temporal", r"qk_norm", r"adamw", r"sum_of_squares|squares",
        r"convert", r"add", r"group_norm|moments|gradient_sums", r"phases", r"relative", r"softmax|probabilities", r"rms_rope", r"norm_rows", r"channel_norm"]
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "kernels_resources.md"
+PAGE = ROOT / "validation/results/kernels_resources.md"
 
 ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

@@ -57,6 +57,8 @@ class Document:
         version_line = version.splitlines()[0]
         match = re.match(r"weft (\S+) \(commit (\w+)", version_line)
         self.version, self.commit, self.subject = match[1], match[2], subject
+        # What it was compiled against; where a library was not found, "-" may stand before it.
+        self.libraries = {line[2:15].strip(): line.split()[-1] for line in version.splitlines()[2:] if re.match(r"  \S.*\d$", line)}
         self.packages, self.relationships, self.texts = [], [], {}
         self.add(subject, {"name": subject, "versionInfo": self.version, "licenseDeclared": "Apache-2.0",
                            "sourceInfo": "commit " + self.commit, "comment": version_line, "primaryPackagePurpose": "APPLICATION"})
@@ -96,10 +98,21 @@ class Document:
             self.add(package.name, fields, kind, comment)
 
     def add_files(self, files, kind):
-        """Files that no package owns, such as NVIDIA's libraries."""
+        """Files that no package owns, such as those of NVIDIA's installers, whose versions weft --version knows."""
         for file in files:
             name = pathlib.Path(file).name
-            self.add(name, {"name": name, "licenseDeclared": "NOASSERTION", "comment": f"{file}: no Debian package owns it"}, kind)
+            library = {"libcublaslt": "cuBLASLt", "libnccl": "NCCL"}.get(name.split(".")[0].lower())
+            version = {"versionInfo": self.libraries[library]} if library in self.libraries else {}
+            self.add(name, {"name": name, "licenseDeclared": "NOASSERTION", "comment": f"{file}: no Debian package owns it"} | version,
+                     kind)
+
+    def add_cuda(self):
+        """What the loader does not name: the CUDA runtime is linked statically, cuDNN is loaded with the first convolution."""
+        for name, kind, terms in (("CUDA runtime", "STATIC_LINK", "CUDA Toolkit's End User License Agreement"),
+                                  ("cuDNN", "DEPENDS_ON", "cuDNN's Software License Agreement")):
+            if name in self.libraries:
+                self.add(name, {"name": name, "versionInfo": self.libraries[name], "supplier": "Organization: NVIDIA",
+                                "licenseDeclared": "NOASSERTION", "licenseComments": f"NVIDIA's terms: {terms}."}, kind)
 
     @staticmethod
     def copyright_of(name):
@@ -142,6 +155,7 @@ def main():
     document.add_debian(described(HEADERS), "CONTAINS", "headers, compiled in")
     document.add_debian(far, "DEPENDS_ON", "through other libraries")
     document.add_files(unowned + unowned_far, "DYNAMIC_LINK")
+    document.add_cuda()
     pathlib.Path(a.output).write_text(document.text())
     print(f"sbom: {a.output}: {len(document.packages) - 1} packages, {len(document.texts)} licences that SPDX has no name for")
 

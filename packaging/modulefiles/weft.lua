@@ -13,7 +13,10 @@ conflict("weft")  -- one version at a time
 -- depends_on("openmpi/4.1", "hdf5", "onednn", "ffmpeg", "opencv", "cuda/12.8", "nccl")
 
 prepend_path("PATH", pathJoin(prefix, "bin"))
+prepend_path("MANPATH", pathJoin(prefix, "share/man"))
+append_path("MANPATH", "")  -- an empty element: the system's own pages too
 prepend_path("PYTHONPATH", pathJoin(prefix, "share/weft/python"))
 setenv("WEFT_SHARE", pathJoin(prefix, "share/weft"))
 -- For the job scripts.
 setenv("WEFT", pathJoin(prefix, "bin/weft"))
+-- setenv("WEFT_ENV", "/etc/weft.env")  -- in place of $WEFT_SHARE/jobscripts/weft.env

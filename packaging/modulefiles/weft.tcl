@@ -15,7 +15,10 @@ conflict weft
 # module load openmpi/4.1 hdf5 onednn ffmpeg opencv cuda/12.8 nccl
 
 prepend-path PATH $prefix/bin
+prepend-path MANPATH $prefix/share/man
+append-path MANPATH {}  ;# an empty element: the system's own pages too
 prepend-path PYTHONPATH $prefix/share/weft/python
 setenv WEFT_SHARE $prefix/share/weft
 # For the job scripts.
 setenv WEFT $prefix/bin/weft
+# setenv WEFT_ENV /etc/weft.env    ;# in place of $WEFT_SHARE/jobscripts/weft.env

@@ -48,7 +48,8 @@ std::string schema_line() {
   namespace fs = std::filesystem;
   std::error_code none;
   const fs::path folder = fs::read_symlink("/proc/self/exe", none).parent_path();
-  for (const char* place : {"../share/weft/deck.schema.json", "../inputs/deck.schema.json"}) {
+  for (const char* place :
+       {"../share/weft/inputs/deck.schema.json", "../inputs/deck.schema.json"}) {
     const fs::path file = (folder / place).lexically_normal();
     if (fs::is_regular_file(file, none))
       return fmt::format("{}{}\n", schema_directive, file_uri(file.string()));

@@ -1,4 +1,4 @@
-// Registers of the compiled kernels, as docs/kernels_resources.md records them.
+// Registers of the compiled kernels, as validation/results/kernels_resources.md records them.
 #pragma once
 
 #include <cstddef>

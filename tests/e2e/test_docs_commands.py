@@ -75,7 +75,7 @@ TEXTS = [
     r"^build/weft\(\+0x",
     r"^(FAIL|WARN|OK) ",
     r"^source <\(weft completion bash\)$", r"^tar xf weft-VERSION", r"^sha256sum ", r"^eb ", r"^reframe ", r"^cd PREFIX/", r"^tools/test_bundle.sh ", r"^validation/", r"^tools/convert_weights.py ", r"^python3 ", r"^spack ", r"^module ",
-    r"^apptainer ", r"^cmake ", r"^git clone ",
+    r"^apptainer ", r"^cmake ", r"^git clone ", r"^cp -r ",
 ]
 
 
@@ -204,11 +204,12 @@ class Commands(WeftTest):
         text = (self.dir / script).read_text()
         self.assertEqual(subprocess.run(["bash", "-n", script], cwd=self.dir).returncode, 0, where)
         words, deck = [w.replace("%a", "1") for w in words[words.index(script) + 1:]], "inputs/smoke.toml"
+        command = words.pop(0) if script == "jobscripts/weft.sbatch" else None
         if script != "jobscripts/smoke.sbatch" or words:
             deck = words.pop(0)
             self.assertTrue(deck.endswith(".toml") and "=" not in deck, f"{where}: {script} wants a deck first")
-        job = (re.findall(r"(?m)^(?:until_done|run_weft) (\w+) ", text) or ["train"])[-1]
-        self.parse(["weft", "train" if re.search(r"(?m)^train ", text) or job == "bench" else job, deck, *words], where)
+        job = command or (re.findall(r"(?m)^(?:until_done|run_once|run_weft) (\w+) ", text) or ["train"])[-1]
+        self.parse(["weft", job if command else "train" if re.search(r"(?m)^train ", text) or job == "bench" else job, deck, *words], where)
 
     def pipeline(self, words, where):
         """What jobscripts/pipeline.sh would submit."""

@@ -31,13 +31,14 @@ class Install(WeftTest):
             for name in self.names(REPOSITORY / source):
                 self.assertIn(f"{part}/{name}", there)
         for name in ("bin/weft", "share/doc/weft/LICENSE", "share/doc/weft/CITATION.cff", "share/weft/python/weft_files.py",
-                     "share/weft/python/convert_weights.py", "share/weft/deck.schema.json", "share/man/man1/weft.1", "share/man/man5/weft-deck.5",
+                     "share/weft/python/convert_weights.py", "share/man/man1/weft.1", "share/man/man5/weft-deck.5",
                      "share/bash-completion/completions/weft", "share/zsh/site-functions/_weft",
                      "share/fish/vendor_completions.d/weft.fish"):
             self.assertIn(name, there)
         for name in ("share/weft/reframe/weft.py", "share/weft/reframe/local.py", "share/doc/weft/SECURITY.md"):
             self.assertIn(name, there)
-        self.assertTrue(os.access(prefix / "share/weft/python/convert_weights.py", os.X_OK))
+        for name in ("python/convert_weights.py", "jobscripts/pipeline.sh"):
+            self.assertTrue(os.access(prefix / "share/weft" / name, os.X_OK), name)
         release = re.search(r"project\(weft VERSION (\S+)", (REPOSITORY / "CMakeLists.txt").read_text())[1]
         modules = [f"share/weft/modulefiles/weft/{release}{ending}" for ending in (".lua", "")]
         for module in modules:

@@ -211,13 +211,13 @@ class Shell(WeftTest):
         self.assertIn("mpirun -n 2 weft train demo_vae.toml\n", text)
         # An address of a file, whatever the folders are called.
         installed = self.dir / "my tools #1 é%"
-        for folder in ("bin", "share/weft"):
+        for folder in ("bin", "share/weft/inputs"):
             (installed / folder).mkdir(parents=True)
         shutil.copy(WEFT, installed / "bin/weft")
-        (installed / "share/weft/deck.schema.json").touch()
+        (installed / "share/weft/inputs/deck.schema.json").touch()
         self.weft("init", "smoke", "linked.toml", ranks=0, program=installed / "bin/weft")
         self.assertEqual((self.dir / "linked.toml").read_text().splitlines()[0],
-                         f"#:schema {(installed / 'share/weft/deck.schema.json').as_uri()}")
+                         f"#:schema {(installed / 'share/weft/inputs/deck.schema.json').as_uri()}")
         self.refused(self.weft("init", "smoke", ranks=0, expect=None), 2, "smoke.toml is there already")
         self.refused(self.weft("init", "smok", ranks=0, expect=None), 2, 'no deck "smok"', 'did you mean "smoke"?')
         self.refused(self.weft("init", "smoke", "nowhere/a.toml", ranks=0, expect=None), 2, "cannot make nowhere/a.toml")

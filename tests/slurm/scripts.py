@@ -76,14 +76,12 @@ class ScriptTest(unittest.TestCase):
             self.cluster.run("scancel", "--quiet", job, check=False)
         shutil.rmtree(self.site, ignore_errors=True)
 
-    def sbatch(self, script, *arguments, options=(), partition="normal", deck="deck.toml", **variables):
-        """Submits a job script with partition and deck set by the environment; the job's id."""
-        environment = dict(SBATCH_PARTITION=partition, DEVICE="cpu", OMPI_MCA_btl_vader_single_copy_mechanism="none",
+    def sbatch(self, script, *keys, options=(), partition="normal", deck="deck.toml", device="cpu", **variables):
+        """Submits a job script with the partition set by the environment; the job's id. The nodes' GPUs are on paper."""
+        environment = dict(SBATCH_PARTITION=partition, OMPI_MCA_btl_vader_single_copy_mechanism="none",
                            OMPI_MCA_mpi_yield_when_idle="1") | variables
-        if deck:
-            environment["DECK"] = deck
-        environment = {name: value for name, value in environment.items() if value is not None}
-        job = self.cluster.run("sbatch", "--parsable", *options, f"jobscripts/{script}.sbatch", *arguments,
+        words = [*([deck] if deck else []), *([f"device.kind={device}"] if device else []), *keys]
+        job = self.cluster.run("sbatch", "--parsable", *options, f"jobscripts/{script}.sbatch", *words,
                           cwd=self.site, environment=environment).strip()
         self.jobs.append(job)
         return job

@@ -43,7 +43,7 @@ class JobScripts(ScriptTest):
         deck = self.site / "deck.toml"
         # It does not end before it has been disturbed, however fast it is.
         deck.write_text(DECK.replace("steps = 200", "steps = 1000000"))
-        job = self.sbatch("restart_chain", "deck.toml", options=(*shape, "--job-name=chain"), deck=None)
+        job = self.sbatch("restart_chain", options=(*shape, "--job-name=chain"))
         self.wait_for_steps(job, "runs/deck", 40)
         # 1. An urgent job wants both nodes: Slurm itself preempts the chain.
         urgent = self.cluster.run("sbatch", "--parsable", "-p", "urgent", "--nodes=2", "--exclusive", "--time=1",
@@ -135,7 +135,7 @@ class JobScripts(ScriptTest):
         self.show(f"job {job} with a key that is none: exit {facts['ExitCode']}, not requeued")
 
     def test_gpus_that_cannot_be_used_end_the_job(self):
-        job = self.sbatch("train_1node", options=("--ntasks-per-node=2", "--cpus-per-task=1"), DEVICE="cuda")
+        job = self.sbatch("train_1node", options=("--ntasks-per-node=2", "--cpus-per-task=1"), device="cuda")
         self.finish(job, "FAILED", "2:0")
         self.assertIn('device.kind = "cuda": ', self.output())
 
@@ -151,7 +151,7 @@ while [ ! -e go ]; do sleep 0.1; done
 """)
         program.chmod(0o755)
         shape = ("--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=2", "--time=10")
-        array = self.sbatch("train_1node", "deck.toml", "run.dir=run of %a", deck=None, options=("--array=1-4", *shape), WEFT="./program")
+        array = self.sbatch("train_1node", "run.dir=run of %a", options=("--array=1-4", *shape), WEFT="./program")
 
         def starts(name):
             path = self.site / name / "starts"
@@ -165,7 +165,7 @@ while [ ! -e go ]; do sleep 0.1; done
         self.jobs.append(after)
         self.cluster.run("scancel", "--signal=USR1", f"{array}_4")
         self.until("the second start", lambda: len(starts(runs[3])) == 2)
-        inner = self.sbatch("train_1node", "deck.toml", "run.dir=inner", deck=None, options=shape, WEFT="./program",
+        inner = self.sbatch("train_1node", "run.dir=inner", options=shape, WEFT="./program",
                             SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID="1")
         self.until("the inner job", lambda: len(starts("inner")) == 1)
         self.cluster.run("scancel", "--signal=USR1", inner)
@@ -189,7 +189,7 @@ while [ ! -e go ]; do sleep 0.1; done
         (self.site / "deck.toml").write_text("[ingest]\nheight = 32\nwidth = 32\nframes = [5]\n")
         sources = [f"lavfi:testsrc2=size=64x64:rate=10:duration={n}" for n in (2, 3, 4)]
         footage = f"ingest.inputs={json.dumps(sources)}"
-        job = self.sbatch("ingest", "deck.toml", footage, "ingest.output=clips.h5", deck=None,
+        job = self.sbatch("ingest", footage, "ingest.output=clips.h5",
                           options=("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1"))
         self.finish(job)
         self.assertIn("weft ingest ended with 0", self.output())
@@ -213,7 +213,7 @@ echo "$@" >"said_$SLURM_JOB_ID"
         jobs = {}
 
         def submit(*options):
-            return self.sbatch("train_1node", "deck.toml", deck=None, options=(*shape, *options), DEVICE=None, WEFT="./a program")
+            return self.sbatch("train_1node", options=(*shape, *options), device=None, WEFT="./a program")
         jobs["--gres=gpu:2 after the script's own"] = submit("--gres=gpu:2")
         jobs["--gpus-per-node=2"] = submit("--gpus-per-node=2")
         none = submit("--gpus-per-node=0")
@@ -228,18 +228,15 @@ echo "$@" >"said_$SLURM_JOB_ID"
         self.show(f"jobs {', '.join(jobs.values())}: {', '.join(jobs)} all set device.kind=cuda; job {none} without GPUs does not")
 
     def test_nothing_of_the_environment_is_exported(self):
-        """SBATCH_EXPORT=NONE, a custom of some sites: deck and run folder are arguments, and a deck in the environment is missed."""
+        """SBATCH_EXPORT=NONE, a custom of some sites: WEFT is build/weft then, or what jobscripts/weft.env says."""
         (self.site / "build" / "weft").unlink()
         (self.site / "build" / "weft").write_text('#!/bin/sh\necho "$@" >>said\n')
         (self.site / "build" / "weft").chmod(0o755)
         shape = ("--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=0")
-        lost = self.sbatch("train_1node", "train.steps=1", options=shape, SBATCH_EXPORT="NONE", RUN="lost")
-        self.finish(lost, "FAILED", "2:0")
-        self.assertIn("no deck is named. HINT: sbatch jobscripts/train_1node.sbatch DECK.toml [section.key=value ...]", self.output())
-        named = self.sbatch("train_1node", "deck.toml", "run.dir=named", options=shape, SBATCH_EXPORT="NONE")
-        self.finish(named)
+        job = self.sbatch("train_1node", "run.dir=named", device=None, options=shape, SBATCH_EXPORT="NONE", WEFT="/bin/false")
+        self.finish(job)
         self.assertEqual((self.site / "said").read_text(), "train deck.toml run.dir=named run.dir=named\n")
-        self.show(f"under SBATCH_EXPORT=NONE job {lost} is refused, whose deck was in the environment; job {named} names it")
+        self.show(f"job {job} under SBATCH_EXPORT=NONE, whose deck and run folder are arguments")
 
     def test_mpirun_instead_of_srun(self):
         """The one line of the site's file that a site without PMIx changes."""
@@ -265,9 +262,9 @@ echo "$@" >"said_$SLURM_JOB_ID"
 
     def pipeline(self, *words, **variables):
         """What jobscripts/pipeline.sh submits: {step: job}, and what it says."""
-        environment = dict(SBATCH_PARTITION="normal", DEVICE="cpu", OMPI_MCA_btl_vader_single_copy_mechanism="none",
+        environment = dict(SBATCH_PARTITION="normal", OMPI_MCA_btl_vader_single_copy_mechanism="none",
                            OMPI_MCA_mpi_yield_when_idle="1", **variables)
-        said = self.cluster.run("jobscripts/pipeline.sh", "--ntasks-per-node=1", "--cpus-per-task=1", *words, cwd=self.site,
+        said = self.cluster.run("jobscripts/pipeline.sh", "--ntasks-per-node=1", "--cpus-per-task=1", "device.kind=cpu", *words, cwd=self.site,
                                 environment=environment)
         jobs = dict(re.findall(r"(?m)^(\w+): job (\d+)$", said))
         self.jobs += jobs.values()

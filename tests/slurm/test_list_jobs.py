@@ -102,11 +102,11 @@ class ListJobs(ListTest):
         # More than are made before it is stopped, however fast it is.
         prompts = ["a cat"] + [f'prompt {i} {{"num_frames": 1}}' for i in range(1000)]
         (self.site / "prompts.txt").write_text("\n".join(prompts) + "\n")
-        vae = self.sbatch("train_vae", "train.steps=2", deck="vae.toml", options=PAIR)
+        vae = self.sbatch("weft", "vae.toml", "device.kind=cpu", "train.steps=2", deck="train", device=None, options=PAIR)
         encode = self.sbatch("encode", "data.path=synthetic:clips=4,frames=17,height=32,width=32", "encode.text=false",
                              deck="generate.toml", options=PAIR)
         clips = ("generate.prompt_file=prompts.txt", "t5.weights=t5", "sampler.steps=60")
-        generate = self.sbatch("generate", *clips, deck="generate.toml", options=PAIR, OUTPUT="out")
+        generate = self.sbatch("generate", *clips, "generate.output=out", deck="generate.toml", options=PAIR)
         out = self.site / "out"
         self.until("a clip", lambda: any(out.glob("sample_*.*")))
         self.cluster.run("scancel", "--signal=USR1", generate)
@@ -121,7 +121,7 @@ class ListJobs(ListTest):
         self.assertGreater(before, 0)
         lines = [json.loads(line) for line in (out / "generated.jsonl").read_text().splitlines()]
         self.assertEqual(sorted(line["name"] for line in lines), sorted(p.stem for p in out.glob("sample_*.*")))
-        rest = self.sbatch("generate", *clips, "generate.end_index=21", deck="generate.toml", options=PAIR, OUTPUT="out")
+        rest = self.sbatch("generate", *clips, "generate.end_index=21", "generate.output=out", deck="generate.toml", options=PAIR)
         self.finish(rest)
         for name in ["sample_0000.mp4", *(f"sample_{i:04}.png" for i in range(1, 21))]:
             self.assertTrue((out / name).exists(), name)
@@ -137,7 +137,7 @@ class ListJobs(ListTest):
         (self.site / "deck.toml").write_text(SCORE_DECK)
         pictures(self.site, 240)
         whole = self.sbatch("score", "score.input=meta.csv", "score.output=whole.csv", options=PAIR)
-        array = self.sbatch("score", "deck.toml", "score.input=meta.csv", "score.output=ocr_%a.csv", "score.shard=%a/2", deck=None,
+        array = self.sbatch("score", "score.input=meta.csv", "score.output=ocr_%a.csv", "score.shard=%a/2",
                             options=("--array=1-2", *PAIR))
         parts = self.site / "ocr_2.csv.parts"
         self.until("a picture of the second part", lambda: any(p.stat().st_size for p in parts.glob("score.rank*.jsonl")))
@@ -157,8 +157,8 @@ class ListJobs(ListTest):
 
     def test_segmentation_stopped_and_queued_again(self):
         (self.site / "deck.toml").write_text(SEGMENTATION_DECK)
-        straight = self.sbatch("segmentation", options=SHAPE, RUN="straight")
-        job = self.sbatch("segmentation", options=SHAPE, RUN="stopped")
+        straight = self.sbatch("segmentation", "run.dir=straight", options=SHAPE)
+        job = self.sbatch("segmentation", "run.dir=stopped", options=SHAPE)
         self.wait_for_steps(job, "stopped", 5)
         self.cluster.run("scancel", "--signal=USR1", job)
         self.assertEqual(self.finish(job)["Restarts"], "1", self.output())
@@ -235,11 +235,12 @@ class LostNodes(ListTest):
                 deck = "generate.toml"
             ending = {"encode": ".h5", "score": ".csv"}.get(command, "")
             out = self.site / f"whole_{command}{ending}"
-            undisturbed[command] = self.sbatch(script, f"{command}.output={out.name}", *overrides, deck=deck, options=SHAPE,
-                                               RUN="whole_run"), out
+            trained = script == "segmentation"
+            undisturbed[command] = self.sbatch(script, f"{command}.output={out.name}", *overrides, *["run.dir=whole_run"] * trained,
+                                               deck=deck, options=SHAPE), out
             nodes = []
             lost[command] = *self.lose(lambda task: nodes.append(self.cluster.lose_node_of(task)), "spare", command, *overrides,
-                                       deck=deck, rank=0, script=script, RUN="run"), nodes
+                                       *["run.dir=run"] * trained, deck=deck, rank=0, script=script), nodes
         def queued_again():
             self.cluster.run("scontrol", "reconfigure")  # all nodes register; counts from BatchStartTimeout (10 s) on
             time.sleep(2)

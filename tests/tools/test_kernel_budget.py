@@ -129,7 +129,7 @@ class Budgets(unittest.TestCase):
         self.assertEqual(list(kernel_budget.faults({sass.H100: [self.budget(10000, reason="because")]}, page)), [])
 
     def test_check_finds_a_kernel_that_the_page_does_not_have(self):
-        self.assertIn("is not on docs/kernels_budget.md", " ".join(kernel_budget.faults({sass.H100: [self.budget(4000)]}, "")))
+        self.assertIn("is not on validation/results/kernels_budget.md", " ".join(kernel_budget.faults({sass.H100: [self.budget(4000)]}, "")))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(p.stem for p in (ROOT / "jobscripts").glob("*.sbatch"))
-TRAINING = ("smoke", "train_1node", "train_16nodes", "train_vae", "restart_chain", "segmentation")
+TRAINING = ("smoke", "train_1node", "train_16nodes", "restart_chain", "segmentation")
 
 
 def run(*command, **options):
@@ -94,9 +94,14 @@ class Scripts(unittest.TestCase):
         self.assertEqual(option, {"--picture": f"{self.dir}/my face.png", "--speech": f"{self.dir}/speech.wav"})
         self.assertTrue(all(90 <= x <= 230 and 30 <= y <= 190 for x, y in points))
 
-    def job(self, script, *words, squeue="exit 1", site=ROOT, **variables):
+    def job(self, script, *words, deck="deck.toml", squeue="exit 1", site=ROOT, start=None, **variables):
         """A job script with stand-ins for Slurm's programs and weft, which does one step further each time and asks to be started
-        again, and notes its arguments. `squeue`: what that program does."""
+        again, and notes its arguments. `deck`: the first argument, unless there is one; `squeue`: what that program does;
+        `start`: the file that is started, in place of the site's."""
+        if deck and not (words and words[0].endswith(".toml")):
+            words = (deck, *words)
+        if script == "weft":
+            words = ("train", *words)
         weft = self.program("weft", f"""printf "%s\\n" "$@" >>"{self.dir}/arguments"
 for word in "$@"; do
   case $word in run.dir=*) run=${{word#run.dir=}}; run=${{run#\\"}}; run=${{run%\\"}} ;; esac
@@ -113,9 +118,8 @@ while [ "${{1#-}}" != "$1" ]; do shift; done; exec "$@"
         self.program("bin/squeue", squeue)
         (self.dir / "arguments").write_text("")
         environment = {"PATH": f"{self.dir}/bin:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(site), "SLURM_JOB_ID": "1",
-                       "SLURM_JOB_NAME": "job", "SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": "2", "WEFT": str(weft),
-                       "DECK": "deck.toml", **variables}
-        return run("bash", site / "jobscripts" / f"{script}.sbatch", *words, cwd=self.dir,
+                       "SLURM_JOB_NAME": "job", "SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": "2", "WEFT": str(weft), **variables}
+        return run("bash", start or site / "jobscripts" / f"{script}.sbatch", *words, cwd=self.dir,
                    env={name: value for name, value in environment.items() if value is not None})
 
     def started(self):
@@ -123,44 +127,92 @@ while [ "${{1#-}}" != "$1" ]; do shift; done; exec "$@"
         return (self.dir / "arguments").read_text().splitlines()
 
     def test_a_job_is_requeued_by_the_run_folder_that_it_is_given(self):
-        for script in TRAINING:
+        for script in (*TRAINING, "weft"):
             for number, word in enumerate((f"run.dir={script} 1", f'run.dir="{script} 2"')):
-                done = self.job(script, "run.dir=other", "train.lr=1", word, RUN="elsewhere")
+                done = self.job(script, "run.dir=other", "train.lr=1", word, RUN="elsewhere")  # which is the user's own business
                 self.assertEqual(done.returncode, 75, done.stdout + done.stderr)
                 self.assertIn(f"1 steps further: 1 saved in {script} {number + 1}\n", done.stdout)
                 self.assertIn("queued again", done.stdout.splitlines()[-1])
-        self.assertIn("saved in elsewhere\n", self.job("train_1node", RUN="elsewhere").stdout)
+        self.assertIn("saved in runs/deck-1\n", self.job("train_1node", RUN="elsewhere").stdout)
         self.assertFalse((self.dir / "other").exists())
 
     def test_a_job_from_another_folder_or_without_weft(self):
         for script in SCRIPTS:
             done = self.job(script, SLURM_SUBMIT_DIR=str(self.dir))
-            self.assertEqual((done.returncode, done.stderr), (2, "ERROR: submit from the folder that holds jobscripts/\n"))
+            self.assertEqual((done.returncode, self.started()), (2, []))
+            self.assertIn("ERROR: submit from the folder that holds jobscripts/, or load the module weft", done.stderr)
         done = self.job("smoke", WEFT="build/weft")
         self.assertEqual(done.returncode, 2)
         self.assertIn("WEFT=build/weft is no program. HINT: make build, or WEFT=PREFIX/bin/weft", done.stderr)
+
+    def test_a_job_of_the_installed_scripts(self):
+        """Submitted from anywhere: sbatch $WEFT_SHARE/jobscripts/SCRIPT. The folder's own jobscripts/ would come first."""
+        share = self.dir / "a prefix/share/weft"
+        shutil.copytree(ROOT / "jobscripts", share / "jobscripts")
+        (share / "jobscripts/weft.env").write_text("echo from the module\n")
+        for script in SCRIPTS:
+            array = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"} if script == "scaling" else {}
+            done = self.job(script, "score.shard=1/2", site=share, SLURM_SUBMIT_DIR=str(self.dir), WEFT_SHARE=str(share), **array)
+            self.assertIn("from the module\n", done.stdout, done.stderr)
+            self.assertTrue(self.started(), done.stderr)
+        self.job("smoke", deck=None, site=share, SLURM_SUBMIT_DIR=str(self.dir), WEFT_SHARE=str(share))
+        self.assertIn(f"{share}/inputs/smoke.toml", self.started())
+        (self.dir / "jobscripts").symlink_to(ROOT / "jobscripts")
+        done = self.job("train_1node", site=share, SLURM_SUBMIT_DIR=str(self.dir), WEFT_SHARE=str(share))
+        self.assertNotIn("from the module", done.stdout)
+        self.assertTrue(self.started())
+
+    def test_any_command(self):
+        weft = ROOT / "jobscripts/weft.sbatch"
+        text = {p: p.read_text().split("\ncommon=")[0] for p in (weft, ROOT / "jobscripts/encode.sbatch")}
+        resources = [[line for line in t.splitlines() if line.startswith("#SBATCH") and "job-name" not in line] for t in text.values()]
+        self.assertEqual(*resources)
+        for words in (("reconstruct", "a.toml", "x.y=1"), ("text", "a.toml", "captions.txt", "--tokens", "out"), ("segment", "a.toml")):
+            done = self.job("", *words, deck=None, start=weft, SLURM_GPUS="1")
+            self.assertEqual((done.returncode, self.started()), (0, [*words, "device.kind=cuda"]), done.stderr)
+        for words in ((), ("train",), ("a.toml",), ("train", "x.y=1")):
+            done = self.job("", *words, deck=None, start=weft)
+            self.assertEqual((done.returncode, self.started()), (2, []))
+            self.assertIn("no deck is named. HINT: sbatch jobscripts/weft.sbatch COMMAND DECK.toml ", done.stderr)
+        # It goes on only with what can resume.
+        stops = self.program("stops", "exit 75")
+        for command, again in ("encode", True), ("evaluate", True), ("reconstruct", False):
+            done = self.job("", command, "a.toml", deck=None, start=weft, WEFT=str(stops))
+            self.assertEqual((done.returncode, "queued again" in done.stdout), (75, again), done.stderr)
+
+    def test_a_list_job_that_makes_nothing_is_not_queued_for_ever(self):
+        out = self.dir / "out"
+        out.mkdir()
+        nothing = self.program("nothing", f'echo "{{\\"begun\\": 1}} $SLURM_RESTART_COUNT" >>"{out}/generated.rank0.jsonl"; exit 75')
+        clip = self.program("clip", f'echo "{{\\"name\\": 1}} $SLURM_RESTART_COUNT" >>"{out}/generated.rank0.jsonl"; exit 75')
+        for weft, restarts, again in ((nothing, 0, True), (nothing, 1, False), (clip, 1, True), (nothing, 2, False)):
+            done = self.job("generate", "a.toml", "generate.output=out", WEFT=str(weft), SLURM_RESTART_COUNT=str(restarts))
+            self.assertEqual((done.returncode, "queued again\n" in done.stdout), (75, again), done.stderr)
+            self.assertEqual("nothing more was made: not queued again" in done.stderr, not again)
+        # What it cannot see it says.
+        done = self.job("generate", "a.toml", WEFT=str(nothing), SLURM_RESTART_COUNT="1")
+        self.assertIn("HINT: with generate.output=... after the deck this job can see its progress", done.stdout)
+        self.assertIn("queued again\n", done.stdout)
 
     def test_the_deck_is_the_first_argument(self):
         for script in SCRIPTS:
             with self.subTest(script):
                 array = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"} if script == "scaling" else {}
-                self.job(script, "my decks/$(touch x);a.toml", "train.steps=3", DECK="other.toml", **array)
+                self.job(script, "my decks/$(touch x);a.toml", "train.steps=3", **array)
                 words = [w for w in self.started() if w.endswith(".toml")]
                 self.assertEqual(set(words), {"my decks/$(touch x);a.toml"})
                 self.assertIn("train.steps=3", self.started())
                 if script == "smoke":
                     continue
-                self.job(script, "train.steps=3", DECK="other.toml", **array)
-                self.assertIn("other.toml", self.started())
                 for words in ((), ("train.steps=3",), ("--device", "cpu"), ("",)):
-                    done = self.job(script, *words, DECK=None, **array)
+                    done = self.job(script, *words, deck=None, DECK="other.toml", **array)
                     self.assertEqual((done.returncode, self.started()), (2, []), done.stdout)
-                    self.assertRegex(done.stderr, f"no deck is named. HINT: sbatch jobscripts/{script}.sbatch DECK.toml ")
+                    self.assertRegex(done.stderr, f"no deck is named. HINT: sbatch jobscripts/{script}.sbatch (COMMAND )?DECK.toml ")
         self.assertFalse((self.dir / "x").exists())
-        self.job("smoke", DECK=None)
-        self.assertIn("inputs/smoke.toml", self.started())
+        self.job("smoke", deck=None)
+        self.assertIn(f"{ROOT}/inputs/smoke.toml", self.started())
         (self.dir / "lr=1.toml").write_text("")  # a file of that name is a deck
-        self.job("train_1node", "lr=1.toml", DECK=None)
+        self.job("train_1node", "lr=1.toml")
         self.assertEqual(self.started()[1], "lr=1.toml")
         done = self.job("train_1node", "a.toml", MAX_RESTARTS="many")
         self.assertEqual((done.returncode, self.started()), (2, []))
@@ -214,12 +266,9 @@ while [ "${{1#-}}" != "$1" ]; do shift; done; exec "$@"
         element = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "3"}
         self.job("score", "a.toml", "score.shard=%a/8", "score.output=o_%a.csv", **element)
         self.assertEqual(self.started()[-2:], ["score.shard=3/8", "score.output=o_3.csv"])
-        self.job("score", "a.toml", SHARDS="8", **element)
-        self.assertEqual(self.started()[-1], "score.shard=3/8")
-        for variables in (element, {"SHARDS": "8"}):
-            done = self.job("score", "a.toml", **variables)
-            self.assertEqual((done.returncode, self.started()), (2, []), done.stdout)
-            self.assertIn("array", done.stderr)
+        done = self.job("score", "a.toml", **element)
+        self.assertEqual((done.returncode, self.started()), (2, []), done.stdout)
+        self.assertIn("array", done.stderr)
 
     def test_gpus_asked_for_in_whichever_way_are_used(self):
         for asked in ({"SLURM_JOB_GPUS": "0"}, {"SLURM_JOB_GPUS": "0,1"}, {"SLURM_GPUS": "2"}, {"SLURM_GPUS_PER_TASK": "1"},
@@ -227,8 +276,8 @@ while [ "${{1#-}}" != "$1" ]; do shift; done; exec "$@"
             with self.subTest(asked):
                 self.job("train_1node", **asked)
                 self.assertIn("device.kind=cuda", self.started())
-                self.job("train_1node", **asked, DEVICE="cpu")
-                self.assertIn("device.kind=cpu", self.started())
+                self.job("train_1node", "device.kind=cpu", **asked, DEVICE="0")
+                self.assertEqual([w for w in self.started() if w.startswith("device.kind")], ["device.kind=cpu"])
         for asked in ({}, {"SLURM_GPUS_PER_NODE": "0"}, {"SLURM_GPUS_PER_NODE": "gpu:0"}):
             self.job("train_1node", **asked)
             self.assertNotIn("device.kind", "".join(self.started()))
@@ -247,6 +296,12 @@ while [ "${{1#-}}" != "$1" ]; do shift; done; exec "$@"
         self.assertEqual(self.started()[:2], ["other", "generate"])
         done = self.job("generate", "a.toml", WEFT_ENV="none")
         self.assertEqual((done.returncode, done.stderr), (2, "ERROR: WEFT_ENV=none cannot be read\n"))
+        # A job does not start without its modules.
+        for text in "module load none || return 1\nSITE=\n", "module load none\n":
+            other.write_text(f"module() {{ return 5; }}\n{text}")
+            done = self.job("generate", "a.toml", WEFT_ENV=str(other))
+            self.assertEqual((done.returncode, self.started()), (2, []))
+            self.assertIn(f"ERROR: {other} failed: ", done.stderr)
         # One program whose path has blanks and more, and one that is none.
         odd = self.program("odd $(touch x);y/weft", f'echo odd >>"{self.dir}/arguments"')
         self.job("generate", "a.toml", WEFT=str(odd))
@@ -266,11 +321,14 @@ while [ "${{1#-}}" != "$1" ]; do shift; done; exec "$@"
         common = ["--cpu-bind=cores", "--kill-on-bad-exit=0"]
         for script in SCRIPTS:
             array = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"} if script == "scaling" else {}
-            patience = "--wait=120" if script in TRAINING or script == "scaling" else "--wait=30"
+            patience = "--wait=120" if script in (*TRAINING, "scaling", "weft") else "--wait=30"
             if script == "segmentation":
                 continue  # trains first, which its stand-in never ends
-            shards = {"SHARDS": None}
-            self.assertEqual(launched(script, **array, **shards), ["srun", *common, patience, "--mpi=pmix"], script)
+            self.assertEqual(launched(script, **array), ["srun", *common, patience, "--mpi=pmix"], script)
+            # srun ignores --hint beside --cpu-bind, without a word; --threads-per-core it takes from the job's environment.
+            header = (ROOT / f"jobscripts/{script}.sbatch").read_text()
+            self.assertRegex(header, "(?m)^#SBATCH --threads-per-core=1 ")
+            self.assertNotIn("--hint", header)
         self.assertEqual(launched("train_1node", '"srun --mpi=cray_shasta --cpu-bind=none"', SLURM_GPUS="2"),
                          ["srun", *common, "--wait=120", "--gpu-bind=none", "--mpi=cray_shasta", "--cpu-bind=none"])
         self.assertEqual(launched("generate", '"mpirun --map-by=slot:PE=${SLURM_CPUS_PER_TASK:-1}"', SLURM_CPUS_PER_TASK="3"),
@@ -305,7 +363,7 @@ while [ "${{1#-}}" != "$1" ]; do shift; done; exec "$@"
         self.assertIn("Disk quotas", self.job("train_1node", "a.toml").stdout)
 
     def pipeline(self, *words, **variables):
-        return run("jobscripts/pipeline.sh", *words, cwd=self.dir,
+        return run(ROOT / "jobscripts/pipeline.sh", *words, cwd=self.dir,
                    env={"PATH": f"{self.dir}/bin:{os.environ['PATH']}", **variables})
 
     def test_a_pipeline_of_jobs(self):
@@ -321,7 +379,7 @@ while [ "${{1#-}}" != "$1" ]; do shift; done; exec "$@"
         self.assertEqual(commands, [["sbatch", "--parsable", f"--job-name=a deck-{step}", *after[i], *words, "run.seed=3", *last]
                                     for i, (step, words, last) in enumerate((
             ("ingest", ["--account=x", "jobscripts/ingest.sbatch", "a deck.toml", f"ingest.output={work}/clips.h5"], []),
-            ("vae", ["--account=x", "jobscripts/train_vae.sbatch", "v.toml", f"data.path={work}/clips.h5", f"run.dir={work}/vae"], []),
+            ("vae", ["--account=x", "jobscripts/train_1node.sbatch", "v.toml", f"data.path={work}/clips.h5", f"run.dir={work}/vae"], []),
             ("encode", ["--account=x", "jobscripts/encode.sbatch", "e.toml", f"data.path={work}/clips.h5",
                         f"encode.output={work}/latents.h5", f"vae.weights={work}/vae"], []),
             ("train", ["--account=x", "--nodes=4", "jobscripts/train_16nodes.sbatch", "a deck.toml", f"data.path={work}/latents.h5",
@@ -337,10 +395,17 @@ while [ "${{1#-}}" != "$1" ]; do shift; done; exec "$@"
         for words, said in ((("--dry-run",), "ingest has no deck"), (("none.toml", "--dry-run"), "none.toml cannot be read"),
                             (("v.toml", "--from=tea"), "tea is no step"), (("v.toml", "tea"), "tea is no deck, key or option"),
                             (("v.toml", "--from=vae", "--dry-run"), "vae has no deck"),
+                            (("v.toml", "--to=vae", "--dry-run"), "vae has no deck"),
+                            (("v.toml", "--from=train", "--to=encode", "--dry-run"), "--to=encode comes before --from=train"),
                             (("v.toml", "train:none.sbatch", "--dry-run"), "there is no jobscripts/none.sbatch")):
             done = self.pipeline(*words)
             self.assertEqual(done.returncode, 2, done.stdout)
             self.assertIn(f"ERROR: {said}. HINT: ", done.stderr)
+        # A node's GPUs are for the steps that have any.
+        done = self.pipeline("v.toml", "vae:v.toml", "gpu:--gpus-per-node=4", "gpu:run.seed=3", "train:--gpus-per-node=2", "--dry-run")
+        given = [[w for w in shlex.split(line) if "gpus" in w or "seed" in w] for line in done.stdout.splitlines()]
+        common = ["--gpus-per-node=4", "run.seed=3"]
+        self.assertEqual(given, [[], common, common, ["--gpus-per-node=4", "--gpus-per-node=2", "run.seed=3"], common])
         page = (ROOT / "docs/slurm.md").read_text()
         lines = re.findall(r"(?m)^    jobscripts/pipeline\.sh ([^#\n]*)", page)
         self.assertGreater(len(lines), 2)
@@ -355,6 +420,23 @@ while [ "${{1#-}}" != "$1" ]; do shift; done; exec "$@"
         self.assertEqual(done.returncode, 2)
         self.assertEqual(done.stdout, "ingest: job 7\n")
         self.assertIn("cancel what was submitted: scancel 7\n", done.stderr)
+        # What can be known beforehand is told before anything is submitted.
+        self.program("bin/sbatch", f'echo submitted >>"{self.dir}/submitted"; echo 7')
+        for word, said in (("encode:none.toml", "none.toml cannot be read"), ("encode:none.sbatch", "there is no jobscripts/none.sbatch")):
+            done = self.pipeline("v.toml", word)
+            self.assertEqual((done.returncode, done.stdout, (self.dir / "submitted").exists()), (2, "", False))
+            self.assertIn(said, done.stderr)
+        # The site's file and scripts: those of the module where the folder has none. A file that fails is not passed over.
+        (self.dir / "jobscripts").unlink()
+        share = self.dir / "share"
+        shutil.copytree(ROOT / "jobscripts", share / "jobscripts")
+        (share / "jobscripts/weft.env").write_text("WEFT_SCRATCH=/of/the/site\n")
+        done = self.pipeline("v.toml", "--to=ingest", "--dry-run", WEFT_SHARE=str(share))
+        self.assertIn(f" {share}/jobscripts/ingest.sbatch v.toml ingest.output=/of/the/site/runs/v/clips.h5", done.stdout)
+        (share / "jobscripts/weft.env").write_text("false || return 1\nWEFT_SCRATCH=/of/the/site\n")
+        done = self.pipeline("v.toml", WEFT_SHARE=str(share))
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertIn(f"ERROR: {share}/jobscripts/weft.env fails here. HINT: ", done.stderr)
 
     def test_a_task_that_was_killed_is_explained(self):
         killed = self.program("killed", "kill -9 $$")
@@ -374,7 +456,7 @@ while [ "${{1#-}}" != "$1" ]; do shift; done; exec "$@"
             done = self.job("train_1node", "a.toml", "run.dir=run", WEFT="/bin/true")
             self.assertIn("ended with 0, 0 steps further: 0 saved in run", done.stdout, done.stderr)
         for script in SCRIPTS:
-            for name in ("SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "MAX_RESTARTS", "SHARDS", "SLURM_GPUS", "SLURM_CPUS_PER_TASK"):
+            for name in ("SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "MAX_RESTARTS", "SLURM_GPUS", "SLURM_CPUS_PER_TASK"):
                 self.job(script, "a.toml", f"x.y={bad}", **{name: bad})
             self.job(script, "a.toml", squeue=f"echo '1 1_{bad} {bad}'", SLURM_JOB_NAME=bad)
         self.assertFalse((self.dir / "PWNED").exists())

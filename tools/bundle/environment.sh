@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # Read by the scripts in bin/. WEFT_BUNDLE is the bundle's folder.
 
 # An older glibc would answer with a riddle from the loader.
@@ -57,8 +58,8 @@ find_cuda_library() {
   done
   d=$({ ldconfig -p || /sbin/ldconfig -p; } 2>/dev/null | sed -n "s/^[[:space:]]*$1 .* => //p" | head -n 1)
   [ -n "$d" ] && [ -e "$d" ] && return 0
-  for d in $(python3 -c 'import nvidia; print("\n".join(nvidia.__path__))' 2>/dev/null); do
-    for d in "$d"/*/lib; do
+  for packages in $(python3 -c 'import nvidia; print("\n".join(nvidia.__path__))' 2>/dev/null); do
+    for d in "$packages"/*/lib; do
       [ -e "$d/$1" ] && echo "$d" && return 0
     done
   done

@@ -58,7 +58,9 @@ void mask_rows(Rows& r, MaskDeck& d) {
     r.number(name, target, 0, 1, help);
   };
   share("random", d.random, "Share of samples with frames masked at random.");
-  share("intepolate", d.intepolate, "Share with every second frame given (spelt as in Open-Sora).");
+  r.number("intepolate", d.intepolate, 0, 1,
+           "Share with every second frame given (spelt as in Open-Sora; interpolate is read too).")
+      .alias = "mask.interpolate";
   share("quarter_random", d.quarter_random, "Share with up to a quarter given, anywhere.");
   share("quarter_head", d.quarter_head, "Share with up to a quarter given at the start.");
   share("quarter_tail", d.quarter_tail, "Share with up to a quarter given at the end.");

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from spack.package import *
-
-try:  # since Spack 1.0
-    from spack_repo.builtin.build_systems.cmake import CMakePackage
-except ImportError:
-    pass
+from spack_repo.builtin.build_systems.cmake import CMakePackage
 
 
 class Polyclipping(CMakePackage):

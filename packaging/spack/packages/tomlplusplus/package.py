@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from spack.package import *
-
-try:  # since Spack 1.0
-    from spack_repo.builtin.build_systems.cmake import CMakePackage
-except ImportError:
-    pass
+from spack_repo.builtin.build_systems.cmake import CMakePackage
 
 
 class Tomlplusplus(CMakePackage):
-    """A parser of TOML in headers. Not among the packages of Spack 1.0 and older."""
+    """A parser of TOML in headers. Not among the packages of every Spack 1."""
 
     homepage = "https://marzer.github.io/tomlplusplus"
     url = "https://github.com/marzer/tomlplusplus/archive/refs/tags/v3.4.0.tar.gz"

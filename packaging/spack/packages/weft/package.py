@@ -2,12 +2,8 @@
 import pathlib
 
 from spack.package import *
-
-try:  # since Spack 1.0
-    from spack_repo.builtin.build_systems.cmake import CMakePackage
-    from spack_repo.builtin.build_systems.cuda import CudaPackage
-except ImportError:
-    pass
+from spack_repo.builtin.build_systems.cmake import CMakePackage
+from spack_repo.builtin.build_systems.cuda import CudaPackage
 
 
 class Weft(CMakePackage, CudaPackage):
@@ -55,7 +51,7 @@ class Weft(CMakePackage, CudaPackage):
     depends_on("libarchive@3:")
     depends_on("opencv@4: +imgproc")
     depends_on("polyclipping")
-    depends_on("eigen@3.4:")
+    depends_on("eigen@3.4:3")
     depends_on("freetype")
     depends_on("simgrid@3.32:", when="+simgrid")
     depends_on("googletest +gmock", type="test")
@@ -72,6 +68,9 @@ class Weft(CMakePackage, CudaPackage):
         args = [
             self.define("WEFT_TESTS", self.run_tests),
             self.define_from_variant("WEFT_CUDA", "cuda"),
+            self.define_from_variant("WEFT_NCCL", "nccl"),  # "" without CUDA
+            self.define_from_variant("WEFT_CUDNN", "cudnn"),
+            self.define_from_variant("WEFT_SIMGRID", "simgrid"),
         ]
         if self.spec.satisfies("+cuda"):
             args.append(self.define("WEFT_CUDA_ARCHITECTURES", list(self.spec.variants["cuda_arch"].value)))
