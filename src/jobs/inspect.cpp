@@ -156,32 +156,32 @@ void inspect_deck(const std::string& path, const std::vector<std::string>& overr
              deck.model.name);
 }
 
-// A run directory: every checkpoint in a line, then the newest sound one in full.
+// A run directory: every checkpoint in a line. What is in one, inspecting that one shows.
 void inspect_run(const fs::path& dir) {
   const std::vector<std::int64_t> steps = checkpoint::list_steps(dir);
   const std::optional<std::string> latest = checkpoint::read_latest(dir);
   fmt::print("run {}\n  latest -> {}\n", printable(dir.string()),
              printable(latest.value_or("(none)")));
   const std::optional<std::int64_t> current = latest ? checkpoint::step_of(*latest) : std::nullopt;
-  std::optional<Checkpoint> newest;
-  std::string broken;
+  std::string newest, broken;
   for (const std::int64_t step : steps) {
     const fs::path path = dir / checkpoint::step_name(step);
     const char* mark =
         is_there(path / "verified", Exit::checkpoint) ? "verified" : "never verified";
     try {
-      Checkpoint c = Checkpoint::open(path);
+      Checkpoint::open(path);
       // A run that was started anew in this directory leaves those of the one before.
       const bool left = current && step > *current;
       fmt::print("  {:<14} {}, every byte matches its hash{}\n", checkpoint::step_name(step), mark,
                  left ? ", left by an earlier run" : "");
-      if (!newest && !left) newest = std::move(c);
+      if (newest.empty() && !left) newest = path.string();
     } catch (const Error& e) {
       fmt::print("  {:<14} {}, DAMAGED: {}\n", checkpoint::step_name(step), mark, e.what());
       if (broken.empty()) broken = e.what();
     }
   }
-  if (newest) fmt::print("\n{}", newest->describe());
+  if (!newest.empty())
+    fmt::print("newest intact: {0} (weft inspect {0}: tensors, deck)\n", printable(newest));
   WEFT_CHECK(broken.empty(), Exit::checkpoint, "weft train resumes from the newest intact one",
              "{}", broken);
   const bool dangles = latest && std::none_of(steps.begin(), steps.end(), [&](std::int64_t s) {

@@ -50,6 +50,8 @@ StepMetrics step_of_line(const json& line, std::int64_t step) {
   m.grad_norm = value_of(line, "grad_norm");
   m.lr = value_of(line, "lr");
   m.seconds = value_of(line, "seconds");
+  if (const auto terms = line.find("terms"); terms != line.end() && terms->is_object())
+    m.terms.emplace_back("mae", value_of(*terms, "mae"));
   const auto split = line.find("split");
   if (split != line.end() && split->is_object())
     for (const auto& [key, seconds] : {std::pair{"data_wait", &m.split.data_wait},

@@ -152,6 +152,9 @@ void load_reconstruction(Gallery& g) {
     add_fact(c, line, "rank");
     g.clips.push_back(std::move(c));
   }
+  if (const auto skipped = j.find("skipped"); skipped != j.end() && skipped->is_array())
+    for (const Json& s : *skipped)
+      if (s.is_object()) g.failures.push_back(text_of(s, "input") + ": " + text_of(s, "fault"));
 }
 
 // Files that no manifest names, of a run of an older weft or put there by hand.

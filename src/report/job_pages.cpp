@@ -98,7 +98,7 @@ std::string last_tiles(const EvaluationRecord& e) {
 
 }  // namespace
 
-std::string segmentation_page(const SegmentationScores& e) {
+void segmentation_page(const SegmentationScores& e, const std::filesystem::path& file) {
   std::string page = head(e);
   page += tile(fmt::format("{:.2f} %", 100 * e.mean_iou()),
                fmt::format("mean IoU of {} classes", e.classes.size()));
@@ -107,14 +107,12 @@ std::string segmentation_page(const SegmentationScores& e) {
                  fmt::format("mean IoU of the {} that are labelled", e.known()));
   page += tile(fmt::format("{:.2f} %", 100 * e.accuracy()), "pixel accuracy");
   page += last_tiles(e) + warnings_so_far() + facts(e) + classes_table(e) + class_legend(e);
-  return page +
-         pictures(
-             e,
-             "The image, its labels (black: none), the prediction, and where they differ (red).") +
-         close_page();
+  page += pictures(
+      e, "The image, its labels (black: none), the prediction, and where they differ (red).");
+  write_page(file, page + close_page());
 }
 
-std::string detection_page(const DetectionScores& e) {
+void detection_page(const DetectionScores& e, const std::filesystem::path& file) {
   const DetectionCounts& c = e.counts.front();
   std::string page = head(e);
   page += tile(fmt::format("{:.2f} %", 100 * c.hmean()), "Hmean");
@@ -122,12 +120,11 @@ std::string detection_page(const DetectionScores& e) {
   page += tile(fmt::format("{:.2f} %", 100 * c.recall()), "recall");
   page += tile(fmt::format("{}", c.wanted), "regions of text");
   page += last_tiles(e) + warnings_so_far() + facts(e) + scores_table(e);
-  return page +
-         pictures(e,
-                  "Left: the regions, green where a box matches, red where none does. Right: the "
-                  "boxes, green where they match a region, red where none. Grey ones do not "
-                  "count.") +
-         close_page();
+  page += pictures(e,
+                   "Left: the regions, green where a box matches, red where none does. Right: the "
+                   "boxes, green where they match a region, red where none. Grey ones do not "
+                   "count.");
+  write_page(file, page + close_page());
 }
 
 // ---- weft score ----
@@ -206,7 +203,7 @@ std::string facts(const ScoreSummary& s) {
 
 }  // namespace
 
-std::string score_page(const ScoreSummary& s) {
+void score_page(const ScoreSummary& s, const std::filesystem::path& file) {
   const std::string title = "Text in " + escape(s.input.filename().string());
   std::string page = open_page(title, s.facts.empty() ? "" : escape(s.facts.front().second)) +
                      "<div class=\"tiles\">\n";
@@ -221,7 +218,7 @@ std::string score_page(const ScoreSummary& s) {
   if (!s.feed.empty()) page += tile(fmt::format("{:.3g}", s.feed.rate()), "frames a second");
   page += "</div>\n" + warnings_so_far();
   page += histogram(s) + stages(s) + faults(s) + frames(s) + facts(s);
-  return page + close_page();
+  write_page(file, page + close_page());
 }
 
 }  // namespace weft::report_page

@@ -1,6 +1,7 @@
 // `weft report RUN... [SCALING.json...]`: one self-contained HTML page about runs of any job.
 #pragma once
 
+#include <filesystem>
 #include <span>
 #include <string>
 #include <vector>
@@ -48,12 +49,13 @@ std::string memory_against_plan(const Run& run, bool named);
 // The curves of all results, efficiency against ranks, and their figures.
 std::string scaling_curves(std::span<const Scaling> results);
 
-// The pages that `weft evaluate` and `weft score` write (job_pages.cpp): totals, classes by IoU,
-// Hmean by score or rows by text regions, what bounded the job, and some pictures. HTML that needs
-// no other file: pictures that are not too large are in it, others are named.
-std::string segmentation_page(const SegmentationScores& scores);
-std::string detection_page(const DetectionScores& scores);
-std::string score_page(const ScoreSummary& summary);
+// Write the pages of `weft evaluate` and `weft score` to `file` (job_pages.cpp): totals, classes by
+// IoU, Hmean by score or rows by text regions, what bounded the job, and some pictures. HTML that
+// needs no other file: pictures that are not too large are in it, others are named. Exit::data
+// where `file` is not a page of weft (write_page).
+void segmentation_page(const SegmentationScores& scores, const std::filesystem::path& file);
+void detection_page(const DetectionScores& scores, const std::filesystem::path& file);
+void score_page(const ScoreSummary& summary, const std::filesystem::path& file);
 
 }  // namespace report_page
 }  // namespace weft

@@ -50,7 +50,7 @@ class TrainingTask {
   virtual ParameterTable& params() = 0;
   virtual std::string describe() const = 0;  // for the start table
   virtual bool bf16() const = 0;             // weights and activations
-  // Names of TrainingLoss::terms, for the metrics.
+  // Names of TrainingLoss::terms, for the metrics; `mae`, of 255, is in the log's lines, too.
   virtual std::vector<std::string> terms() const { return {}; }
   // The optimizer's settings for each group of parameters (nn/parameters.h).
   virtual std::vector<TrainDeck> optimizers() const = 0;

@@ -171,17 +171,18 @@ class Checkpoints(WeftTest):
     def test_inspect_ends_with_its_verdict(self):
         text = self.weft("inspect", "run/step_10", ranks=0).out
         self.assertRegex(text, r"\ncheckpoint \S+/run/step_10: step 10, complete, every byte matches its hash\n$")
+        self.assertIn("final_layer.linear.bias", text)
         # A run that starts anew in the directory leaves the later checkpoints of the one before.
         self.train("run", "run.resume=false", "train.steps=5")
         text = self.weft("inspect", "run", ranks=0).out
         self.assertRegex(text, r"\n  step_10 +verified, every byte matches its hash, left by an earlier run\n"
                                r"  step_5 +verified, every byte matches its hash\n")
-        self.assertRegex(text, r"\ncheckpoint \S+/run/step_5: step 5, complete, every byte matches its hash\n$")
+        self.assertRegex(text, r"\nnewest intact: run/step_5 \(weft inspect run/step_5: tensors, deck\)\n$")
         self.cut(5)
         job = self.weft("inspect", "run", ranks=0, expect=None)
         self.refused(job, CHECKPOINT, "step_5/shard_0001.bin")
         self.assertRegex(job.out, r"\n  step_5 +verified, DAMAGED: ")
-        self.assertNotIn("complete", job.out)
+        self.assertNotIn("newest intact", job.out)
 
     def test_a_checkpoint_of_another_run(self):
         self.train("other", "train.steps=15", "run.seed=8")

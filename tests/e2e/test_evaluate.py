@@ -142,6 +142,12 @@ class Evaluate(Segmentation):
         # The dry run told the memory to the byte.
         share = json.loads((self.dir / "one/evaluate_report.json").read_text())["ranks"][0]
         self.assertEqual(share["planned_bytes"], share["peak_bytes"])
+        # A page that is not weft's is not replaced; the results are there before.
+        (self.dir / "one/evaluation.html").write_text("mine")
+        (self.dir / "one/evaluation.json").unlink()
+        self.refused(self.evaluate("one", expect=None), 3, "one/evaluation.html is not a page of weft")
+        self.assertEqual((self.dir / "one/evaluation.html").read_text(), "mine")
+        self.assertEqual(self.result("one")["mean_iou"], e["mean_iou"])
 
     def test_the_same_on_two_ranks(self):
         self.evaluate("one")

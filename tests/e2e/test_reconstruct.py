@@ -58,6 +58,26 @@ class Reconstruct(WeftTest):
         self.assertEqual(self.results(1, "reconstruct.inputs=['pictures/*.png']")["clips"][0]["input"],
                          "pictures/caf\ufffd.png")
 
+    def test_a_file_that_cannot_be_read_is_skipped(self):
+        (self.dir / "a.mp4").write_bytes(b"no video")
+        inputs = "reconstruct.inputs=['a.mp4','lavfi:smptebars=duration=1:rate=1:size=24x16','lost.mp4']"
+        figures = []
+        for ranks in (1, 2):
+            job = self.weft("reconstruct", "vae.toml", inputs, ranks=ranks)
+            for name in ("a.mp4", "lost.mp4"):
+                self.assertRegex(job.err, rf"WARN: skipped {name}: cannot open (video )?{name}: ")
+            self.assertRegex(job.err, r"all  .* over 1 clip; 2 inputs skipped")
+            all = json.loads((self.dir / "run/reconstructed/reconstruct.json").read_text())
+            self.assertEqual([s["input"] for s in all["skipped"]], ["a.mp4", "lost.mp4"])
+            figures.append((all["psnr"], all["latent"], all["clips"][0]["output"]))
+        self.assertEqual(*figures)
+        self.assertTrue(figures[0][2].endswith("/0001_lavfi.png"))
+        self.weft("report", "run/reconstructed", ranks=0)
+        self.assertIn("cannot open video a.mp4", (self.dir / "run/reconstructed/report.html").read_text())
+        # None is left: the first fault is the job's.
+        job = self.weft("reconstruct", "vae.toml", "reconstruct.inputs=['a.mp4']", ranks=2, expect=None)
+        self.refused(job, 3, "none of 1 input can be read; the first fault: cannot open video a.mp4")
+
     def test_bad_input(self):
         self.refused(self.weft("reconstruct", "vae.toml", "reconstruct.inputs=[]", ranks=1, expect=None), 2,
                      "reconstruct.inputs")

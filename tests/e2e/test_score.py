@@ -93,6 +93,8 @@ class Tables(Score):
         self.assertIn("9 scored before", again.err)
         kept = [row["path"] for row in self.rows("one.csv")]
         self.assertEqual(kept, [p for p in paths if counts[p] <= sorted(counts.values())[3]])
+        (self.dir / "one.csv.html").write_text("mine")
+        self.refused(self.score("in.csv", "one.csv", expect=None), 3, "one.csv.html is not a page of weft")
 
     def test_json_lines_as_csv(self):
         paths = self.pictures(4)

@@ -26,6 +26,7 @@ ADVERSARIAL = ("vae_train.discriminator=patchgan", "vae_train.discriminator_star
                "vae_train.lecam_weight=10", "vae_train.gradient_penalty_weight=1")
 LATENTS = ("vae_train.pixel_loss=false", "vae_train.latent_loss=true", "vae_train.identity_loss=true",
            "vae_train.image_share=0.5", "vae_train.random_length=false")
+VALUES = 24 * 24 * 3  # of a frame
 
 
 class VaeTraining(WeftTest):
@@ -37,10 +38,13 @@ class VaeTraining(WeftTest):
         return self.weft("train", "vae.toml", f"run.dir={run}", *options, ranks=ranks, expect=expect)
 
     def test_pixels_of_two_ranks_and_a_restart(self):
-        self.vae("one", "train.steps=16")
+        job = self.vae("one", "train.steps=16", "train.log_every=1")
         losses = self.losses("one")
         self.assertLess(sum(losses[-4:]) / 4, 0.8 * losses[0])
         terms = self.metrics("one")[-1]["terms"]
+        mae = terms.pop("mae")  # the line of the step has it
+        self.assertAlmostEqual(mae, 127.5 * terms["pixel"] / VALUES, delta=1e-4 * mae)
+        self.assertRegex(job.err, rf"step +16/16  loss {losses[-1]:.5f}  MAE {mae:.2f}/255  grad")
         self.assertAlmostEqual(sum(v for t, v in terms.items() if t != "discriminator"), losses[-1], delta=1e-4 * losses[-1])
         self.assertGreater(terms["pixel"], 0)
         self.assertEqual(terms["latent"], 0)

@@ -269,7 +269,8 @@ int evaluate_detection(const Deck& deck, const ListStart& start, const Detection
     add_machine(result, deck);
     set_pace(result, report);
     remove_others(engine);
-    write_results(result, result.json(), result.table(), page ? page(result) : "");
+    write_results(result, result.json(), result.table(),
+                  [&](const std::filesystem::path& file) { page(result, file); });
   };
   return engine.end(last);
 }

@@ -134,13 +134,13 @@ void add_machine(EvaluationRecord& record, const Deck& deck) {
 }
 
 void write_results(const EvaluationRecord& record, const Json& json, const std::string& table,
-                   const std::string& page) {
+                   const std::function<void(const fs::path&)>& page) {
   const fs::path& folder = record.folder;
   write_text(folder / "evaluation.json",
              dump_json(json, 2, ' ', false, Json::error_handler_t::replace) + "\n");
   write_text(folder / "evaluation.txt", table);
-  if (!page.empty()) write_text(folder / "evaluation.html", page);
   fmt::print("{}", table);
+  page(folder / "evaluation.html");
   log::write_info(fmt::format("results   {}", (folder / "evaluation.json").string()));
 }
 

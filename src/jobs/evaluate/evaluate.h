@@ -16,9 +16,10 @@ namespace weft {
 // The table [evaluate] of the deck (EvaluateDeck, train/validation.h).
 DeckTable evaluate_table();
 
-// Make the page of an evaluation, as HTML; null: there is none.
-using SegmentationPage = std::function<std::string(const SegmentationScores&)>;
-using DetectionPage = std::function<std::string(const DetectionScores&)>;
+// Write the page of an evaluation to a file.
+using SegmentationPage =
+    std::function<void(const SegmentationScores&, const std::filesystem::path&)>;
+using DetectionPage = std::function<void(const DetectionScores&, const std::filesystem::path&)>;
 struct EvaluationPages {
   SegmentationPage segmentation;
   DetectionPage detection;
@@ -63,8 +64,9 @@ void add_line(EvaluationRecord& record, const nlohmann::ordered_json& line,
 void set_pace(EvaluationRecord& record, const ListReport& report);
 // Facts that every evaluation ends with.
 void add_machine(EvaluationRecord& record, const Deck& deck);
-// Writes evaluation.json, .txt and, unless `page` is empty, .html, and prints the table.
+// Writes evaluation.json and .txt, prints the table, and calls `page` for evaluation.html.
 void write_results(const EvaluationRecord& record, const nlohmann::ordered_json& json,
-                   const std::string& table, const std::string& page);
+                   const std::string& table,
+                   const std::function<void(const std::filesystem::path&)>& page);
 
 }  // namespace weft

@@ -223,7 +223,8 @@ int evaluate_segmentation(const Deck& deck, const ListStart& start, const Segmen
     remove_others(engine);
     replace_file(result.folder / legend_file, legend_svg(names, result.palette), Exit::data,
                  Durable::no);
-    write_results(result, result.json(), result.table(), page ? page(result) : "");
+    write_results(result, result.json(), result.table(),
+                  [&](const std::filesystem::path& file) { page(result, file); });
   };
   return engine.end(last);
 }

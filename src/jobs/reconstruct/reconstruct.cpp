@@ -110,12 +110,21 @@ std::string stem_of(const std::string& input, std::int64_t item) {
                      is_source_graph(input) ? "lavfi" : fs::path(input).stem().string());
 }
 
-// One input through the codec and back.
+// One input through the codec and back. Of a file that cannot be read the result says why, in
+// `fault`, and no more.
 json through(VideoCodec& codec, const Deck& deck, const MediaSource& from, std::int64_t item,
              std::size_t capacity, const fs::path& out) {
   const double start = now_seconds();
   const std::string path = from.name();
-  const Footage f = read_footage(from, deck.media, deck.get<ReconstructDeck>(), codec);
+  Footage f;
+  try {
+    f = read_footage(from, deck.media, deck.get<ReconstructDeck>(), codec);
+  } catch (const Error& e) {
+    if (e.code() != Exit::data) throw;
+    const std::string fault = fmt::format("{} ({})", e.what(), e.hint());
+    log::warn("skipped {}: {}", path, fault);
+    return {{"item", item}, {"input", path}, {"fault", fault}};
+  }
   const std::int64_t at_once = codec.fit_micro_batch(f.frames, f.height, f.width, capacity);
   if (at_once < codec.frames_asked(f.frames))
     log::warn("{}: {} micro-batch reduced to {} frames (asked: {}) to fit {:.3f} GiB", path,
@@ -183,9 +192,17 @@ json joined(const std::vector<std::string>& of_ranks) {
   return clips;
 }
 
-// Means over clips, and over all values of each latent channel.
+// Means over clips, and over all values of each latent channel; what was skipped, apart.
 json summary(json clips) {
   json all;
+  all["skipped"] = json::array();
+  for (const json& clip : clips)
+    if (clip.contains("fault")) all["skipped"].push_back(clip);
+  std::erase_if(clips.get_ref<json::array_t&>(), [](const json& c) { return c.contains("fault"); });
+  WEFT_CHECK(!clips.empty(), Exit::data, "see to that file, or name others in reconstruct.inputs",
+             "none of {} can be read; the first fault: {}",
+             counted(std::ssize(all["skipped"]), "input"),
+             all["skipped"].at(0)["fault"].get<std::string>());
   double psnrs = 0, ssims = 0, count = 0;
   const std::size_t C = clips.at(0)["latent"]["sum"].size();
   std::vector<double> mean(C), deviation(C);
@@ -227,8 +244,10 @@ void report(const json& all, const fs::path& out) {
               gib(c["peak_bytes"].get<std::size_t>()), gib(c["planned_bytes"].get<std::size_t>()),
               counted(c["micro_batch"].get<std::int64_t>(), "frame"));
   }
-  log::info("all       PSNR {:.3f} dB, SSIM {:.4f} over {}", all["psnr"].get<double>(),
-            all["ssim"].get<double>(), counted(std::ssize(all["clips"]), "clip"));
+  const std::int64_t skipped = std::ssize(all["skipped"]);
+  log::info("all       PSNR {:.3f} dB, SSIM {:.4f} over {}{}", all["psnr"].get<double>(),
+            all["ssim"].get<double>(), counted(std::ssize(all["clips"]), "clip"),
+            skipped > 0 ? fmt::format("; {} skipped", counted(skipped, "input")) : "");
   log::info("latents   shift = [{:.4f}], scale = [{:.4f}]: their mean and deviation a channel",
             fmt::join(all["latent"]["mean"].get<std::vector<double>>(), ", "),
             fmt::join(all["latent"]["deviation"].get<std::vector<double>>(), ", "));
@@ -261,7 +280,7 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
     if (std::string why = is_source_graph(i.media.path) ? "" : missing_file(i.media.path);
         !why.empty())
       missing.push_back(std::move(why));
-  report_missing(missing, inputs.size(), "input", missing_hint, true);
+  report_missing(missing, inputs.size(), "input", missing_hint);
   const std::unique_ptr<VideoCodec> codec = make_codec(deck);
   const VideoCodec::WeightsKey key = codec->weights();
   const ModelSource weights(key.key, key.value, deck.run.dir, deck.get<GenerateDeck>().ema, world);

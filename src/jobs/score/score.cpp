@@ -144,8 +144,8 @@ int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
     write_output(deck, rows, engine, report, summary);
     fmt::print("{}", summary.table());
     const fs::path html = page_file(s);
-    if (page) replace_file(html, page(summary), Exit::data, Durable::no);
-    log::write_info(fmt::format("results   {}{}", s.output, page ? ", " + html.string() : ""));
+    page(summary, html);
+    log::write_info(fmt::format("results   {}, {}", s.output, html.string()));
   };
   return engine.end(last);
 }

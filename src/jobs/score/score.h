@@ -60,12 +60,12 @@ struct ScoreSummary {
   std::string table() const;  // for a terminal
 };
 
-// Makes the page of a scoring, as HTML.
-using ScorePage = std::function<std::string(const ScoreSummary&)>;
+// Writes the page of a scoring to a file.
+using ScorePage = std::function<void(const ScoreSummary&, const std::filesystem::path&)>;
 
 // Collective. Writes the table score.output, a page beside it, and what is finished into
 // OUTPUT.parts/. Returns the exit code: 0, 3 if files could not be read, 75 if asked to stop. The
-// same command scores what is missing. `page` may be null: then there is none.
+// same command scores what is missing.
 int score(const Deck& deck, const ScorePage& page, MPI_Comm world);
 Command score_command(ScorePage page);
 

@@ -281,9 +281,10 @@ struct VaeLoss::Step {
 };
 
 std::vector<std::string> VaeLoss::names() {
-  return {"pixel",       "perceptual",    "kl",    "latent",           "identity",
-          "adversarial", "discriminator", "lecam", "gradient_penalty", "logit_real",
-          "logit_made"};
+  return {"pixel",         "perceptual", "kl",
+          "latent",        "identity",   "adversarial",
+          "discriminator", "lecam",      "gradient_penalty",
+          "logit_real",    "logit_made", "mae"};
 }
 
 VaeLoss::VaeLoss(const Deck& deck, VideoVae& vae, Lpips* lpips, PatchGan* gan)
@@ -538,6 +539,9 @@ TrainingLoss VaeLoss::operator()(Tape& tape, const VaeSample& in, float weight) 
   TrainingLoss loss{zeros({1}), s.sums};
   for (const Term t : {pixel, perceptual, kl, latent, identity, adversarial})
     ops::scaled_add(s.of(t), 1, Tensor(), loss.clips, true);
+  Tensor of_mae = s.of(mae);
+  const auto values = static_cast<float>(in.frames.numel() / T);  // of a frame, each in [-1,1]
+  ops::scaled_add(s.of(pixel), 127.5f / values, Tensor(), of_mae, false);
   return loss;
 }
 

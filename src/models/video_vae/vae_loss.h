@@ -141,6 +141,7 @@ class VaeLoss {
     gradient_penalty,
     logit_real,
     logit_fake,
+    mae,  // pixel, for people: the mean absolute error of a colour value, of 255
     terms
   };
   static std::vector<std::string> names();

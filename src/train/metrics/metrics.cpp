@@ -225,6 +225,7 @@ std::vector<StragglerWatch::Verdict> StragglerWatch::step(std::span<const double
     if (expected[r] > 0 && busy[r] > 0 && std::isfinite(busy[r] / expected[r]))
       pace.emplace_back(std::log(busy[r] / expected[r]), static_cast<int>(r));
   std::vector<Verdict> news;
+  ++steps_;
   if (pace.size() < 2) return news;
   std::sort(pace.begin(), pace.end());
   for (std::size_t i = 0; i < pace.size(); ++i) {
@@ -239,13 +240,12 @@ std::vector<StragglerWatch::Verdict> StragglerWatch::step(std::span<const double
     if (r.recent.size() < least) continue;
     const Middle m = middle_of(r.recent);
     const double slower = std::exp(m.mean);
-    if (!r.slow && slower > 1 + threshold && m.mean > clear_by * m.error) {
-      r.slow = true;
-      news.push_back({number, slower, false});
-    } else if (r.slow && slower < 1 + recovered_at) {
-      r.slow = false;
-      news.push_back({number, slower, true});
-    }
+    r.slow =
+        r.slow ? slower >= 1 + recovered_at : slower > 1 + threshold && m.mean > clear_by * m.error;
+    if (r.slow == r.reported || (r.slow && steps_ < r.silent_until)) continue;
+    r.reported = r.slow;
+    if (r.slow) r.silent_until = steps_ + quiet;
+    news.push_back({number, slower, !r.slow});
   }
   std::sort(news.begin(), news.end(),
             [](const Verdict& a, const Verdict& b) { return a.rank < b.rank; });

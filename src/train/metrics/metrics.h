@@ -133,6 +133,7 @@ class StragglerWatch {
   static constexpr int window = 16;             // steps with work
   static constexpr double threshold = 0.105;    // slower than the others by this share: reported
   static constexpr double recovered_at = 0.05;  // a reported rank has recovered below this
+  static constexpr std::int64_t quiet = 1000;   // steps from a report of a rank to its next
 
   struct Verdict {
     int rank;
@@ -145,7 +146,9 @@ class StragglerWatch {
   // Each step: busy seconds of every rank and what the plan expected of each, in any unit; 0 for a
   // rank without work, which is then not judged. Expectations should be measured: a cost table that
   // is wrong by a tenth for a bucket that always falls to the same rank looks like a slow rank.
-  // Returns news only: each straggler once, and again only after a recovery.
+  // Returns news only: each straggler once, and again only after a recovery and `quiet` steps,
+  // since on a shared machine ranks are slow and recover all day; and the recoveries of what it
+  // reported.
   std::vector<Verdict> step(std::span<const double> busy, std::span<const double> expected);
 
   bool slow(int rank) const { return ranks_[rank].slow; }
@@ -154,9 +157,11 @@ class StragglerWatch {
   struct Rank {
     std::vector<double> recent;  // logarithms of the pace against the others', a ring of `window`
     std::size_t next = 0;
-    bool slow = false;
+    bool slow = false, reported = false;
+    std::int64_t silent_until = 0;
   };
   std::vector<Rank> ranks_;
+  std::int64_t steps_ = 0;
 };
 
 }  // namespace weft

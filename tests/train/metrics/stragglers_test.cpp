@@ -134,15 +134,16 @@ TEST(Stragglers, OneThatIsSlowFromTheStartIsFoundToo) {
   }
 }
 
-TEST(Stragglers, RecoveryIsReportedAndARelapseAgain) {
+// A rank that is slow and fast in turns is a WARN in a thousand steps, however often.
+TEST(Stragglers, RecoveryIsReportedAndARelapseAfterAThousandSteps) {
   for (const int ranks : {2, 8}) {
     StragglerWatch watch(ranks);
     Machine machine(ranks, Noise::heavy, 0.04, 9);
     std::vector<bool> recoveries;
     std::vector<std::int64_t> at;
-    for (std::int64_t step = 0; step < 400; ++step) {
+    for (std::int64_t step = 0; step < 1400; ++step) {
       machine.play(step, [&](int r, std::int64_t s) {
-        return r == 1 && ((s >= 50 && s < 150) || s >= 250) ? 1.25 : 1.0;
+        return r == 1 && ((s >= 50 && s < 150) || (s >= 250 && s < 350) || s >= 850) ? 1.25 : 1.0;
       });
       for (const auto& v : watch.step(machine.busy, machine.expected)) {
         EXPECT_EQ(v.rank, 1);
@@ -155,8 +156,7 @@ TEST(Stragglers, RecoveryIsReportedAndARelapseAgain) {
     EXPECT_LT(at[0], 70);
     EXPECT_GE(at[1], 150);
     EXPECT_LT(at[1], 170);
-    EXPECT_GE(at[2], 250);
-    EXPECT_LT(at[2], 270);
+    EXPECT_EQ(at[2], at[0] + StragglerWatch::quiet);  // it has been slow for long then
   }
 }
 
