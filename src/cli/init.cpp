@@ -133,7 +133,7 @@ int init(const std::string& name, std::string file) {
     const std::string there = "inputs/" + d.name + ".toml";
     if (d.name != deck.name && text.find(there) != std::string::npos) {
       replace_all(text, there, d.name + ".toml");
-      others += fmt::format("it names {0}.toml: `weft init {0}` writes that\n", d.name);
+      others += fmt::format("its comments name {0}.toml, which `weft init {0}` writes\n", d.name);
     }
   }
   replace_all(text, "inputs/" + deck.name + ".toml", file);

@@ -467,7 +467,8 @@ void plan_steps(const Deck& deck, const PlannedTraining& training, const Rates& 
                             {plan.ranks, plan.machine});
   plan.step = full.slowest;
   plan.seconds = full.seconds;
-  plan.imbalance = full.slowest.compute > 0 ? 1 - full.busy / full.slowest.compute : 0;
+  plan.imbalance =
+      full.slowest.compute > 0 ? std::max(0.0, 1 - full.busy / full.slowest.compute) : 0;
   double stored = 0;  // bytes of the mean micro-batch
   for (std::size_t i = 0; i < plan.buckets.size(); ++i) {
     const BucketPlan& b = plan.buckets[i];

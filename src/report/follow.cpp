@@ -9,6 +9,8 @@
 #include <system_error>
 #include <utility>
 
+#include "config/deck.h"
+#include "core/error.h"
 #include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
@@ -23,6 +25,15 @@ using nlohmann::json;
 
 constexpr int polls_between_searches = 10;
 constexpr std::size_t steps_at_first = 10;
+
+// Of each so many steps the run's own log has a line.
+std::int64_t steps_a_line(const fs::path& run) {
+  try {
+    return parse_deck(report_page::read_text(run / "deck.toml"), "deck.toml", {}).train.log_every;
+  } catch (const Error&) {
+    return 1;  // of another weft
+  }
+}
 
 // NaN for what is absent or null, as a loss that is not finite is.
 double value_of(const json& line, const char* key) {
@@ -191,8 +202,10 @@ std::string Follower::new_lines(Followed& f, double now) {
   const std::string line = table_of_jobs({f.job}, now);
   f.state = s.state;
   f.started = s.started;
+  if (first || again) f.log_every = steps_a_line(f.job.path);
   if (again) {
     f.done = s.before;
+    f.unprinted.clear();
     f.warnings.clear();
     f.metrics.rewind();
     f.validation.rewind();
@@ -211,10 +224,15 @@ std::string Follower::new_lines(Followed& f, double now) {
     f.warnings = s.warnings;
     return line;
   }
+  // Warnings of before stand above the steps, as all that was before.
+  std::string before;
+  if (first)
+    for (const std::string& w : f.warnings = s.warnings)
+      before += "warned    " + printable(w, 2000) + "\n";
   const std::string steps = new_lines_of_training(f, first);
   // How it begins stands above its steps, how it ends below them.
   const bool above = first || again || s.state == "running";
-  return (changed && above ? line : "") + steps + (changed && !above ? line : "");
+  return (changed && above ? line : "") + before + steps + (changed && !above ? line : "");
 }
 
 std::string Follower::new_lines_of_training(Followed& f, bool first) {
@@ -224,9 +242,17 @@ std::string Follower::new_lines_of_training(Followed& f, bool first) {
   add_events(events, f.metrics.take(), [&](const json& j, std::int64_t step, Events& to) {
     if (step + 1 <= done) return;  // of the start before
     done = step + 1;
-    to.emplace_back(done, step_text(step_of_line(j, step), s.total));
+    std::string line = step_text(step_of_line(j, step), s.total);
+    if (s.rate > 0 && done < s.total)
+      line += ", " + duration_text(static_cast<double>(s.total - done) / s.rate) + " left";
+    const bool logged = done % f.log_every == 0;
+    if (logged) to.emplace_back(done, line);
+    f.unprinted = logged ? "" : std::move(line);
   });
   f.done = done;
+  // A log ends with the last step.
+  if (has_ended(f.job) && !f.unprinted.empty())
+    events.emplace_back(done, std::exchange(f.unprinted, ""));
   if (first && events.size() > steps_at_first)
     events.erase(events.begin(), events.end() - steps_at_first);
   const std::int64_t oldest = events.empty() ? done : events.front().first;

@@ -35,11 +35,12 @@ class Follower {
   explicit Follower(std::vector<std::filesystem::path> paths)
       : paths_(std::move(paths)), waiting_(paths_.begin(), paths_.end()) {}
 
-  // Whole lines of what is new since the last call: the state of a job when it changes; each step,
-  // held-out loss, warning and checkpoint of a training; how many items another job has made. Of a
-  // training that runs already the last ten steps. Folders are searched for new jobs in one call of
-  // ten. A job whose folder was removed has a line that says so, and is followed no longer. `now`:
-  // seconds since 1970.
+  // Whole lines of what is new since the last call: the state of a job when it changes; the steps
+  // that a training's own log has (train.log_every), each held-out loss, warning and checkpoint;
+  // how many items another job has made. Of a training that runs already its warnings so far and
+  // the last ten of those steps. Folders are searched for new jobs in one call of ten. A job whose
+  // folder was removed has a line that says so, and is followed no longer. `now`: seconds since
+  // 1970.
   std::string poll(double now);
   // The paths in which no job has begun yet.
   const std::set<std::filesystem::path>& waiting() const { return waiting_; }
@@ -54,7 +55,9 @@ class Follower {
     explicit Followed(KnownJob known);
     KnownJob job;
     std::string state;       // that was printed; empty: none yet
-    std::int64_t done = -1;  // items or steps that were printed
+    std::int64_t done = -1;  // items or steps that were seen
+    std::int64_t log_every = 1;
+    std::string unprinted;   // line of the newest step, which the log has only if it is the last
     double started = 0;      // of the start that they belong to
     std::string checkpoint;  // that was printed
     std::vector<std::string> warnings;

@@ -99,7 +99,12 @@ void load_manifest(Gallery& g, const std::string& stem) {
     c.seconds = animated ? parts.at(name).seconds : number_of(j, "seconds");
     add_fact(c, j, "picture");
     add_fact(c, j, "speech");
-    add_fact(c, j, "seed");
+    // Of several samples of a prompt, which carry it in their names, all have one seed.
+    const std::string sample = text_of(j, "sample");
+    add_fact(c, j, "seed",
+             !sample.empty() && name.ends_with("-" + sample)
+                 ? fmt::format("clip {} of seed", sample).c_str()
+                 : nullptr);
     add_size(c, j);
     if (const auto references = j.find("references");
         references != j.end() && references->is_array())

@@ -330,7 +330,8 @@ int follow(const std::vector<std::string>& paths) {
     if (!first) continue;
     std::error_code none;
     for (const fs::path& path : follower.waiting())
-      log::info("no job has begun its work in {} yet{}: waiting, until Ctrl-C", path.string(),
+      log::info("no job has begun its work in {} yet{}: waiting, until Ctrl-C",
+                fs::absolute(path).lexically_normal().string(),
                 fs::exists(path, none) ? "" : ", which does not exist");
   }
 }
@@ -372,8 +373,9 @@ Command status_command() {
            "run directories, results of jobs, or folders that contain them; without any, the "
            "current one");
   c.option("--json", o->json, "as JSON: a list of jobs");
-  c.option("--follow", o->follow,
-           "print a line for each new step, warning and checkpoint, until the jobs have ended");
+  c.option(
+      "--follow", o->follow,
+      "print new steps as the log has them, warnings and checkpoints, until the jobs have ended");
   return c;
 }
 

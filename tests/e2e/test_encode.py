@@ -209,6 +209,23 @@ class Encode(harness.WeftTest):
         self.refused(self.weft("export", "stored", "x.safetensors", "--latents=measured.h5", ranks=0, expect=None), 2,
                      "--latents is for VAEs")
 
+        # Generation with another VAE than the latents', and from other latents than the model's.
+        own = ("vae.weights=vae", "vae.scale=[]", "vae.shift=[]")
+        self.encode("own.h5", *own)
+        self.train("own", "data.path=own.h5", *own, *common, "train.steps=1")
+        generate = ("generate", "deck.toml", "run.dir=own", "data.path=own.h5", *own, "generate.image_size=[32,32]",
+                    "generate.num_frames='3'", "sampler.steps=1")
+        self.assertNotIn("data.path", self.weft(*generate).err)
+        self.weft("train", "deck.toml", "model.name=vae", "data.path=clips.h5", "run.dir=vae",
+                  "train.steps=2", "train.batch_size=1", "train.micro_batches=2")
+        said = self.weft(*generate).err
+        self.assertIn("WARN: data.path = own.h5 was encoded with another checkpoint than vae.weights = vae: ", said)
+        self.assertNotIn("is not the data", said)
+        self.encode("own.h5", *own)
+        said = self.weft(*generate).err
+        self.assertIn("WARN: data.path = own.h5 is not the data that EMA of own/step_1 was trained on: ", said)
+        self.assertNotIn("another checkpoint", said)
+
         self.refused(self.encode("x.h5", vae, "data.path=latents.h5", expect=None), 2,
                      "latents already")
         self.refused(self.train("pixels", "data.path=clips.h5", expect=None), 2, "3 channels")

@@ -147,7 +147,7 @@ class Training(Page):
 
     def test_following_waits_for_a_job_until_interrupted(self):
         job = self.follow("nowhere")
-        self.assertIn("no job has begun its work in nowhere yet", job.stderr.readline())
+        self.assertIn(f"no job has begun its work in {self.dir / 'nowhere'} yet, which does not exist", job.stderr.readline())
         job.send_signal(signal.SIGINT)
         self.assertEqual(job.wait(60), -signal.SIGINT)  # 130 in a shell
         self.refused(self.weft("status", ".", "--follow", "--json", ranks=0, expect=None), 2, "--follow prints lines")

@@ -205,7 +205,7 @@ class Shell(WeftTest):
         self.said("init", "ingest", "mine.toml")
         text = (self.dir / "mine.toml").read_text()
         self.assertIn("weft ingest mine.toml", text)
-        self.assertIn("it names demo_vae.toml: `weft init demo_vae` writes that\n", self.said("init", "demo", "demo2.toml"))
+        self.assertIn("its comments name demo_vae.toml, which `weft init demo_vae` writes\n", self.said("init", "demo", "demo2.toml"))
         text = (self.dir / "demo2.toml").read_text()
         self.assertIn("mpirun -n 2 weft encode demo2.toml ", text)
         self.assertIn("mpirun -n 2 weft train demo_vae.toml\n", text)

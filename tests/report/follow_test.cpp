@@ -92,6 +92,33 @@ TEST_F(Follow, StepsOfATrainingToItsEnd) {
   EXPECT_EQ(follower.poll(now), "");
 }
 
+TEST_F(Follow, PrintsTheStepsThatTheLogHas) {
+  JobStatus s = training();
+  s.rate = 0.5;
+  s.warnings = {"no LPIPS"};
+  status("run", s);
+  write("run/deck.toml", "[train]\nlog_every = 8\n");
+  steps("run", 0, 17);
+  Follower follower = of("run");
+  std::string text = follower.poll(now);
+  EXPECT_THAT(text, HasSubstr("running  18 of 40 steps"));
+  EXPECT_THAT(text, HasSubstr("\nwarned    no LPIPS\nstep      8/40")) << "it was before";
+  EXPECT_THAT(text, HasSubstr("\nstep     16/40"));
+  EXPECT_THAT(text, EndsWith("%), 48 s left\n"));
+  EXPECT_EQ(std::ranges::count(text, '\n'), 4);
+  steps("run", 18, 19);
+  EXPECT_EQ(follower.poll(now), "");
+  s.state = "stopped";
+  s.done = 20;
+  s.warnings.push_back("asked to stop");
+  status("run", s);
+  text = follower.poll(now);
+  EXPECT_THAT(text, StartsWith("step     20/40  loss 19.50000")) << "a log ends with the last";
+  EXPECT_THAT(text, HasSubstr("\nWARN: asked to stop\n"));
+  EXPECT_THAT(text, Not(HasSubstr("LPIPS")));
+  EXPECT_EQ(follower.poll(now), "");
+}
+
 TEST_F(Follow, ARestartDropsStepsAndRepeatsThem) {
   JobStatus s = training();
   status("run", s);

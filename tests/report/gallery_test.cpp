@@ -49,8 +49,8 @@ std::string sealed(std::string line) {
 
 TEST_F(Galleries, ShowTheClipsOfAGeneratingJob) {
   write("out/generated.jsonl",
-        sealed(R"({"name":"b","file":"b.mp4","prompt":"a <dog>","seed":7,"frames":9,"height":48,)"
-               R"("width":64,"seconds":1.25,"rank":1,"key":"k"})") +
+        sealed(R"({"name":"b-3","file":"b.mp4","prompt":"a <dog>","seed":7,"sample":3,"frames":9,)"
+               R"("height":48,"width":64,"seconds":1.25,"rank":1,"key":"k"})") +
             sealed(R"({"name":"a","file":"a.png","prompt":"a cat","seed":6,"frames":1,"height":48,)"
                    R"("width":64,"seconds":0.5,"rank":0,"key":"k"})"));
   write("out/generated.rank3.jsonl", sealed(R"({"name":"c","file":"c.png","key":"k","rank":3})"));
@@ -65,13 +65,13 @@ TEST_F(Galleries, ShowTheClipsOfAGeneratingJob) {
   EXPECT_EQ(g.command, "generate");
   ASSERT_EQ(g.clips.size(), 3u) << "the ranks' parts of the manifest count too";
   EXPECT_THAT(g.clips[1].facts,
-              ElementsAre(Pair("seed", "7"), Pair("", "64 x 48"), Pair("", "9 frames"),
+              ElementsAre(Pair("clip 3 of seed", "7"), Pair("", "64 x 48"), Pair("", "9 frames"),
                           Pair("", "1.25 s"), Pair("rank", "1")));
   const std::string html = page();
   EXPECT_THAT(html, HasSubstr("data:video/mp4;base64,dmlkZW8="));
   EXPECT_THAT(html, HasSubstr("data:image/png;base64,cGljdHVyZQ=="));
-  EXPECT_THAT(html,
-              HasSubstr("<b>a &lt;dog&gt;</b>b · seed 7 · 64 x 48 · 9 frames · 1.25 s · rank 1"));
+  EXPECT_THAT(html, HasSubstr("<b>a &lt;dog&gt;</b>b-3 · clip 3 of seed 7 · 64 x 48 · 9 frames · "));
+  EXPECT_THAT(html, HasSubstr("<b>a cat</b>a · seed 6 · 64 x 48 · "));
   EXPECT_THAT(html, HasSubstr("d: &lt;no&gt;"));
   EXPECT_THAT(html, HasSubstr("1 clip, busy 25 %"));
   EXPECT_THAT(html, HasSubstr("2 clips, busy 75 %"));

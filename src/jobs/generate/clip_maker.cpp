@@ -321,6 +321,7 @@ void ClipMaker::begin(const ClipItem& item, InHand& clip) {
   whole.key = item.key;
   whole.prompt = prompt_of(item).text;
   whole.seed = deck_.run.seed;
+  whole.sample = item.sample;
   whole.frames = job_.total_frames(item, g);
   whole.height = item.latent_height * codec_.pixels_a_latent();
   whole.width = item.latent_width * codec_.pixels_a_latent();

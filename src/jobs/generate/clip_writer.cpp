@@ -128,11 +128,11 @@ class HiddenFile {
 }  // namespace
 
 nlohmann::ordered_json manifest_line(const FinishedClip& c) {
-  nlohmann::ordered_json line = {{"name", c.name},     {"file", c.file},       {"prompt", c.prompt},
-                                 {"seed", c.seed},     {"frames", c.frames},   {"height", c.height},
-                                 {"width", c.width},   {"seconds", c.seconds}, {"bytes", c.bytes},
-                                 {"pixels", c.pixels}, {"rank", c.rank},       {"key", c.key},
-                                 {"file_xxh3", c.xxh3}};
+  nlohmann::ordered_json line = {{"name", c.name},     {"file", c.file},     {"prompt", c.prompt},
+                                 {"seed", c.seed},     {"sample", c.sample}, {"frames", c.frames},
+                                 {"height", c.height}, {"width", c.width},   {"seconds", c.seconds},
+                                 {"bytes", c.bytes},   {"pixels", c.pixels}, {"rank", c.rank},
+                                 {"key", c.key},       {"file_xxh3", c.xxh3}};
   if (!c.references.empty()) line["references"] = c.references;
   if (!c.marked.empty())
     line.update(

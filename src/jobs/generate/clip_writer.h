@@ -46,7 +46,7 @@ struct FinishedClip {
   std::string file;  // name in the directory
   std::string key;   // ClipItem::key
   std::string prompt;
-  std::int64_t seed = 0, frames = 0, height = 0, width = 0;
+  std::int64_t seed = 0, sample = 0, frames = 0, height = 0, width = 0;
   double seconds = 0;       // its share of the batch's steps, and its decoding
   std::uint64_t bytes = 0;  // of the file
   std::string xxh3;         // XXH3-128 of its bytes
