@@ -13,7 +13,15 @@ from cluster import Cluster
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests" / "e2e"))
-WEFT = pathlib.Path(os.environ.get("WEFT_BIN", REPOSITORY / "build" / "weft")).resolve()
+from harness import MPIEXEC, WEFT, open_mpi  # noqa: E402
+
+# What jobs get from the environment in which they are submitted; a rank that waits gives its core to others. With MPICH (docs/mpi.md)
+# the launch line is another; its UCX would use /dev/shm, which nodes of this host do not share.
+SUBMITTED = {"SBATCH_PARTITION": "normal", "DEVICE": "cpu"}
+if open_mpi():
+    SUBMITTED |= {"OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMPI_MCA_mpi_yield_when_idle": "1"}
+else:
+    SUBMITTED |= {"WEFT_LAUNCH": "srun --mpi=pmi2", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", "UCX_TLS": "tcp,self"}
 
 # Long enough to be disturbed, short enough to wait for.
 DECK = """
@@ -78,8 +86,7 @@ class ScriptTest(unittest.TestCase):
 
     def sbatch(self, script, *arguments, options=(), partition="normal", deck="deck.toml", **variables):
         """Submits a job script with partition and deck set by the environment; the job's id."""
-        environment = dict(SBATCH_PARTITION=partition, DEVICE="cpu", OMPI_MCA_btl_vader_single_copy_mechanism="none",
-                           OMPI_MCA_mpi_yield_when_idle="1") | variables
+        environment = SUBMITTED | {"SBATCH_PARTITION": partition} | variables
         if deck:
             environment["DECK"] = deck
         environment = {name: value for name, value in environment.items() if value is not None}
