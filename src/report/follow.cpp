@@ -13,7 +13,7 @@
 #include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "train/metrics/step_text.h"
+#include "train/metrics/metrics.h"
 
 namespace weft {
 namespace {
