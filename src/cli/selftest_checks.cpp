@@ -313,7 +313,8 @@ void train_segmentation(const Site& site) {
   check_close("the share of right pixels", scores.at("accuracy").get<double>(), 0.5366, 0.1);
 }
 
-// The untrained network finds regions everywhere; how many, rounding may change by a few.
+// The untrained network finds regions everywhere; how many, rounding may change by a few. Clipper
+// moves outlines by a pixel on another processor, so narrow ones count too.
 void score_pictures(const Site& site) {
   if (site.rank == 0) write_pictures(site.folder / "pictures", site.items());
   MPI_Barrier(site.world);
@@ -321,7 +322,7 @@ void score_pictures(const Site& site) {
       site.deck("dbnet_demo",
                 {"score.input=" + site.path("pictures"), "score.output=" + site.path("ocr.csv"),
                  "score.weights=random:3", "score.side=64", "postprocess.mask_threshold=0.01",
-                 "postprocess.min_text_score=0.01"}),
+                 "postprocess.min_text_score=0.01", "postprocess.min_text_width=1"}),
       site);
   if (site.rank != 0) return;
   std::ifstream table(site.folder / "ocr.csv");
@@ -331,7 +332,7 @@ void score_pictures(const Site& site) {
   for (; std::getline(table, line); ++rows)
     if (rows < 4) regions += std::atoi(line.c_str() + line.rfind(',') + 1);
   check(rows == site.items(), fmt::format("{} instead of {}", counted(rows, "row"), site.items()));
-  check_close("the number of text regions in four pictures", regions, 79, 0.1);
+  check_close("the number of text regions in four pictures", regions, 2222, 0.01);
 }
 
 void animate_face(const Site& site) {
