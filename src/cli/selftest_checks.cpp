@@ -261,7 +261,8 @@ void generate_clips(const Site& site) {
       const auto file = SafetensorsFile::open(name + ".safetensors");
       const bool first = prompt == 0;
       check_close("the size of a clip's latent",
-                  root_mean_square(file.read_f32(file.at("latent_0"))), first ? 2.055525 : 1.938002);
+                  root_mean_square(file.read_f32(file.at("latent_0"))),
+                  first ? 2.055525 : 1.938002);
       check_close("the size of a clip's pixels", root_mean_square(file.read_f32(file.at("frames"))),
                   first ? 0.348821 : 0.349861);
     }
