@@ -96,6 +96,15 @@ class Ingest(WeftTest):
         self.assertIn("1 kept of 5: 0 videos (0.0 %), 1 picture", job.err)  # a picture has no rate
         self.refused(self.ingest("v", "--min-fps=11", "--min-frames=2", "--plan", expect=None), DATA, "none of 5 items is left")
 
+    def test_plan_names_what_cannot_be_opened(self):
+        for i in range(5):
+            (self.dir / f"v/broken{i}.mp4").write_bytes(b"no video %d" % i)
+        job = self.ingest("v", "--plan", ranks=2)
+        self.assertRegex(job.err, r"32x32-4 +1\d ")
+        line = re.search(r"WARN: 5 items not counted: (.*)", job.err)[1]
+        self.assertEqual(re.findall(r"cannot open video v/broken(\d).mp4: [^;]+; ", line), ["0", "1", "2"])
+        self.assertTrue(line.endswith("; and 2 more"), line)
+
     def test_rates_and_intervals_are_of_videos_alone(self):
         """As Open-Sora's buckets have it; and of a video all frames up to the end of the last one are there, as of ffmpeg's."""
         more = ("ingest.frames=[1,6]", "ingest.fps=12", "ingest.frame_interval=2")

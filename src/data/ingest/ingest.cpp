@@ -257,6 +257,7 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   const Forecast expected = forecast(inputs, d);
   const std::string media = count_media(expected);
   if (rank == 0) report_selection(selection, all, expected);
+  if (rank == 0 && plan) explain_unknown(selection, expected, {deck.media, {}});
   WEFT_CHECK(!inputs.empty(), Exit::data, "relax the filters of [ingest]",
              "none of {} items is left", all);
   if (plan) return 0;

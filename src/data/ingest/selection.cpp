@@ -258,7 +258,8 @@ bool names_a_list(const IngestDeck& deck) {
 
 Forecast forecast(const std::vector<MediaItem>& items, const IngestDeck& deck) {
   Forecast f;
-  for (const MediaItem& item : items) {
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const MediaItem& item = items[i];
     const bool picture = is_picture(item);
     ++(picture ? f.pictures : f.videos);
     const Facts& facts = item.facts;
@@ -269,7 +270,7 @@ Forecast forecast(const std::vector<MediaItem>& items, const IngestDeck& deck) {
     constexpr double most = 1e9;
     if (!(frames >= 1 && frames < most && height >= 1 && height < most && width >= 1 &&
           width < most)) {
-      ++f.unknown;
+      f.unknown.push_back(i);
       continue;
     }
     const auto size =
@@ -334,7 +335,26 @@ void report_selection(const Selection& selection, std::size_t listed, const Fore
   log::info("{:<24}{:>10}{:>9}", "expected bucket", "clips", "share");
   for (const auto& [bucket, count] : f.clips)
     log::info("{:<24}{:>10}{:>7.1f} %", bucket, count, share(count, clips));
-  if (f.unknown > 0) log::info("{:>10} items of unknown size or length are not in it", f.unknown);
+  if (!f.unknown.empty())
+    log::info("{:>10} of unknown size or length, not counted", f.unknown.size());
+}
+
+void explain_unknown(const Selection& selection, const Forecast& f, const MediaAccess& access) {
+  constexpr std::size_t most = 3;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(most, f.unknown.size()); ++i) {
+    const MediaSource& media = selection.kept[f.unknown[i]].media;
+    if (i > 0) text += "; ";
+    try {
+      const VideoReader reader(media, {.access = access});
+      text += media.name() + ": the file does not say how many frames it has";
+    } catch (const Error& e) {
+      if (e.code() != Exit::data) throw;
+      text += e.what();
+    }
+  }
+  if (f.unknown.size() > most) text += fmt::format("; and {} more", f.unknown.size() - most);
+  if (!text.empty()) log::warn("{} not counted: {}", counted(std::ssize(f.unknown), "item"), text);
 }
 
 }  // namespace weft

@@ -52,8 +52,9 @@ bool names_a_list(const IngestDeck& deck);
 // What the items will give, as far as their sizes and frames are known.
 struct Forecast {
   std::int64_t videos = 0, pictures = 0;
-  std::int64_t small = 0, brief = 0, unknown = 0;  // too small, too short for every clip; not known
-  std::map<std::string, std::int64_t> clips;       // by bucket
+  std::int64_t small = 0, brief = 0;          // too small, too short for every clip
+  std::vector<std::size_t> unknown;           // items whose size or length is not known
+  std::map<std::string, std::int64_t> clips;  // by bucket
 };
 Forecast forecast(const std::vector<MediaItem>& items, const IngestDeck& deck);
 
@@ -62,5 +63,10 @@ std::string count_media(const Forecast& forecast);
 
 // Both on the log of rank 0.
 void report_selection(const Selection& selection, std::size_t listed, const Forecast& forecast);
+
+// For --plan, after which no cut names them: a WARN with the reasons of the first measured items
+// whose size or length is not known all the same.
+void explain_unknown(const Selection& selection, const Forecast& forecast,
+                     const MediaAccess& access);
 
 }  // namespace weft

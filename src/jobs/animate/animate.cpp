@@ -3,16 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <condition_variable>
-#include <deque>
 #include <filesystem>
 #include <functional>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -38,57 +34,6 @@ using Json = nlohmann::ordered_json;
 using Kind = ClipPart::Kind;
 
 // ---- Frames: from a clip's preparation to segments of MP4 ----
-
-// One thread that does tasks in their order, next to the thread that hands them over.
-class Worker {
- public:
-  Worker() : thread_([this] { run(); }) {}
-  // Does what was handed over first.
-  ~Worker() {
-    {
-      const std::lock_guard lock(mutex_);
-      ended_ = true;
-    }
-    changed_.notify_one();
-    thread_.join();
-  }
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
-
-  // The future has the task's result, or what it threw.
-  template <class Task>
-  auto start(Task task) -> std::future<decltype(task())> {
-    auto job = std::make_shared<std::packaged_task<decltype(task())()>>(std::move(task));
-    auto result = job->get_future();
-    {
-      const std::lock_guard lock(mutex_);
-      tasks_.push_back([job] { (*job)(); });
-    }
-    changed_.notify_one();
-    return result;
-  }
-
- private:
-  void run() {
-    for (;;) {
-      std::function<void()> task;
-      {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return ended_ || !tasks_.empty(); });
-        if (tasks_.empty()) return;
-        task = std::move(tasks_.front());
-        tasks_.pop_front();
-      }
-      task();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> tasks_;
-  bool ended_ = false;
-  std::thread thread_;
-};
 
 std::span<const float> source_row(const ClipRequest& clip, const PreparedClip& prepared) {
   const auto columns = static_cast<std::size_t>(clip.sadtalker.coefficients());
@@ -125,8 +70,8 @@ class ClipInHand {
   std::optional<Pasting> pasting_;
 };
 
-// Makes segments. The network's thread renders and enhances; beside it one thread shapes frames and
-// another one encodes them, so that a few batches of frames are in memory, whatever the length.
+// Makes segments. This thread renders and enhances; meanwhile another one shapes the batch before,
+// and a third encodes the one before that: a few batches are in memory, whatever the length.
 class SegmentMaker {
  public:
   SegmentMaker(AnimateNetworks& networks, StageSeconds& seconds)
@@ -148,7 +93,6 @@ class SegmentMaker {
 
   AnimateNetworks& networks_;
   StageSeconds& seconds_;
-  Worker shaping_, encoding_;
 };
 
 ClipInHand::ClipInHand(const ClipRequest& clip, PreparedClip prepared, const Renderer& renderer,
@@ -172,7 +116,7 @@ ImageFile ClipInHand::shaped(ImageFile frame) const {
   return pasting_ ? pasting_->paste(sized) : sized;
 }
 
-// A segment on its way. Its destructor waits for the threads, which use it.
+// A segment on its way. The futures' destructors wait for their threads, which use the rest.
 struct SegmentMaker::Segment {
   const ClipInHand& clip;
   fs::path file, pictures;
@@ -180,11 +124,6 @@ struct SegmentMaker::Segment {
   std::optional<Mp4Writer> writer;
   std::future<Batch> shaping;
   std::future<double> encoding;
-
-  ~Segment() {
-    if (shaping.valid()) shaping.wait();
-    if (encoding.valid()) encoding.wait();
-  }
 
   Batch shape(const std::vector<std::uint8_t>& rendered, std::int64_t count) const {
     Batch batch;
@@ -230,8 +169,9 @@ bool SegmentMaker::make(const ClipInHand& clip, std::int64_t first, std::int64_t
       seconds_.enhance += now_seconds() - begin;
     }
     encoded();
-    segment.encoding = encoding_.start(
-        [&segment, frames = std::move(batch.frames)] { return segment.encode(frames); });
+    segment.encoding = std::async(std::launch::async, [&segment, frames = std::move(batch.frames)] {
+      return segment.encode(frames);
+    });
   };
   const std::int64_t together = clip.clip().sadtalker.batch_size;
   for (std::int64_t at = first; at < first + count; at += together) {
@@ -240,10 +180,12 @@ bool SegmentMaker::make(const ClipInHand& clip, std::int64_t first, std::int64_t
     const std::int64_t n = std::min(together, first + count - at);
     std::vector<std::uint8_t> rendered = clip.render(at, n);
     seconds_.render += now_seconds() - begin;
-    std::future<Batch> next = shaping_.start(
-        [&segment, n, rendered = std::move(rendered)] { return segment.shape(rendered, n); });
-    std::swap(segment.shaping, next);
-    if (next.valid()) hand_on(next.get());
+    Batch before;
+    if (segment.shaping.valid()) before = segment.shaping.get();
+    segment.shaping = std::async(std::launch::async, [&segment, n, rendered = std::move(rendered)] {
+      return segment.shape(rendered, n);
+    });
+    if (at > first) hand_on(std::move(before));
   }
   hand_on(segment.shaping.get());
   encoded();
