@@ -67,7 +67,7 @@ WEFT_ENV=${WEFT_ENV:-$jobscripts/weft.env}
 if [ -r "$WEFT_ENV" ]; then
   # shellcheck source=jobscripts/weft.env
   WEFT_SCRATCH=$(set +u; . "$WEFT_ENV" >/dev/null 2>&1 && printf '%s' "${WEFT_SCRATCH:-}") ||
-    fail "$WEFT_ENV fails here" "`. $WEFT_ENV` in your shell shows where"
+    fail "$WEFT_ENV fails here" "read it in your shell (source $WEFT_ENV) to see where"
 fi
 main=${deck[train]:-${deck[ingest]}}
 main=${main##*/}

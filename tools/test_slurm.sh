@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # make test-slurm: tests jobscripts/ with a real Slurm. Installs Debian's Slurm, starts it on this host with its own files and
-# ports, and stops it at the end. Prints the results. Needs root, for slurmd. WEFT_BIN: a weft that is already built; WEFT_MPI=mpich:
-# it is one with MPICH.
+# ports, and stops it at the end. Prints the results. Needs root, for slurmd. Arguments go to unittest, as in
+# `tools/test_slurm.sh -k smoke`. WEFT_BIN: a weft that is already built, with Open MPI or MPICH.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "$(id -u)" -ne 0 ]; then
@@ -23,10 +23,6 @@ if [ -z "${WEFT_BIN:-}" ]; then
   tools/build.sh weft
   export WEFT_BIN=build/weft
 fi
-if [ "${WEFT_MPI:-}" = mpich ]; then
-  export WEFT_LAUNCH="srun --mpi=pmi2"
-  export UCX_TLS=tcp,self  # the nodes of these tests share a host, but not its /dev/shm, which UCX would use
-fi
 began=$SECONDS
-for script in jobscripts list_jobs; do python3 -B "tests/slurm/test_$script.py" -v; done
+python3 -B -m unittest discover -s tests/slurm -v "$@"
 echo "test-slurm: passed in $((SECONDS - began)) s with $(slurmctld -V)"

@@ -63,15 +63,14 @@ VAE_OPTIONS = ["vae_train.discriminator=patchgan", "vae_train.discriminator_star
 
 def train(weft, deck, run, ranks, options, kill_after=None):
     """True when the run is done; all its ranks are killed after so many seconds."""
-    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), str(weft), "train", str(deck), f"run.dir={run}",
-               *options]
-    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                           env=os.environ | {k: v for k, v in common.MPI.items() if "ALLOW" in k}, start_new_session=True)
+    command = common.mpi(ranks, [weft, "train", deck, f"run.dir={run}", *options])
+    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=common.environment(),
+                           start_new_session=True)
     try:
         _, err = job.communicate(timeout=kill_after)
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGKILL)
-        # mpirun starts ranks in process groups of their own.
+        # mpiexec starts ranks in process groups of their own.
         subprocess.run(["pkill", "-KILL", "-f", f"run.dir={run}"], check=False)
         job.communicate()
         return False

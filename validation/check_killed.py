@@ -101,7 +101,6 @@ def main():
     parser.add_argument("--ranks", nargs="+", default=[1, 2, 3], type=int)
     args = common.parse(parser)
     os.environ["WEFT_BIN"], args.table = str(args.weft), args.table.resolve()
-    os.environ.setdefault("WEFT_MPIEXEC", "mpirun")
     facts = common.about(args)
     files = len({line.split(b",")[0] for line in args.table.read_bytes().splitlines()[1:]})
     rng, rows, reference = random.Random(args.seed), [], None

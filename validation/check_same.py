@@ -17,16 +17,16 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+import launcher  # noqa: E402
 import tiny_models  # noqa: E402  (a T5 of random numbers)
 
-ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
-                            "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
+ENVIRONMENT = os.environ | launcher.MPI_ON_ONE_HOST | {"OMP_NUM_THREADS": "1"}
 # Numbers that follow from the deck alone, not from the machine.
 METRICS = ("step", "loss", "grad_norm", "lr", "samples", "terms")
 
 
 def weft(binary, work, ranks, *words):
-    command = ["mpirun", "-n", str(ranks), binary, *map(str, words)]
+    command = [launcher.launcher_of(binary), "-n", str(ranks), binary, *map(str, words)]
     result = subprocess.run(command, cwd=work, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise SystemExit(f"{' '.join(command)} ended with {result.returncode}:\n{result.stdout}{result.stderr}")

@@ -20,9 +20,8 @@ from reference import safetensors_io
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
-sys.path.append(str(ROOT / "tests" / "e2e"))  # tiny_models and harness, of the end-to-end tests
-MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
-       "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+sys.path.append(str(ROOT / "tests" / "e2e"))  # tiny_models, harness and launcher, of the end-to-end tests
+from launcher import MPI_ON_ONE_HOST, launcher_of  # noqa: E402
 # glibc keeps freed memory: PyTorch is 3 % faster and much steadier so, and weft does not mind.
 KEEP_MEMORY = {"GLIBC_TUNABLES": "glibc.malloc.top_pad=268435456:glibc.malloc.trim_threshold=8589934592:"
                                  "glibc.malloc.mmap_threshold=33554432"}
@@ -54,12 +53,12 @@ def parse(made):
 def environment(threads=None):
     """Of weft and of PyTorch alike."""
     counts = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return os.environ | MPI | KEEP_MEMORY | counts
+    return os.environ | MPI_ON_ONE_HOST | KEEP_MEMORY | counts
 
 
 def mpi(ranks, argv):
-    """The command on so many ranks."""
-    started = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", ranks, *argv] if ranks > 1 else argv
+    """The command, which begins with the path of weft, on so many ranks."""
+    started = [launcher_of(argv[0]), "-n", ranks, *argv] if ranks > 1 else argv
     return [str(word) for word in started]
 
 

@@ -13,6 +13,7 @@ Of the rounds the median counts. Below come the parts of a step (metrics.jsonl o
 nine minutes on two Zen 5 cores.
 """
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -119,7 +120,7 @@ def main():
     parser.add_argument("--tiny", action="store_true", help="a tiny model: does it all work?")
     args = common.parse(parser)
     args.of_a_rank = {mix: args.micro_batches or count for mix, count in scaling_case.MICRO_BATCHES.items()}
-    facts = common.about(args) | {"mpi": common.run(["mpirun", "--version"]).splitlines()[0]}
+    facts = common.about(args) | {"mpi": re.search(r"(?m)^ *MPI  +(.*?)  ", common.run([args.weft, "--version"]))[1]}
     print(f"{facts['machine']['cpu']}, {facts['machine']['cores']} cores, {facts['mpi']}, commit {facts['commit']}")
     common.write(args, facts, {"cases": [measure(mix, args) for mix in args.mix]})
     return 0

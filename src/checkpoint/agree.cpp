@@ -9,7 +9,7 @@
 #include "core/file.h"
 #include "core/host.h"
 #include "core/log.h"
-#include "parallel/mpi.h"
+#include "core/mpi.h"
 
 namespace weft::checkpoint {
 namespace {

@@ -31,7 +31,7 @@
 #include "core/file.h"
 #include "core/host.h"
 #include "core/log.h"
-#include "parallel/mpi.h"
+#include "core/mpi.h"
 #include "parallel/rank_device.h"
 #include "tensor/device.h"
 #include "train/stop.h"

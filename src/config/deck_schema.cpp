@@ -110,7 +110,7 @@ std::string deck_schema() {
     return table["properties"];
   };
   for (const Option& o : rows) keys_of(o.key)[o.key.substr(o.key.find('.') + 1)] = schema_of(o);
-  // Names of earlier versions, behind all others.
+  // Other names, behind all keys.
   for (const Option& o : rows) {
     std::vector<const Option*> all = {&o};
     for (const Option& other : o.others) all.push_back(&other);
@@ -121,7 +121,7 @@ std::string deck_schema() {
       if (keys.contains(name)) continue;
       keys[name] = schema_of(o);
       keys[name].erase("default");
-      keys[name]["description"] = "An older name of " + o.key + ".";
+      keys[name]["description"] = "Another name of " + o.key + ".";
     }
   }
   const Json schema = {{"$schema", "http://json-schema.org/draft-04/schema#"},

@@ -19,9 +19,9 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/json.h"
+#include "core/mpi.h"
 #include "doctor/doctor.h"
 #include "ops/dispatch.h"
-#include "parallel/mpi.h"
 #include "parallel/rank_device.h"
 #include "tensor/device.h"
 

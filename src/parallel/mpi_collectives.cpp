@@ -10,12 +10,12 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <thread>
 
 #include "core/error.h"
+#include "core/mpi.h"
 #include "ops/optimizer.h"
 
 namespace weft {
@@ -51,22 +51,6 @@ long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
 }
 
 }  // namespace
-
-MPI_Comm split_by_host(MPI_Comm comm) {
-  int rank = 0;
-  MPI_CHECK(MPI_Comm_rank(comm, &rank));
-  MPI_Comm host = MPI_COMM_NULL;
-  MPI_CHECK(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host));
-  if (const char* text = std::getenv("WEFT_COMM_NODE_RANKS")) {
-    const int ranks = std::atoi(text);
-    WEFT_CHECK(ranks > 0, Exit::usage, "give a number of ranks", "WEFT_COMM_NODE_RANKS = \"{}\"",
-               text);
-    MPI_Comm whole = host;
-    MPI_CHECK(MPI_Comm_split(whole, rank / ranks, rank, &host));
-    MPI_CHECK(MPI_Comm_free(&whole));
-  }
-  return host;
-}
 
 Mailboxes::Mailboxes(MPI_Comm comm, const std::atomic<bool>& stop) : comm_(comm), stop_(stop) {
   MPI_Comm_rank(comm_, &rank_);

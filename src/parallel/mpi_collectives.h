@@ -31,10 +31,6 @@
 
 namespace weft {
 
-// Collective. The ranks of `comm` on this rank's host, in their order. Tests set
-// WEFT_COMM_NODE_RANKS: so many consecutive ranks count as those of one host.
-MPI_Comm split_by_host(MPI_Comm comm);
-
 // At the head of every box: the operation that its writer is in.
 struct BoxLabel {
   std::uint64_t number = 0;  // of the collective, from 1

@@ -6,8 +6,8 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "core/mpi.h"
 #include "ops/optimizer.h"
-#include "parallel/mpi.h"
 #include "tensor/device_cuda.h"
 
 namespace weft {

@@ -15,7 +15,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "parallel/mpi.h"
+#include "core/mpi.h"
 #include "tensor/device.h"
 
 namespace weft {

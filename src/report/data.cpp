@@ -265,8 +265,7 @@ Run load_run(const fs::path& dir) {
   load_layer_norms(run);
   load_facts(run);
   run.deck = read_text(dir / "deck.toml");
-  if (const std::optional<JobStatus> status = read_status(dir / "status.json"))
-    run.warnings = status->warnings;
+  run.status = read_status(dir / "status.json").value_or(JobStatus());
   load_samples(run);
   if (fs::exists(dir / "scaling.json", ec))
     run.scaling.push_back(load_scaling(dir / "scaling.json"));

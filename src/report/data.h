@@ -92,7 +92,7 @@ struct Run {
   std::size_t broken_lines = 0;       // of metrics.jsonl, but for a torn last one
   std::size_t repeated_steps = 0;     // done again after a restart
   std::vector<double> restarts;       // steps done when the run went on
-  std::vector<std::string> warnings;  // of the last start, as its status has them
+  JobStatus status;                   // of the last start
   std::size_t distinct_samples = 0;
 };
 

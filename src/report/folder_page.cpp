@@ -133,7 +133,7 @@ const char* color_of_state(const std::string& state) {
 }
 
 std::string name_cell(const JobRow& r) {
-  const std::string name = escape(r.name);
+  const std::string name = breakable(escape(r.name));
   return cell(r.name, fmt::format("{}<span class=\"note\">{}</span>",
                                   r.page.empty()
                                       ? "<b>" + name + "</b>"
@@ -171,11 +171,11 @@ std::string row_of(const JobRow& r, double now) {
   const std::string heard = s.state == "running"
                                 ? duration_text(std::max(0.0, now - s.updated)) + " ago"
                                 : time_text(s.updated);
-  return "<tr>" + name_cell(r) + state_cell(s, r.fault) + warnings_cell(s.warnings) +
+  return "<tr>" + name_cell(r) + state_cell(s, r.fault) +
          cell(fmt::format("{:.6g}", std::isfinite(share) ? share : 0), done) +
          cell(r.loss, loss_text(r.loss)) + "<td>" + sparkline(r.losses, color_of(0)) + "</td>" +
-         cell(r.held_out, loss_text(r.held_out)) + "<td>" + pictures + "</td>" +
-         cell(r.seconds, seconds_text(r.seconds)) +
+         cell(r.held_out, loss_text(r.held_out)) + warnings_cell(s.warnings) +
+         "<td class=\"shots\">" + pictures + "</td>" + cell(r.seconds, seconds_text(r.seconds)) +
          cell(r.job.checkpoint, escape(r.job.checkpoint)) +
          cell(fmt::format("{:.0f}", s.updated),
               "<span class=\"when\">" + escape(heard) + "</span>") +
@@ -220,9 +220,9 @@ std::string folder_page(const fs::path& folder, std::span<const JobRow> rows, do
     bool sorts = true;
   };
   constexpr Column columns[] = {
-      {"job"},      {"state"},        {"warnings"},   {"done"},
-      {"loss"},     {"curve", false}, {"held out"},   {"newest samples", false},
-      {"per item"}, {"checkpoint"},   {"last heard"}, {"ranks"}};
+      {"job"},          {"state"},      {"done"},       {"loss"},
+      {"curve", false}, {"held out"},   {"warnings"},   {"newest samples", false},
+      {"per item"},     {"checkpoint"}, {"last heard"}, {"ranks"}};
   std::string head;
   for (const Column& c : columns)
     head += c.sorts ? fmt::format("<th><button>{}</button></th>", c.title)

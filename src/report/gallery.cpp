@@ -144,7 +144,8 @@ void load_reconstruction(Gallery& g) {
     c.name = fs::path(c.file).stem().string();
     if (!stays_inside(c.file)) continue;
     c.text = "left: " + text_of(line, "input") + ", right: through the VAE and back";
-    add_fact(c, line, "psnr", "PSNR");
+    if (const std::string db = text_of(line, "psnr"); !db.empty())
+      c.facts.emplace_back("PSNR", db + " dB");
     add_fact(c, line, "ssim", "SSIM");
     add_size(c, line);
     c.seconds = number_of(line, "seconds");
@@ -195,8 +196,7 @@ void load_report(Gallery& g) {
 Gallery load_gallery(const fs::path& folder) {
   Gallery g;
   g.folder = folder;
-  if (const std::optional<JobStatus> status = read_status(folder / "status.json"))
-    g.warnings = status->warnings;
+  g.status = read_status(folder / "status.json").value_or(JobStatus());
   const fs::path plain = fs::absolute(folder).lexically_normal();
   g.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
   std::error_code ec;
@@ -242,17 +242,24 @@ std::string facts_text(const GalleryClip& clip) {
 
 std::string figure(const fs::path& base, const Gallery& g, const GalleryClip& c,
                    const std::string& head, Embedder& embedder) {
-  const std::string made = embedder.figure(
+  return embedder.figure(
       base, {g.folder, c.file, c.name, fmt::format("<b>{}</b>{}", escape(head), facts_text(c)),
              c.sound, false});
-  if (c.references.empty()) return made;
-  // A row of its own, so that nothing comes between them.
+}
+
+std::string reference_figures(const fs::path& base, const Gallery& g, const GalleryClip& c,
+                              const std::string& of, Embedder& embedder) {
   std::string figures;
   for (const auto& [file, what] : c.references)
     figures += embedder.figure(
-        base, {g.folder, file, what, fmt::format("<b>{}</b>of {}", escape(what), escape(c.name)),
-               false, false});
-  return "<div class=\"sources\">" + figures + made + "</div>";
+        base, {g.folder, file, what, fmt::format("<b>{}</b>of {}", escape(what), escape(of)), false,
+               false});
+  return figures;
+}
+
+// A row of its own, so that nothing comes between them.
+std::string in_row(const std::string& figures) {
+  return "<div class=\"sources\">" + figures + "</div>";
 }
 
 std::string more_text(std::size_t left, const Gallery& g) {
@@ -323,8 +330,13 @@ std::string clip_figures(const fs::path& base, const Gallery& g, Embedder& embed
   std::string body = "<div class=\"media\">";
   const std::size_t shown = std::min(most_figures, g.clips.size());
   for (std::size_t i = 0; i < shown; ++i) {
-    const GalleryClip& c = g.clips[i];
-    body += figure(base, g, c, c.text.empty() ? c.name : shortened(c.text), embedder);
+    GalleryClip c = g.clips[i];
+    const std::string head = c.text.empty() ? c.name : shortened(c.text);
+    // Several clips may be of one prompt.
+    if (!c.text.empty()) c.facts.insert(c.facts.begin(), {"", c.name});
+    const std::string made = figure(base, g, c, head, embedder);
+    body += c.references.empty() ? made
+                                 : in_row(reference_figures(base, g, c, c.name, embedder) + made);
   }
   return body + "</div>" + more_text(g.clips.size() - shown, g);
 }
@@ -355,7 +367,10 @@ std::string clips_beside(const fs::path& base, std::span<const Gallery> gallerie
       body += figure(base, *g, *c,
                      alike || c->text.empty() ? g->name : g->name + ": " + shortened(c->text),
                      embedder);
-    body += "</div>";
+    // Below the clips, which are to be compared.
+    std::string references;
+    for (const auto& [g, c] : row) references += reference_figures(base, *g, *c, g->name, embedder);
+    body += (references.empty() ? "" : in_row(references)) + "</div>";
     shown += row.size();
   }
   return body;
@@ -375,7 +390,7 @@ std::string gallery_page(std::span<const Gallery> galleries) {
   if (galleries.size() == 1) {
     page += tiles(first);
     page += failure_section("Failed", first);
-    page += warning_section("Warnings", first.warnings);
+    page += status_sections(first.status);
     page += section(first.command == "segment" ? "Pictures and clips" : "Clips", "",
                     class_legend(first) + clip_figures(first.folder, first, embedder));
     page += rank_section(first);
@@ -383,7 +398,7 @@ std::string gallery_page(std::span<const Gallery> galleries) {
     page += "<p></p>";
     for (const Gallery& g : galleries)
       page += failure_section("Failed in " + escape(g.name), g) +
-              warning_section("Warnings of " + escape(g.name), g.warnings);
+              status_sections(g.status, " of " + escape(g.name));
     page += section("Clips", "Clips of the same name are shown side by side.",
                     clips_beside(first.folder, galleries, embedder));
   }

@@ -37,7 +37,7 @@ struct Gallery {
   std::string command;    // that made it; empty: loose files
   std::vector<GalleryClip> clips;
   std::vector<std::string> failures;  // "NAME: why"
-  std::vector<std::string> warnings;  // of the last start, as its status has them
+  JobStatus status;                   // of the last start
   std::vector<RankWork> ranks;
   double wall_seconds = 0;  // from the start of the work until the last item; 0: unknown
 };

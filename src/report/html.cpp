@@ -17,6 +17,7 @@
 #include "core/log.h"
 #include "data/lists/folders.h"
 #include "report/plot.h"
+#include "report/status.h"
 
 namespace weft::report_page {
 namespace {
@@ -47,7 +48,7 @@ body { margin:0; background:var(--ground); color:var(--ink); line-height:1.45;
 main { max-width:1120px; margin:0 auto; padding:28px 24px 60px; }
 header h1 { font-size:26px; margin:0 0 2px; letter-spacing:-.01em; overflow-wrap:anywhere; }
 header p { margin:0; color:var(--soft); overflow-wrap:anywhere; }
-.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(140px,1fr)); gap:12px; margin:22px 0; }
+.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(122px,1fr)); gap:12px; margin:22px 0; }
 .tile, section { background:var(--paper); border:1px solid var(--line); border-radius:10px; }
 .tile { padding:12px 14px; }
 .tile b { display:block; font-size:23px; font-weight:600; letter-spacing:-.01em;
@@ -56,7 +57,7 @@ header p { margin:0; color:var(--soft); overflow-wrap:anywhere; }
 section { padding:16px 20px 14px; margin:0 0 16px; min-width:0; }
 h2 { font-size:16px; margin:0 0 2px; font-weight:600; }
 .note { color:var(--soft); font-size:13px; margin:0 0 8px; }
-.small { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(310px,100%),1fr)); gap:16px; margin:0 0 16px; }
+.small { display:grid; grid-template-columns:repeat(auto-fill,minmax(min(310px,100%),1fr)); gap:16px; margin:0 0 16px; }
 .small section { margin:0; display:flex; flex-direction:column; padding:14px 14px 10px; }
 .small section svg { margin-top:auto; }
 svg { display:block; width:100%; height:auto; overflow:visible; }
@@ -69,7 +70,7 @@ svg { display:block; width:100%; height:auto; overflow:visible; }
 .legend { display:flex; flex-wrap:wrap; gap:4px 18px; margin:6px 0 8px; font-size:13px; color:var(--text); }
 .legend i { display:inline-block; width:18px; height:4px; border-radius:2px; margin-right:7px;
   vertical-align:middle; }
-.legend .box { width:11px; height:11px; border-radius:3px; }
+.box, .legend .box { display:inline-block; width:11px; height:11px; border-radius:3px; margin-right:7px; }
 .legend em { color:var(--soft); font-style:normal; font-variant-numeric:tabular-nums; }
 .bar { display:flex; height:22px; border-radius:5px; overflow:hidden; background:var(--line); }
 .track { min-width:0; }
@@ -85,7 +86,9 @@ th, td { text-align:left; padding:6px 14px 6px 0; vertical-align:top; border-top
 tr:first-child th, tr:first-child td { border-top:0; }
 th { font-weight:500; color:var(--soft); white-space:nowrap; }
 td { font-variant-numeric:tabular-nums; overflow-wrap:anywhere; }
-thead th { color:var(--ink); font-weight:600; }
+thead th { color:var(--ink); font-weight:600; white-space:normal; vertical-align:bottom; }
+thead + tbody td { overflow-wrap:break-word; }
+.beside td { min-width:150px; overflow-wrap:anywhere; }
 details summary { cursor:pointer; font-weight:600; padding:2px 0; }
 pre { font:12.5px/1.5 ui-monospace,"SF Mono",Menlo,Consolas,"DejaVu Sans Mono",monospace;
   background:var(--ground); border-radius:8px; padding:12px 14px; overflow:auto; max-height:520px; }
@@ -104,32 +107,31 @@ a { color:var(--link); }
 figcaption { color:var(--soft); font-size:12.5px; margin-top:4px; overflow-wrap:anywhere; }
 footer { color:var(--soft); font-size:12.5px; }
 main:has(.jobs) { max-width:1500px; }
-.jobs td, .jobs th { padding:6px 12px 6px 0; white-space:nowrap; }
+.jobs td, .jobs th { padding:6px 10px 6px 0; white-space:nowrap; }
 .jobs .when { display:block; width:86px; white-space:normal; }
 .jobs button { font:inherit; color:inherit; background:none; border:0; padding:0; cursor:pointer; }
 .jobs [aria-sort=ascending] button::after { content:" \25B2"; }
 .jobs [aria-sort=descending] button::after { content:" \25BC"; }
 .jobs .note { display:block; margin:0; white-space:normal; max-width:260px; }
-.jobs .box { display:inline-block; width:11px; height:11px; border-radius:3px; margin-right:7px; }
-.jobs .spark { width:110px; }
-.jobs .meter { width:110px; }
+.jobs .spark, .jobs .meter { width:96px; margin:0; }
 .jobs ul { margin:4px 0 0; padding-left:16px; white-space:normal; min-width:240px; }
 .jobs summary { font-weight:inherit; padding:0; }
-.jobs img { height:44px; border-radius:4px; margin-right:6px; }
-.jobs tr > :first-child { position:sticky; left:0; background:var(--paper); white-space:normal; min-width:120px; }
+.jobs img { height:36px; border-radius:4px; margin-right:6px; }
+.jobs .shots { white-space:normal; }
+.jobs tr > :first-child { position:sticky; left:0; background:var(--paper); white-space:normal; min-width:130px; }
 #value { position:absolute; pointer-events:none; display:none; background:var(--paper); border:1px solid var(--axis);
   border-radius:7px; padding:6px 10px; font-size:12.5px; box-shadow:0 2px 8px var(--shade); white-space:nowrap;
   font-variant-numeric:tabular-nums; }
 #value i { display:inline-block; width:9px; height:9px; border-radius:2px; margin-right:6px; }
 @media (max-width:700px) { .broad { display:none; } .narrow { display:block; max-width:520px; } }
 @media (max-width:560px) { main { padding:16px 10px; } section { padding:12px 12px 10px; }
-  .tiles { grid-template-columns:repeat(auto-fit,minmax(120px,1fr)); gap:8px; }
+  .tiles { gap:8px; } .tile { padding:10px 12px; } .tile b { font-size:20px; } .meter { width:70px; }
   /* A bar's name and text share the line above it. */
   .bars { grid-template-columns:auto minmax(0,1fr); grid-auto-flow:row dense; gap:2px 10px; }
   .bars > span:nth-of-type(odd) { grid-column:1; }
   .bars > span:nth-of-type(even) { grid-column:2; text-align:right; }
   .bars > .track { grid-column:1/-1; margin-bottom:6px; } .bars .bar { height:14px; }
-  .sources { grid-template-columns:repeat(auto-fill,minmax(150px,1fr)); gap:8px; } }
+  .sources, h3 + .media { grid-template-columns:repeat(auto-fill,minmax(150px,1fr)); gap:8px; } }
 @media print { body { background:#fff; color:#000; } section, .tile { break-inside:avoid; } }
 )css";
 
@@ -153,6 +155,9 @@ for (const svg of document.querySelectorAll('svg[data-plot]')) {
     const rows = [];
     let at = null;
     for (const c of p.curves) {
+      // None of a run that ended earlier.
+      const edge = Math.max((p.high - p.low) / 50, (c.x[1] - c.x[0]) / 2 || 0);
+      if (x < c.x[0] - edge || x > c.x[c.x.length - 1] + edge) continue;
       let best = 0;
       c.x.forEach((v, i) => { if (Math.abs(v - x) < Math.abs(c.x[best] - x)) best = i; });
       if (at === null || Math.abs(c.x[best] - x) < Math.abs(at - x)) at = c.x[best];
@@ -227,6 +232,15 @@ std::string escape(const std::string& text) {
   return out;
 }
 
+std::string breakable(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    out += c;
+    if (c == '/' || c == '_') out += "<wbr>";
+  }
+  return out;
+}
+
 // Fields may be absent and losses NaN: statistics cover the finite values.
 std::vector<double> finite(const std::vector<double>& values) {
   std::vector<double> v;
@@ -289,8 +303,8 @@ std::string open_page(const std::string& title, const std::string& note, bool se
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">{3}"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
       "<title>{0} - weft</title><style>{1}</style></head>\n<body><main>\n"
-      "<header><h1>{0}</h1><p>{2}</p></header>\n",
-      title, page_style, note, several ? mark_of_several : mark_of_one);
+      "<header><h1>{4}</h1><p>{2}</p></header>\n",
+      title, page_style, note, several ? mark_of_several : mark_of_one, breakable(title));
 }
 std::string close_page() {
   return fmt::format("</main><script>{}</script></body></html>\n", page_script);
@@ -334,6 +348,14 @@ std::string warning_section(const std::string& title, const std::vector<std::str
   std::string rows = "<div class=\"scroll\"><table>";
   for (const std::string& w : warnings) rows += "<tr><td>" + escape(w) + "</td></tr>\n";
   return section(title, "Of rank 0's last start; the newest come last.", rows + "</table></div>");
+}
+std::string status_sections(const JobStatus& s, const std::string& of) {
+  std::string html;
+  if (s.state == "failed" || s.state == "stopped")
+    html = section("State" + of, "",
+                   swatch("var(--part4)", escape(state_text(s)), true) +
+                       (s.error.empty() ? "" : "<p class=\"note\">" + escape(s.error) + "</p>"));
+  return html + warning_section("Warnings" + of, s.warnings);
 }
 std::string swatch(const std::string& color, const std::string& text, bool box) {
   return fmt::format("<span><i {}style=\"background:{}\"></i>{}</span>",
@@ -431,10 +453,10 @@ std::string Embedder::figure(const fs::path& base, const Shown& shown) {
 
 std::string picture_section(const fs::path& folder,
                             const std::vector<std::pair<std::string, std::string>>& pictures,
-                            const std::string& note, bool wide) {
+                            const std::string& note, bool wide, const std::string& legend) {
   if (pictures.empty()) return "";
   Embedder embedder;
-  std::string body = "<div class=\"media\">";
+  std::string body = legend + "<div class=\"media\">";
   for (const auto& [name, file] : pictures)
     body += embedder.figure(
         folder,

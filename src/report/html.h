@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/progress.h"
+
 namespace weft::report_page {
 
 // Told apart by most colour-blind eyes and in grey print; the style has them for light and dark.
@@ -19,6 +21,8 @@ std::string color_of(std::size_t run);
 
 // Text from files is data, never HTML.
 std::string escape(const std::string& text);
+// Text that is escaped, such as a path: lines may end after its slashes and underscores.
+std::string breakable(const std::string& text);
 
 // Fields may be absent and losses NaN: statistics cover the finite values. NaN if there are none;
 // the sum of none is 0.
@@ -53,6 +57,9 @@ std::string tile(const std::string& value, const std::string& label);
 std::string section(const std::string& title, const std::string& note, const std::string& body);
 // The warnings of a job's last start; "" without any.
 std::string warning_section(const std::string& title, const std::vector<std::string>& warnings);
+// How a job's last start ended, unless it goes on or has finished, and its warnings; `of`, HTML,
+// ends the titles: " of a".
+std::string status_sections(const JobStatus& status, const std::string& of = "");
 // One entry of a legend: a stroke, or a box.
 std::string swatch(const std::string& color, const std::string& text, bool box = false);
 
@@ -90,10 +97,10 @@ class Embedder {
 };
 
 // A section of the pictures of a job's folder, beside which the page lies: what each shows, and its
-// file. "" without pictures.
+// file; `legend` is HTML above them. "" without pictures.
 std::string picture_section(const std::filesystem::path& folder,
                             const std::vector<std::pair<std::string, std::string>>& pictures,
-                            const std::string& note, bool wide);
+                            const std::string& note, bool wide, const std::string& legend = "");
 
 // Whether a file named by an untrusted manifest lies in the manifest's folder: a relative path
 // without "..".

@@ -8,6 +8,7 @@
 #include "jobs/score/score.h"
 #include "models/segmentation/classes.h"
 #include "report/html.h"
+#include "report/plot.h"
 #include "report/report.h"
 
 namespace weft::report_page {
@@ -31,7 +32,9 @@ std::string classes_table(const SegmentationScores& e) {
         "background:{}\"></i></td><td>{}</td><td>{}</td><td>{}{}</td><td>{}</td><td>{}</td>"
         "<td>{}</td></tr>\n",
         css_colour(e.palette[i + 1]), i, escape(c.name), meter(known ? c.iou() : 0, "var(--run0)"),
-        known ? fmt::format(" {:.2f} %", 100 * c.iou()) : " -", c.labelled, c.predicted,
+        known ? fmt::format(" {:.2f} %", 100 * c.iou()) : " -",
+        short_number(static_cast<double>(c.labelled)),
+        short_number(static_cast<double>(c.predicted)),
         percent(static_cast<double>(c.intersection), static_cast<double>(c.labelled)));
   }
   return section("Classes",
@@ -46,13 +49,14 @@ std::string class_legend(const SegmentationScores& e) {
   for (std::size_t i = 0; i < e.classes.size(); ++i)
     if (e.classes[i].joined() > 0)
       legend += swatch(css_colour(e.palette[i + 1]), escape(e.classes[i].name), true);
-  return e.pictures.empty() || legend.empty() ? "" : "<div class=\"legend\">" + legend + "</div>\n";
+  return legend.empty() ? "" : "<div class=\"legend\">" + legend + "</div>\n";
 }
 
-std::string pictures(const EvaluationRecord& e, const std::string& what) {
+std::string pictures(const EvaluationRecord& e, const std::string& what,
+                     const std::string& legend = "") {
   std::vector<std::pair<std::string, std::string>> files;
   for (const EvaluationPicture& p : e.pictures) files.emplace_back(p.name, p.file);
-  return picture_section(e.folder, files, what, true);
+  return picture_section(e.folder, files, what, true, legend);
 }
 
 std::string facts(const EvaluationRecord& e) {
@@ -106,9 +110,10 @@ void segmentation_page(const SegmentationScores& e, const std::filesystem::path&
     page += tile(fmt::format("{:.2f} %", 100 * e.mean_iou_of_known()),
                  fmt::format("mean IoU of the {} that are labelled", e.known()));
   page += tile(fmt::format("{:.2f} %", 100 * e.accuracy()), "pixel accuracy");
-  page += last_tiles(e) + warnings_so_far() + facts(e) + classes_table(e) + class_legend(e);
+  page += last_tiles(e) + warnings_so_far() + facts(e) + classes_table(e);
   page += pictures(
-      e, "The image, its labels (black: none), the prediction, and where they differ (red).");
+      e, "The image, its labels (black: none), the prediction, and where they differ (red).",
+      class_legend(e));
   write_page(file, page + close_page());
 }
 

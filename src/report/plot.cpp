@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <string_view>
 
 #include "report/html.h"
 
@@ -334,6 +336,12 @@ std::string standalone_svg(std::string plot, const PlotFrame& frame,
     y += 17;
   }
   plot.insert(plot.rfind("</svg>"), entries);
+  // The page's style gives runs their colours; here they are written out, as in light.
+  constexpr const char* light[] = {"#2f6db5", "#cf6a1c", "#2f8469", "#b8456b",
+                                   "#7a5fa8", "#86752a", "#2f8fb8", "#6b6f76"};
+  for (std::size_t i = 0; i < std::size(light); ++i)
+    for (std::size_t at = 0; (at = plot.find(run_colors[i], at)) != std::string::npos;)
+      plot.replace(at, std::string_view(run_colors[i]).size(), light[i]);
   return plot;
 }
 

@@ -73,7 +73,8 @@ std::string spread_plot(const Run& run) {
                       {},
                       {}});
   }
-  const PlotFrame frame{"step", "spread of ranks (%)", 1040, 210, true, false};
+  PlotFrame frame{"step", "spread of ranks (%)", 1040, 210, true, false};
+  frame.restarts = run.restarts;
   return line_plots(frame, curves);
 }
 

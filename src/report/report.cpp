@@ -313,19 +313,19 @@ std::string speed_of_runs(std::span<const Run> runs) {
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const Run& r = runs[i];
     const double speed = clips_a_second(r);
-    std::string text = std::isfinite(speed) ? rate_text(speed) + " clips a second" : "-";
+    std::string text = std::isfinite(speed) ? rate_text(speed) + " samples a second" : "-";
     if (r.ranks_number > 0) text += ", " + counted(r.ranks_number, "rank");
     if (differ && r.ranks_number > 0 && speed > 0)
       text += fmt::format(", efficiency {}", percent(speed / r.ranks_number,
                                                      clips_a_second(*base) / base->ranks_number));
     body += bar(r.name, {{std::isfinite(speed) ? speed : 0, color_of(i), ""}}, fastest, text);
   }
-  return section("Speed",
-                 differ
-                     ? fmt::format("Efficiency: clips a second for each rank, against the run {}.",
-                                   escape(base->name))
-                     : "Clips a second of time in steps.",
-                 body + "</div>");
+  return section(
+      "Speed",
+      differ ? fmt::format("Efficiency: samples a second for each rank, against the run {}.",
+                           escape(base->name))
+             : "Samples a second of time in steps.",
+      body + "</div>");
 }
 
 // ---- Memory, gradients, rates, facts, samples ----
@@ -388,7 +388,7 @@ std::vector<std::pair<std::string, std::string>> all_facts(const Run& r) {
       {"median step", seconds_text(median(s.seconds))},
   };
   if (!s.samples.empty())
-    f.emplace_back("clips seen",
+    f.emplace_back("samples seen",
                    fmt::format("{}, {} different ones, {} a second",
                                short_number(static_cast<double>(s.samples.size())),
                                short_number(static_cast<double>(r.distinct_samples)),
@@ -418,7 +418,7 @@ std::string facts_table(std::span<const Run> runs) {
   }
   std::string t = "<div class=\"scroll\"><table>";
   if (runs.size() > 1) {
-    t += "<thead><tr><th></th>";
+    t = "<div class=\"scroll\"><table class=\"beside\"><thead><tr><th></th>";
     for (const Run& r : runs) t += "<th>" + escape(r.name) + "</th>";
     t += "</tr></thead>";
   }
@@ -458,8 +458,8 @@ std::string tiles(const Run& r) {
     t += tile(loss_text(held.back()), "held-out loss, best " + loss_text(std::ranges::min(held)));
   t += tile(seconds_text(median(s.seconds)), "median step");
   if (!s.samples.empty())
-    t +=
-        tile(rate_text(static_cast<double>(s.samples.size()) / total(s.seconds)), "clips a second");
+    t += tile(rate_text(static_cast<double>(s.samples.size()) / total(s.seconds)),
+              "samples a second");
   if (!finite(s.part[data_wait]).empty())
     t += tile(percent(total(s.part[data_wait]), total(s.seconds)), "of the time waiting for data");
   if (const double wait = total(s.part[wait_slowest]); r.ranks.busy.size() > 1)
@@ -485,8 +485,7 @@ std::string make_page(std::span<const Run> runs, std::span<const Scaling> scalin
                                runs.size() > 1);
   page += runs.size() == 1 ? tiles(first) : "<p></p>";
   for (const Run& r : runs)
-    page += warning_section(runs.size() == 1 ? "Warnings" : "Warnings of " + escape(r.name),
-                            r.warnings);
+    page += status_sections(r.status, runs.size() == 1 ? "" : " of " + escape(r.name));
   page += loss_plot(runs);
   const bool several = runs.size() > 1;
   if (several) page += loss_over_time(runs);

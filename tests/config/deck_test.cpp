@@ -252,6 +252,13 @@ TEST(Deck, KeysThatAreNotReadAnyMoreArePassedOver) {
   EXPECT_THAT(refusal("[train]\nranks = 2\n"), HasSubstr("unknown key train.ranks"));
 }
 
+TEST(Deck, AnotherNameOfAKeyIsReadAndTheFirstWritten) {
+  const Deck d = parse_deck("[mask]\ninterpolate = 0.25\n", "test.toml", {});
+  EXPECT_EQ(d.get<MaskDeck>().intepolate, 0.25);
+  EXPECT_THAT(to_toml(d), HasSubstr("\nintepolate = 0.25\n"));
+  EXPECT_EQ(parse_deck("", "test.toml", {"mask.interpolate=0.5"}).get<MaskDeck>().intepolate, 0.5);
+}
+
 TEST(Deck, WritesWhatItReadsBackExactly) {
   Deck d;
   d.run.dir = "a \"b\" \\ c\n\t\x01 \xc3\xa9";
@@ -429,7 +436,7 @@ TEST(Schema, SaysWhatARowSays) {
   // Of several models: what any of them takes, and each one's default.
   EXPECT_THAT(key("model", "hidden_size").at("description").get<std::string>(),
               HasSubstr("Default of wan: 1536."));
-  EXPECT_FALSE(key("model", "filters").contains("default")) << "an older name of vae.filters";
+  EXPECT_FALSE(key("model", "filters").contains("default")) << "another name of vae.filters";
 }
 
 }  // namespace

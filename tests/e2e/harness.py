@@ -1,7 +1,7 @@
 """What the end-to-end tests share: the real binary under mpiexec, its run directories, safetensors.
 
 The tests read variables that CTest sets: WEFT_BIN (weft), WEFT_PROBE_BIN (weft_probe; beside weft if not set) and WEFT_MPIEXEC
-(mpiexec). By hand:
+(mpiexec; the one that CMake found for this weft if not set). By hand:
     WEFT_BIN=build/weft python3 -m unittest discover -s tests/e2e -v
 Every job carries a mark in its environment, so that a test can tell its own processes from all others.
 """
@@ -20,6 +20,8 @@ import time
 import unittest
 import uuid
 
+from launcher import MPI_ON_ONE_HOST, launcher_of
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 # Without it, oneDNN's products in f32 are sums in an order that depends on the number of rows.
 AVX512 = " avx512f " in pathlib.Path("/proc/cpuinfo").read_text()
@@ -27,17 +29,9 @@ WEFT = str(pathlib.Path(os.environ.get("WEFT_BIN", REPOSITORY / "build" / "weft"
 # weft_cuda_on_cpu has its own, weft_probe_cuda_on_cpu.
 PROBE = str(pathlib.Path(os.environ.get("WEFT_PROBE_BIN", pathlib.Path(WEFT).with_name(
     pathlib.Path(WEFT).name.replace("weft", "weft_probe", 1)))).resolve())
-MPIEXEC = os.environ.get("WEFT_MPIEXEC", "mpiexec")
+MPIEXEC = launcher_of(WEFT)
 SHIM = os.environ.get("WEFT_SHIM_LIBRARY", str(pathlib.Path(WEFT).parent / "tests/shim/libweft_shim.so"))
 MARK = "WEFT_E2E_JOB"
-
-# For `mpiexec -n N` of any MPI on one host (tests/CMakeLists.txt). Open MPI loads no libraries of networks, which wait 0.2 s for
-# clocks of cards that are not there.
-MPI_ON_ONE_HOST = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                   "OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-                   "OMPI_MCA_hwloc_base_binding_policy": "none", "PRTE_MCA_hwloc_default_binding_policy": "none",
-                   "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-                   "OMPI_MCA_pml": "ob1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 
 # Where it is not set weft starts itself again with it (src/tensor/device.h): a tenth of a second of each process.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -86,6 +80,11 @@ def open_mpi():
     """Whether weft is built with Open MPI; otherwise with MPICH."""
     said = subprocess.run([WEFT, "--version"], env=dict(os.environ, **MPI_ON_ONE_HOST), capture_output=True, text=True).stdout
     return "Open MPI" in said
+
+
+def rank_variable():
+    """The variable in which mpiexec tells a rank its number."""
+    return "OMPI_COMM_WORLD_RANK" if open_mpi() else "PMI_RANK"
 
 
 def code_of_signal(number):

@@ -45,6 +45,7 @@ class Install(WeftTest):
             text = (prefix / module).read_text()
             self.assertRegex(text, rf'prefix (= )?"{prefix}"\n')
             self.assertIn(release, text)
+            self.assertRegex(text, r"MANPATH.*share/man")
             self.assertNotIn("@", text)
         pages = sorted((prefix / "share/doc/weft").rglob("*.md"))
         self.assertIn("(validation/results/cudnn_h200.md of the source)", (prefix / "share/doc/weft/docs/gpu.md").read_text())

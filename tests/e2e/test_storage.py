@@ -8,7 +8,7 @@ import signal
 import unittest
 from unittest import mock
 
-from harness import WeftTest
+from harness import WeftTest, rank_variable
 
 USAGE, DATA, CHECKPOINT, HARDWARE, HANG = 2, 3, 4, 6, 7
 
@@ -115,7 +115,6 @@ class FreeSpace(WeftTest):
 
 class Stage(WeftTest):
     """Two ranks as two nodes, each with a disk of its own: the folders 0 and 1."""
-    STAGE = "data.stage=$OMPI_COMM_WORLD_RANK"
 
     def setUp(self):
         super().setUp()
@@ -123,12 +122,13 @@ class Stage(WeftTest):
         two_nodes.start()
         self.addCleanup(two_nodes.stop)
         self.ingest(seconds=12, size=16)
+        self.stage = f"data.stage=${rank_variable()}"
         self.disks = [self.dir / "0", self.dir / "1"]
         for disk in self.disks:
             disk.mkdir()
 
     def staged(self, run, *overrides, expect=0, **how):
-        return self.weft("train", "deck.toml", f"run.dir={run}", "data.path=clips.h5", "train.steps=4", self.STAGE, *overrides,
+        return self.weft("train", "deck.toml", f"run.dir={run}", "data.path=clips.h5", "train.steps=4", self.stage, *overrides,
                          expect=expect, **how)
 
     def copies(self):
@@ -184,7 +184,7 @@ class Stage(WeftTest):
         lock, = self.disks[0].glob("weft-stores-*/lock")
         with open(lock, "r+b") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            job = self.start("train", "deck.toml", "run.dir=later", "data.path=clips.h5", "train.steps=1", self.STAGE)
+            job = self.start("train", "deck.toml", "run.dir=later", "data.path=clips.h5", "train.steps=1", self.stage)
             self.until(job, lambda: "waits for another job that copies to 0/weft-stores-" in job.err_so_far())
             os.kill(job.ranks()[0], signal.SIGUSR1)
             self.assertEqual(job.wait(), 75, job.err)

@@ -85,7 +85,7 @@ TEST_F(FolderPage, HasARowForEachJobWithItsPage) {
   EXPECT_THAT(html, HasSubstr("the &lt;disk&gt; is full"));
   EXPECT_THAT(html,
               HasSubstr("<summary>2</summary><ul><li>slow &lt;disk&gt;</li><li>hot</li></ul>"));
-  EXPECT_THAT(html, HasSubstr("<b>c/latents.h5</b>")) << "encode has no page";
+  EXPECT_THAT(html, HasSubstr("<b>c/<wbr>latents.h5</b>")) << "encode has no page";
   EXPECT_THAT(html, HasSubstr("<b>3</b><span>jobs</span>"));
   std::size_t pictures = 0;
   for (std::size_t at = 0; (at = html.find("data:image/png;base64,", at)) != std::string::npos;

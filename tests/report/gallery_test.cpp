@@ -70,8 +70,8 @@ TEST_F(Galleries, ShowTheClipsOfAGeneratingJob) {
   const std::string html = page();
   EXPECT_THAT(html, HasSubstr("data:video/mp4;base64,dmlkZW8="));
   EXPECT_THAT(html, HasSubstr("data:image/png;base64,cGljdHVyZQ=="));
-  EXPECT_THAT(html, HasSubstr("<b>a &lt;dog&gt;</b>clip 3 of seed 7 · 64 x 48 · 9 frames · "));
-  EXPECT_THAT(html, HasSubstr("<b>a cat</b>seed 6 · 64 x 48 · "));
+  EXPECT_THAT(html, HasSubstr("<b>a &lt;dog&gt;</b>b-3 · clip 3 of seed 7 · 64 x 48 · 9 frames · "));
+  EXPECT_THAT(html, HasSubstr("<b>a cat</b>a · seed 6 · 64 x 48 · "));
   EXPECT_THAT(html, HasSubstr("d: &lt;no&gt;"));
   EXPECT_THAT(html, HasSubstr("1 clip, busy 25 %"));
   EXPECT_THAT(html, HasSubstr("2 clips, busy 75 %"));
@@ -124,13 +124,16 @@ TEST_F(Galleries, AnAnimationsSecondsAreThoseOfItsParts) {
 TEST_F(Galleries, SeveralFoldersStandBesideEachOther) {
   for (const char* folder : {"out", "later"}) {
     const std::string f = folder;
-    write(f + "/generated.jsonl",
-          sealed(R"({"name":"a","file":"a.png","prompt":"a cat","key":"k"})"));
+    write(f + "/generated.jsonl", sealed(R"({"name":"a","file":"a.png","prompt":"a cat","key":"k",)"
+                                         R"("references":["references/a-0.png"]})"));
     write(f + "/a.png", f);
+    write(f + "/references/a-0.png", "shown");
   }
   const std::string html = page({"out", "later"});
   EXPECT_THAT(html, HasSubstr("<h3>a: a cat</h3>"));
   EXPECT_LT(html.find("<b>out</b>"), html.find("<b>later</b>"));
+  EXPECT_LT(html.find("<b>later</b>"), html.find("<b>reference 0</b>of out"));
+  EXPECT_THAT(html, HasSubstr("<b>reference 0</b>of later"));
 }
 
 TEST_F(Galleries, ClipsOfOneNameKeepTheirOwnPrompts) {

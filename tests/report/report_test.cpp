@@ -188,6 +188,9 @@ TEST_F(Report, RestartsTermsAndWarnings) {
   }
   JobStatus status;
   status.warnings = {"the disk is <full>"};
+  status.state = "failed";
+  status.code = 5;
+  status.error = "step 4: <loss>";
   write("status.json", to_text(status));
   const report_page::Run run = load_run(run_);
   EXPECT_THAT(run.restarts, ElementsAre(2));
@@ -199,6 +202,8 @@ TEST_F(Report, RestartsTermsAndWarnings) {
   EXPECT_THAT(page, HasSubstr("Constant: constant = 0"));
   EXPECT_THAT(page, HasSubstr("<h2>kl &lt;</h2>")) << "a plot of its own";
   EXPECT_THAT(page, HasSubstr("<td>the disk is &lt;full&gt;</td>"));
+  EXPECT_THAT(page, HasSubstr("failed (exit code 5)"));
+  EXPECT_THAT(page, HasSubstr("step 4: &lt;loss&gt;"));
 }
 
 // Wide charts come at a second width, with fewer numbers on their axis, for screens of phones.
@@ -451,6 +456,18 @@ TEST_F(Report, RefusesWhatIsNoScalingResult) {
   refused(R"({"points":3})", "no list of points");
   refused(R"({"points":[1,{"ranks":2,"seconds":0,"efficiency":1}]})", "no point");
   EXPECT_THROW(load_scaling(run_ / "missing.json"), Error);
+}
+
+// A file of its own has no style that gives "var(--run0)" a colour.
+TEST(ReportPlot, StandaloneDocumentsHaveColours) {
+  const report_page::PlotFrame frame{"ranks", "efficiency (%)"};
+  const std::string color = report_page::color_of(7);
+  const std::vector<report_page::Curve> curves = {{"a", {1, 2}, {3, 4}, color, 2, 1, {}, {}}};
+  const std::vector<report_page::LegendEntry> legend = {{color, "a"}};
+  const std::string svg = standalone_svg(line_plot(frame, curves), frame, legend, 20);
+  EXPECT_THAT(svg, Not(HasSubstr("var(")));
+  EXPECT_THAT(svg, HasSubstr("stroke:#6b6f76"));
+  EXPECT_THAT(svg, HasSubstr("fill=\"#6b6f76\""));
 }
 
 TEST(ReportPlot, TicksAreRoundAndCover) {

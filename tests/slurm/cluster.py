@@ -109,7 +109,7 @@ class Cluster:
     def __init__(self, nodes=18, usual=2, large=16):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="weft_slurm_"))
         self.environment = {name: value for name, value in os.environ.items()
-                            if not name.startswith(("SLURM_", "SBATCH_", "SRUN_", "PMIX_"))}
+                            if not name.startswith(("SLURM_", "SBATCH_", "SRUN_", "PMI_", "PMIX_"))}
         self.environment["SLURM_CONF"] = str(self.dir / "slurm.conf")
         self.environment[MARK] = str(self.dir)
         self.heir = subprocess.Popen([sys.executable, "-B", __file__, str(self.dir)], stdin=subprocess.PIPE,

@@ -13,7 +13,15 @@ from cluster import Cluster
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests" / "e2e"))
-WEFT = pathlib.Path(os.environ.get("WEFT_BIN", REPOSITORY / "build" / "weft")).resolve()
+from harness import MPIEXEC, WEFT, open_mpi  # noqa: E402
+
+# What jobs get from the environment in which they are submitted; a rank that waits gives its core to others. With MPICH (docs/mpi.md)
+# the launch line is another; its UCX would use /dev/shm, which nodes of this host do not share.
+SUBMITTED = {"SBATCH_PARTITION": "normal"}
+if open_mpi():
+    SUBMITTED |= {"OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMPI_MCA_mpi_yield_when_idle": "1"}
+else:
+    SUBMITTED |= {"WEFT_LAUNCH": "srun --mpi=pmi2", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", "UCX_TLS": "tcp,self"}
 
 # Long enough to be disturbed, short enough to wait for.
 DECK = """
@@ -78,8 +86,8 @@ class ScriptTest(unittest.TestCase):
 
     def sbatch(self, script, *keys, options=(), partition="normal", deck="deck.toml", device="cpu", **variables):
         """Submits a job script with the partition set by the environment; the job's id. The nodes' GPUs are on paper."""
-        environment = dict(SBATCH_PARTITION=partition, OMPI_MCA_btl_vader_single_copy_mechanism="none",
-                           OMPI_MCA_mpi_yield_when_idle="1") | variables
+        environment = SUBMITTED | {"SBATCH_PARTITION": partition} | variables
+        environment = {name: value for name, value in environment.items() if value is not None}
         words = [*([deck] if deck else []), *([f"device.kind={device}"] if device else []), *keys]
         job = self.cluster.run("sbatch", "--parsable", *options, f"jobscripts/{script}.sbatch", *words,
                           cwd=self.site, environment=environment).strip()

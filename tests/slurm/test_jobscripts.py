@@ -8,12 +8,11 @@ What was shown (job ids, exit codes, restarts) is printed as each test ends.
 import json
 import os
 import re
-import shutil
 import time
 import unittest
 
 from cluster import GRACE
-from scripts import DECK, REPOSITORY, WEFT, ScriptTest
+from scripts import DECK, MPIEXEC, SUBMITTED, WEFT, ScriptTest, open_mpi
 from tiny_models import TINY_GENERATE_DECK
 
 
@@ -193,7 +192,7 @@ while [ ! -e go ]; do sleep 0.1; done
                           options=("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1"))
         self.finish(job)
         self.assertIn("weft ingest ended with 0", self.output())
-        self.cluster.run(str(WEFT), "ingest", "deck.toml", footage, "ingest.output=alone.h5", cwd=self.site)
+        self.cluster.run(WEFT, "ingest", "deck.toml", footage, "ingest.output=alone.h5", cwd=self.site)
         self.assertEqual((self.site / "clips.h5").read_bytes(), (self.site / "alone.h5").read_bytes())
         self.show(f"job {job} made the store on two nodes that one process makes")
 
@@ -204,22 +203,14 @@ while [ ! -e go ]; do sleep 0.1; done
 echo "$@" >"said_$SLURM_JOB_ID"
 """)
         program.chmod(0o755)
-        (self.site / "jobscripts").unlink()
-        shutil.copytree(REPOSITORY / "jobscripts", self.site / "jobscripts")
-        script = self.site / "jobscripts" / "train_1node.sbatch"
-        text, line = script.read_text(), "#SBATCH --gpus-per-node=8"
-        self.assertIn(line, text)
         shape = ("--ntasks-per-node=2", "--cpus-per-task=1")
         jobs = {}
 
         def submit(*options):
             return self.sbatch("train_1node", options=(*shape, *options), device=None, WEFT="./a program")
-        jobs["--gres=gpu:2 after the script's own"] = submit("--gres=gpu:2")
-        jobs["--gpus-per-node=2"] = submit("--gpus-per-node=2")
+        for way in ("--gres=gpu:2", "--gpus-per-node=2", "--gpus-per-node=0 --gpus=2", "--gpus-per-node=0 --gpus-per-task=1"):
+            jobs[way] = submit(*way.split())
         none = submit("--gpus-per-node=0")
-        for way in ("--gres=gpu:2", "--gpus=2", "--gpus-per-task=1"):
-            script.write_text(text.replace(line, f"#SBATCH {way}"))
-            jobs[way] = submit()
         for way, job in jobs.items():
             self.finish(job)
             self.assertIn(" device.kind=cuda", (self.site / f"said_{job}").read_text(), way)
@@ -240,11 +231,11 @@ echo "$@" >"said_$SLURM_JOB_ID"
 
     def test_mpirun_instead_of_srun(self):
         """The one line of the site's file that a site without PMIx changes."""
-        (self.site / "site.env").write_text('WEFT_LAUNCH="mpirun --map-by slot:PE=${SLURM_CPUS_PER_TASK:-1}"\n'
-                                            'WEFT_SCRATCH=scratch\nWEFT_STAGE=\'$DISK\'\n')
+        launch = MPIEXEC + (" --map-by slot:PE=${SLURM_CPUS_PER_TASK:-1}" if open_mpi() else "")
+        (self.site / "site.env").write_text(f'WEFT_LAUNCH="{launch}"\nWEFT_SCRATCH=scratch\nWEFT_STAGE=\'$DISK\'\n')
         (self.site / "disk").mkdir()
         footage = 'ingest.inputs=["lavfi:testsrc2=size=64x64:rate=10:duration=12"]'
-        self.cluster.run(str(WEFT), "ingest", "deck.toml", footage, "ingest.output=clips.h5", "ingest.frames=[3]", "ingest.height=24",
+        self.cluster.run(WEFT, "ingest", "deck.toml", footage, "ingest.output=clips.h5", "ingest.frames=[3]", "ingest.height=24",
                          "ingest.width=16", cwd=self.site)
         job = self.sbatch("train_1node", "train.steps=1000000", "data.path=clips.h5",
                           options=("--ntasks-per-node=2", "--cpus-per-task=1", "--no-requeue"), WEFT_ENV="site.env", DISK="disk",
@@ -257,15 +248,13 @@ echo "$@" >"said_$SLURM_JOB_ID"
         self.assertIn(f"space for '{run}': ", self.output())
         self.assertIn("of 1 node: copied on 1, there already on 0", self.output())
         self.assertEqual(len(list(self.site.glob("disk/weft-stores-*/*.h5"))), 1)
-        self.show(f"job {job} under mpirun, one node: its store copied to a disk of the node; SIGUSR1 to the script reached the ranks, "
+        self.show(f"job {job} under {MPIEXEC}, one node: its store copied to a disk of the node; SIGUSR1 to the script reached the ranks, "
                   f"exit {facts['ExitCode']}")
 
     def pipeline(self, *words, **variables):
         """What jobscripts/pipeline.sh submits: {step: job}, and what it says."""
-        environment = dict(SBATCH_PARTITION="normal", OMPI_MCA_btl_vader_single_copy_mechanism="none",
-                           OMPI_MCA_mpi_yield_when_idle="1", **variables)
         said = self.cluster.run("jobscripts/pipeline.sh", "--ntasks-per-node=1", "--cpus-per-task=1", "device.kind=cpu", *words, cwd=self.site,
-                                environment=environment)
+                                environment=SUBMITTED | variables)
         jobs = dict(re.findall(r"(?m)^(\w+): job (\d+)$", said))
         self.jobs += jobs.values()
         self.assertIn("cancel all: scancel " + " ".join(jobs.values()), said)

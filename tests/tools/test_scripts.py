@@ -325,7 +325,7 @@ while [ "${{1#-}}" != "$1" ]; do shift; done; exec "$@"
             if script == "segmentation":
                 continue  # trains first, which its stand-in never ends
             self.assertEqual(launched(script, **array), ["srun", *common, patience, "--mpi=pmix"], script)
-            # srun ignores --hint beside --cpu-bind, without a word; --threads-per-core it takes from the job's environment.
+            # srun takes no --hint together with --cpu-bind; --threads-per-core comes to it from the job's environment.
             header = (ROOT / f"jobscripts/{script}.sbatch").read_text()
             self.assertRegex(header, "(?m)^#SBATCH --threads-per-core=1 ")
             self.assertNotIn("--hint", header)
@@ -436,7 +436,7 @@ while [ "${{1#-}}" != "$1" ]; do shift; done; exec "$@"
         (share / "jobscripts/weft.env").write_text("false || return 1\nWEFT_SCRATCH=/of/the/site\n")
         done = self.pipeline("v.toml", WEFT_SHARE=str(share))
         self.assertEqual((done.returncode, done.stdout), (2, ""))
-        self.assertIn(f"ERROR: {share}/jobscripts/weft.env fails here. HINT: ", done.stderr)
+        self.assertIn(f"ERROR: {share}/jobscripts/weft.env fails here. HINT: read it in your shell (source {share}/", done.stderr)
 
     def test_a_task_that_was_killed_is_explained(self):
         killed = self.program("killed", "kill -9 $$")

@@ -19,6 +19,7 @@
 #include "config/deck_table.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/mpi.h"
 #include "data/aspect.h"
 #include "data/clip_store.h"
 #include "data/ingest/cut.h"
@@ -201,8 +202,13 @@ std::vector<std::uint64_t> offsets_in(const std::string& bytes) {
 // The store of what all ranks have cut. Returns 0, or the code of an error that rank 0 throws.
 int join_parts(const IngestDeck& deck, const Share& mine,
                const std::function<void(std::int64_t)>& check, Written& written, MPI_Comm comm) {
-  const bool one_host = on_one_host(comm);
-  const std::vector<std::string> lists = gather_text(to_text(mine.clips), comm);
+  MPI_Comm host = split_by_host(comm);
+  int here = 0, ranks = 0;
+  MPI_Comm_size(host, &here);
+  MPI_Comm_size(comm, &ranks);
+  MPI_Comm_free(&host);
+  const bool one_host = here == ranks;
+  const std::vector<std::string> lists = gather_texts(to_text(mine.clips), comm);
   std::unique_ptr<BucketedWriter> store;
   std::vector<std::string> places(lists.size());
   int code = on_first_rank(comm, [&] {
@@ -222,10 +228,10 @@ int join_parts(const IngestDeck& deck, const Share& mine,
   });
   if (code != 0) return code;
   if (one_host) {
-    const std::string temporary = store ? store->temporary() : "";
-    const std::string file = scatter_text(std::vector(lists.size(), temporary), comm);
+    std::string file = store ? store->temporary() : "";
+    broadcast_sized(file, comm);
     copy_part(part_path(deck.output, log::rank()), mine.clips,
-              offsets_in(scatter_text(places, comm)), file);
+              offsets_in(scatter_texts(places, comm)), file);
     MPI_Barrier(comm);
   }
   return on_first_rank(comm, [&] {
@@ -282,7 +288,7 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
 
   // 4. Rank 0 hears what all have made, and gives each clip its place in the store, in the order of
   // the inputs.
-  const std::vector<std::string> faults = gather_text(share.first_fault, comm);
+  const std::vector<std::string> faults = gather_texts(share.first_fault, comm);
   std::array<std::int64_t, 3> sums = {share.frames, share.broken, share.unused};
   MPI_Allreduce(MPI_IN_PLACE, sums.data(), 3, MPI_INT64_T, MPI_SUM, comm);
   Written written = share.written;

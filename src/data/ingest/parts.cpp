@@ -8,7 +8,6 @@
 #include <bit>
 #include <cerrno>
 #include <charconv>
-#include <cstdlib>
 #include <cstring>
 
 #include "core/error.h"
@@ -197,69 +196,6 @@ std::vector<CutClip> from_text(const std::string& text) {
     at += name + source + caption;
   }
   return clips;
-}
-
-namespace {
-
-constexpr int piece_tag = 18;
-// 64-bit lengths and messages of a GiB: a gather's displacements would overflow with many clips.
-constexpr std::size_t message = std::size_t{1} << 30;
-
-void send_text(const std::string& text, int to, MPI_Comm comm) {
-  const std::uint64_t bytes = text.size();
-  MPI_Send(&bytes, 1, MPI_UINT64_T, to, piece_tag, comm);
-  for (std::size_t at = 0; at < text.size(); at += message)
-    MPI_Send(text.data() + at, static_cast<int>(std::min(message, text.size() - at)), MPI_CHAR, to,
-             piece_tag, comm);
-}
-
-std::string receive_text(int from, MPI_Comm comm) {
-  std::uint64_t bytes = 0;
-  MPI_Recv(&bytes, 1, MPI_UINT64_T, from, piece_tag, comm, MPI_STATUS_IGNORE);
-  std::string text(bytes, '\0');
-  for (std::size_t at = 0; at < bytes; at += message)
-    MPI_Recv(text.data() + at, static_cast<int>(std::min<std::size_t>(message, bytes - at)),
-             MPI_CHAR, from, piece_tag, comm, MPI_STATUS_IGNORE);
-  return text;
-}
-
-std::pair<int, int> place_in(MPI_Comm comm) {
-  int rank = 0, size = 1;
-  MPI_Comm_rank(comm, &rank);
-  MPI_Comm_size(comm, &size);
-  return {rank, size};
-}
-
-}  // namespace
-
-bool on_one_host(MPI_Comm comm) {
-  MPI_Comm host = MPI_COMM_NULL;
-  MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
-  int here = place_in(host).second;
-  MPI_Comm_free(&host);
-  // For tests, as in parallel/mpi_collectives.cpp: treats so many ranks as those of one host.
-  if (const char* text = std::getenv("WEFT_COMM_NODE_RANKS"))
-    here = std::min(here, std::atoi(text));
-  return here == place_in(comm).second;
-}
-
-std::vector<std::string> gather_text(const std::string& mine, MPI_Comm comm) {
-  const auto [rank, size] = place_in(comm);
-  std::vector<std::string> all(static_cast<std::size_t>(size));
-  if (rank != 0) {
-    send_text(mine, 0, comm);
-    return all;
-  }
-  all[0] = mine;
-  for (int r = 1; r < size; ++r) all[r] = receive_text(r, comm);
-  return all;
-}
-
-std::string scatter_text(const std::vector<std::string>& all, MPI_Comm comm) {
-  const auto [rank, size] = place_in(comm);
-  if (rank != 0) return receive_text(0, comm);
-  for (int r = 1; r < size; ++r) send_text(all.at(r), r, comm);
-  return all.at(0);
 }
 
 }  // namespace weft

@@ -5,8 +5,6 @@
 // to the same page would undo each other's bytes.
 #pragma once
 
-#include <mpi.h>
-
 #include <cstdint>
 #include <map>
 #include <span>
@@ -84,15 +82,8 @@ class PartFile {
 void copy_part(const std::string& part_path, const std::vector<CutClip>& clips,
                std::span<const std::uint64_t> offsets, const std::string& store);
 
-// Whether all ranks are on one host. Collective.
-bool on_one_host(MPI_Comm comm);
-
 // Lists of clips as text, to be sent.
 std::string to_text(const std::vector<CutClip>& clips);
 std::vector<CutClip> from_text(const std::string& text);
-
-// Every rank's text on rank 0, by rank; and the way back. Collective.
-std::vector<std::string> gather_text(const std::string& mine, MPI_Comm comm);
-std::string scatter_text(const std::vector<std::string>& all, MPI_Comm comm);
 
 }  // namespace weft

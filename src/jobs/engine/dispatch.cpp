@@ -10,7 +10,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "parallel/mpi.h"
+#include "core/mpi.h"
 
 namespace weft {
 namespace {

@@ -16,7 +16,7 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "parallel/mpi.h"
+#include "core/mpi.h"
 
 namespace weft {
 namespace {

@@ -11,13 +11,13 @@
 #include "core/error.h"
 #include "core/faults.h"
 #include "core/log.h"
+#include "core/mpi.h"
 #include "core/philox.h"
 #include "jobs/generate/options.h"
 #include "models/flow_sampler.h"
 #include "models/pixels.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"
-#include "parallel/mpi.h"
 #include "tensor/tensor.h"
 
 namespace weft {

@@ -12,11 +12,11 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/mpi.h"
 #include "data/step_plan.h"
 #include "jobs/generate/clip_writer.h"
 #include "models/registry.h"
 #include "nn/exchange.h"
-#include "parallel/mpi.h"
 
 namespace weft {
 namespace {

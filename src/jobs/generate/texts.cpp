@@ -20,8 +20,8 @@
 #include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/mpi.h"
 #include "jobs/generate/options.h"
-#include "parallel/mpi.h"
 #include "text/utf8.h"
 
 namespace weft {

@@ -22,6 +22,7 @@
 #include "core/hash.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "core/mpi.h"
 #include "data/clip_store.h"
 #include "data/images/labelled_images.h"
 #include "data/lists/folders.h"
@@ -32,7 +33,6 @@
 #include "models/segmentation/classes.h"
 #include "models/segmentation/options.h"
 #include "models/segmentation/predictor.h"
-#include "parallel/mpi.h"
 #include "train/memory_plan.h"
 
 namespace weft {
