@@ -3,7 +3,6 @@
 #include "bench/bench.h"
 #include "cli/selftest.h"
 #include "config/deck.h"
-#include "config/deck_schema.h"
 #include "data/ingest/ingest.h"
 #include "data/store_file.h"
 #include "doctor/doctor.h"

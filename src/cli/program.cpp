@@ -16,7 +16,6 @@
 
 #include "bench/bench.h"
 #include "config/deck.h"
-#include "config/deck_schema.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/faults.h"
@@ -149,13 +148,14 @@ bool has_command(const Program& program, const std::string& name) {
 // COMMAND` ask as --help does; deck and the manual pages are topics of their own, and `weft help
 // KEY` is short for `weft help deck KEY`.
 std::vector<std::string> words_of(const Program& program, int argc, char** argv) {
+  constexpr std::string_view topics[] = {"deck", "schema", "man", "man-deck"};
   std::vector<std::string> words(argv + 1, argv + argc);
   const bool help = !words.empty() && words[0] == "help" && has_command(program, "help");
   if (help && (words.size() == 1 || has_command(program, words[1]))) {
     words.erase(words.begin());
     words.push_back("--help");
-  } else if (help && words.size() == 2 &&
-             (words[1].find('.') != std::string::npos || names_deck_keys(words[1]))) {
+  } else if (help && words.size() == 2 && !words[1].starts_with('-') &&
+             std::ranges::find(topics, words[1]) == std::end(topics)) {
     words.insert(words.begin() + 1, "deck");
   }
   std::ranges::reverse(words);
@@ -195,22 +195,6 @@ void refuse_unknown_words(const CLI::App& app, int argc, char** argv) {
     }
     if (what == "command") command = command->get_subcommand(name);
   }
-}
-
-// Every command, table and key is a topic of `weft help`, which CLI11 does not know.
-void refuse_unknown_topic(const Program& program, int argc, char** argv) {
-  if (argc < 3 || std::string_view(argv[1]) != "help" || !has_command(program, "help")) return;
-  const std::string topic = argv[2];
-  std::vector<std::string> known = {"deck", "schema", "man", "man-deck"};
-  for (const Command& c : program.commands) known.push_back(c.name);
-  if (topic.starts_with('-') || std::ranges::find(known, topic) != known.end()) return;
-  std::string near = nearest_name(topic, known);
-  if (near.empty()) near = nearest_key(topic);
-  throw Error(Exit::usage, fmt::format("unknown topic \"{}\"", topic),
-              near.empty() ? "topics are deck, schema, man, man-deck, a key of the deck such as "
-                             "train.lr, and the commands in weft --help"
-                           : fmt::format("did you mean \"{}\"?", near),
-              __FILE__, __LINE__);
 }
 
 // The innermost command given, as it is written: "weft bench comm".
@@ -272,7 +256,6 @@ Invocation parse_command_line(const Program& program, int argc, char** argv) {
     chosen.run = [](MPI_Comm world) { return print(version_text(), world); };
   } catch (const CLI::ParseError& e) {
     refuse_unknown_words(app, argc, argv);
-    refuse_unknown_topic(program, argc, argv);
     throw Error(Exit::usage, e.what(), fmt::format("see {} --help", command_given(app)), __FILE__,
                 __LINE__);
   }

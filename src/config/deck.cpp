@@ -9,7 +9,6 @@
 #include <map>
 #include <sstream>
 
-#include "config/deck_schema.h"
 #include "config/deck_table.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -27,6 +26,7 @@ using Texts = std::vector<std::string>;
 struct Origin {
   std::string name;
   bool is_override = false;
+  bool from_user = false;  // not of a deck that a run or a checkpoint holds, which nobody edits
 
   std::string at(const toml::source_region& region) const {
     if (is_override || region.begin.line == 0) return name + ": ";
@@ -240,6 +240,13 @@ const Option& find(const std::string& key, const std::vector<Option>& table,
   refuse(fmt::format("{}unknown key {}", where, key), suggestion(key, table));
 }
 
+// A WARN where `given` is an older name of that key.
+void warn_of_older_name(const std::string& given, const Option& o, const std::string& where) {
+  if (given != o.key && o.alias_is_older && log::rank() == 0)
+    log::warn("{}{} is an older name of {}: rename it, because a later version will refuse it",
+              where, given, o.key);
+}
+
 // A table of earlier versions. Decks that they left in runs and checkpoints have it.
 constexpr std::string_view retired_table = "sample";
 
@@ -285,7 +292,10 @@ void apply(const toml::table& root, const std::vector<Option>& table, const Orig
     for (const auto& [key, value] : *entries) {
       const std::string full = section + "." + std::string(key.str());
       if (is_retired(full, value)) continue;
-      Assign(find(full, table, origin.at(value.source())), origin).set(value);
+      const std::string where = origin.at(value.source());
+      const Option& option = find(full, table, where);
+      if (origin.from_user) warn_of_older_name(full, option, where);
+      Assign(option, origin).set(value);
     }
   }
 }
@@ -330,6 +340,7 @@ void apply_override(const std::string& text, const std::vector<Option>& table) {
   if (equals == std::string::npos || text.find('.') > equals)
     refuse(origin.name + " is not of the form section.key=value", "for example: train.steps=100");
   const Option& option = find(override_key(text), table, origin.name + ": ");
+  warn_of_older_name(override_key(text), option, origin.name + ": ");
   const toml::table value = parse_value(text.substr(equals + 1), option, origin);
   Assign(option, origin).set(*value.get("v"));
 }
@@ -459,6 +470,47 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return d[a.size()][b.size()];
 }
 
+// The table, or the key with its table, that is nearest to such a name; "" if none is near.
+std::string nearest_key(const std::string& name) {
+  Deck deck;
+  const std::vector<Option> table = option_table(deck);
+  Texts full, names;
+  for (const Option& o : table) {
+    if (!o.alias.empty() && o.alias == name) return o.key;
+    full.push_back(o.key);
+    names.push_back(name_of(o.key));
+  }
+  for (const Texts& known : {sections(table), full})
+    if (std::string near = nearest_name(name, known); !near.empty()) return near;
+  // The right name in the wrong table, or in none.
+  const auto same = std::ranges::find(names, nearest_name(name_of(name), names));
+  return same == names.end() ? "" : full[same - names.begin()];
+}
+
+Deck read_deck(const std::string& toml_text, const Origin& origin,
+               const std::vector<std::string>& overrides) {
+  Deck deck;
+  toml::table root;
+  try {
+    root = toml::parse(toml_text);
+  } catch (const toml::parse_error& e) {
+    refuse(fmt::format("{}:{}:{}: not TOML: {}", origin.name, e.source().begin.line,
+                       e.source().begin.column, e.description()),
+           "a deck has lines of the form [section] and key = value, texts in quotes");
+  }
+  apply_model_name(deck, root, origin, overrides);
+  const std::vector<Option> table = option_table(deck);
+  apply(root, table, origin);
+  for (const std::string& o : overrides) apply_override(o, table);
+  cross_check(deck, origin.name);
+  if (deck.train.epochs > 0 && deck.train.epoch_steps > (std::int64_t{1} << 53) / deck.train.epochs)
+    refuse(fmt::format("{}: train.epochs = {} of train.epoch_steps = {} are too many steps",
+                       origin.name, deck.train.epochs, deck.train.epoch_steps),
+           "lower either");
+  if (deck.train.epochs > 0) deck.train.steps = deck.train.epochs * deck.train.epoch_steps;
+  return deck;
+}
+
 }  // namespace
 
 Deck load_deck(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
@@ -475,33 +527,14 @@ Deck load_deck(const std::filesystem::path& path, const std::vector<std::string>
   std::string text{std::istreambuf_iterator<char>(in), {}};
   WEFT_CHECK(in.good() || in.eof(), Exit::usage, "check its permissions", "cannot read deck {}",
              path.string());
-  Deck deck = parse_deck(text, path.string(), overrides);
+  Deck deck = read_deck(text, Origin{path.string(), false, true}, overrides);
   deck.file = path.string();
   return deck;
 }
 
 Deck parse_deck(const std::string& toml_text, const std::string& origin,
                 const std::vector<std::string>& overrides) {
-  Deck deck;
-  toml::table root;
-  try {
-    root = toml::parse(toml_text);
-  } catch (const toml::parse_error& e) {
-    refuse(fmt::format("{}:{}:{}: not TOML: {}", origin, e.source().begin.line,
-                       e.source().begin.column, e.description()),
-           "a deck has lines of the form [section] and key = value, texts in quotes");
-  }
-  apply_model_name(deck, root, Origin{origin}, overrides);
-  const std::vector<Option> table = option_table(deck);
-  apply(root, table, Origin{origin});
-  for (const std::string& o : overrides) apply_override(o, table);
-  cross_check(deck, origin);
-  if (deck.train.epochs > 0 && deck.train.epoch_steps > (std::int64_t{1} << 53) / deck.train.epochs)
-    refuse(fmt::format("{}: train.epochs = {} of train.epoch_steps = {} are too many steps", origin,
-                       deck.train.epochs, deck.train.epoch_steps),
-           "lower either");
-  if (deck.train.epochs > 0) deck.train.steps = deck.train.epochs * deck.train.epoch_steps;
-  return deck;
+  return read_deck(toml_text, Origin{origin}, overrides);
 }
 
 void set_keys(Deck& deck, std::span<const std::pair<std::string, std::string>> values,
@@ -534,26 +567,9 @@ std::string deck_help(const std::string& name) {
   if (!text.empty()) return text;
   const std::string near = nearest_key(name);
   refuse(fmt::format("no table or key of a deck is named {}", name),
-         near.empty() ? "weft help deck lists every key" : fmt::format("did you mean {}?", near));
+         near.empty() ? "weft help lists the commands, weft help deck every key"
+                      : fmt::format("did you mean {}?", near));
 }
-
-std::string nearest_key(const std::string& name) {
-  Deck deck;
-  const std::vector<Option> table = option_table(deck);
-  Texts full, names;
-  for (const Option& o : table) {
-    if (!o.alias.empty() && o.alias == name) return o.key;
-    full.push_back(o.key);
-    names.push_back(name_of(o.key));
-  }
-  for (const Texts& known : {sections(table), full})
-    if (std::string near = nearest_name(name, known); !near.empty()) return near;
-  // The right name in the wrong table, or in none.
-  const auto same = std::ranges::find(names, nearest_name(name_of(name), names));
-  return same == names.end() ? "" : full[same - names.begin()];
-}
-
-bool names_deck_keys(const std::string& name) { return !write(Deck{}, false, name).empty(); }
 
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known) {
   // A third of the name may differ: enough for typos, too little for another word. Very long names

@@ -166,9 +166,10 @@ void set_deck_tables(std::vector<DeckTable> tables, std::vector<std::string> mod
 
 // Reads a deck file and applies `overrides` ("section.key=value") in order. Unknown keys, wrong
 // types, values out of range and unreadable files throw Exit::usage, with the line of the deck and
-// the nearest known key.
+// the nearest known key. An older name of a key is a WARN.
 Deck load_deck(const std::filesystem::path& path, const std::vector<std::string>& overrides);
-// The same from text; `origin` names it in messages.
+// The same from text, such as a checkpoint's deck, where an older name is not worth a WARN;
+// `origin` names it in messages.
 Deck parse_deck(const std::string& toml, const std::string& origin,
                 const std::vector<std::string>& overrides);
 
@@ -194,8 +195,10 @@ void set_keys(Deck& deck, std::span<const std::pair<std::string, std::string>> v
 // of any table
 // ("lr"). Exit::usage where there is none.
 std::string deck_help(const std::string& name);
-// Whether there is such a table or key.
-bool names_deck_keys(const std::string& name);
+
+// A JSON Schema (draft 4, which Taplo and other editors' plugins read) of every table and key, with
+// types, ranges, values, defaults and help; other names are refused: `weft help schema`.
+std::string deck_schema();
 
 // For messages, where a wrong value comes from: the key of the deck whose text `message` has as a
 // word of its own, such as the path that cannot be opened; "" if there is none. Of several values

@@ -1,6 +1,4 @@
 // The JSON Schema of decks, from the same rows as the parser's.
-#include "config/deck_schema.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -35,8 +35,9 @@ struct Option {
   // A text that may also be a list of texts. Of two or more they are here, and the text is the list
   // as TOML; a list of one is that text.
   std::vector<std::string>* list = nullptr;
-  bool decides = true;  // results of running a model depend on it (identity)
-  bool or_one = false;  // of a list: a deck may give one value without brackets
+  bool decides = true;         // results of running a model depend on it (identity)
+  bool or_one = false;         // of a list: a deck may give one value without brackets
+  bool alias_is_older = true;  // and its use a WARN
   // Several models may have a row for a key (DeckTable::models); this one is model.name's, or else
   // that of any model, or else the first. The rows of the others:
   std::vector<Option> others = {};

@@ -124,6 +124,43 @@ std::size_t resident_bytes() {
   return resident * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
+FileSystem file_system_of_type(std::uint32_t f_type) {
+  switch (f_type) {
+    case 0xEF53:
+      return {"ext4"};
+    case 0x58465342:
+      return {"XFS"};
+    case 0x9123683E:
+      return {"Btrfs"};
+    case 0x2FC12FC1:
+      return {"ZFS"};
+    case 0x01021994:
+      return {"tmpfs"};
+    case 0x794C7630:
+      return {"overlay"};
+    case 0x65735546:
+      return {"FUSE"};
+    case 0x0BD00BD0:
+      return {"Lustre", true};
+    case 0x6969:
+      return {"NFS", true};
+    case 0x47504653:
+      return {"GPFS", true};
+    case 0x19830326:
+      return {"BeeGFS", true};
+    case 0x00C36400:
+      return {"CephFS", true};
+    case 0x5346414F:
+      return {"AFS", true};
+    case 0xFF534D42:
+    case 0xFE534D42:
+    case 0x517B:
+      return {"CIFS", true};
+    default:
+      return {fmt::format("type {:#x}", f_type)};
+  }
+}
+
 std::string size_text(double bytes) {
   return bytes >= (1ull << 30) ? fmt::format("{:.2f} GiB", gib(bytes))
                                : fmt::format("{:.2f} MiB", bytes / (1 << 20));

@@ -1,9 +1,10 @@
-// This program's version and its host: name, and the memory and processor time that this process
-// may use; how sizes are written. Control groups of both versions (a container, a Slurm job) count,
-// from the process's own up to the root of the tree.
+// This program's version and its host: name, the memory and processor time that this process may
+// use, kinds of file systems; how sizes are written. Control groups of both versions (a container,
+// a Slurm job) count, from the process's own up to the root of the tree.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
@@ -25,6 +26,13 @@ double quota_cores(const std::filesystem::path& root = "/");
 
 // Resident set of this process in bytes, from /proc/self/statm.
 std::size_t resident_bytes();
+
+struct FileSystem {
+  std::string name;      // "ext4", "Lustre"; "type 0x..." of one that is not known
+  bool network = false;  // served by other hosts
+};
+// By the f_type of statfs(2).
+FileSystem file_system_of_type(std::uint32_t f_type);
 
 template <class Number>
 double gib(Number bytes) {

@@ -179,21 +179,14 @@ struct StoreToCopy {
 // What this host's drafts have in their names. No host's name has an "@".
 std::string draft_mark() { return "tmp@" + host_name() + "@"; }
 
-// The intact copy of that store; empty if there is none. A damaged one is removed.
-fs::path find_copy(const fs::path& folder, const StoreToCopy& source, const Stop& stop) {
-  for (const fs::path& entry : entries_of(folder, Exit::data)) {
-    const std::string name = entry.filename().string();
-    if (!name.starts_with(source.name) || entry.extension() != ".h5") continue;
-    std::error_code failed;
-    if (fs::file_size(entry, failed) == source.store.bytes() && !failed) {
-      const std::string hash = to_hex(hash_of_copy(entry, source.store.bytes(), stop));
-      if (name == source.name + hash + ".h5") return entry;
-    }
-    log::warn("{}, a copy of {}, is damaged: it is made again", entry.string(), source.path);
-    fs::remove(entry, failed);
-    WEFT_CHECK(!failed, Exit::data, "remove it, or choose another data.stage",
-               "cannot remove {}: {}", entry.string(), failed.message());
-  }
+// The copy of that store; empty if there is none. Its bytes were compared when it was made; each
+// clip's hash is compared again when it is read.
+fs::path find_copy(const fs::path& folder, const StoreToCopy& source) {
+  std::error_code none;
+  for (const fs::path& entry : entries_of(folder, Exit::data))
+    if (entry.filename().string().starts_with(source.name) && entry.extension() == ".h5" &&
+        fs::file_size(entry, none) == source.store.bytes())
+      return entry;
   return {};
 }
 
@@ -255,12 +248,12 @@ void check_space(const fs::path& folder, const std::vector<const StoreToCopy*>& 
 void warn_of_network(const fs::path& folder) {
   struct statfs disk {};
   if (::statfs(folder.c_str(), &disk) != 0) return;
-  const std::string kind = network_file_system(static_cast<std::uint32_t>(disk.f_type));
-  if (!kind.empty())
+  const FileSystem kind = file_system_of_type(static_cast<std::uint32_t>(disk.f_type));
+  if (kind.network)
     log::warn(
         "data.stage: {} is on {}, not on a disk of this node: copies there gain nothing, and all "
         "nodes write them; choose another folder ($TMPDIR, /tmp), or leave data.stage empty",
-        folder.string(), kind);
+        folder.string(), kind.name);
 }
 
 void rows(Rows& r, StageDeck& d) {
@@ -277,29 +270,6 @@ DeckTable stage_table() { return deck_table<StageDeck>("data", rows); }
 
 bool is_store_path(const std::string& path) {
   return !is_synthetic(path) && !is_shapes(path) && !is_text_list(path);
-}
-
-std::string network_file_system(std::uint64_t type) {
-  switch (type) {
-    case 0x0BD00BD0:
-      return "Lustre";
-    case 0x6969:
-      return "NFS";
-    case 0x47504653:
-      return "GPFS";
-    case 0x19830326:
-      return "BeeGFS";
-    case 0x00C36400:
-      return "CephFS";
-    case 0x5346414F:
-      return "AFS";
-    case 0xFF534D42:
-    case 0xFE534D42:
-    case 0x517B:
-      return "CIFS";
-    default:
-      return "";
-  }
 }
 
 Staged stage_stores(const std::vector<std::string>& paths, const std::string& stage,
@@ -322,7 +292,7 @@ Staged stage_stores(const std::vector<std::string>& paths, const std::string& st
     StoreToCopy& w = all.back();
     w.name = fmt::format("{}-{}-", w.store.content_id(), w.store.bytes());
     staged.bytes += w.store.bytes();
-    const fs::path copy = find_copy(folder.path(), w, stop);
+    const fs::path copy = find_copy(folder.path(), w);
     if (!copy.empty())
       staged.copies[path] = copy.string();
     else if (std::ranges::find(missing, w.name, &StoreToCopy::name) == missing.end())

@@ -8,8 +8,9 @@
 //
 //   FOLDER/weft-stores-UID/ID-BYTES-tmp@HOST@PID   one that is being made
 //
-// A copy has its name once it is complete and was read back. A later job takes a copy whose bytes
-// still have the hash of its name, wherever the store lies by then. Nothing here removes copies.
+// A copy has its name once it is complete and was read back. A later job takes it, wherever the
+// store lies by then, if its size is right: clips have hashes of their own, which are compared when
+// they are read. Nothing here removes copies.
 #pragma once
 
 #include <cstdint>
@@ -56,8 +57,5 @@ Staged stage_stores(
 // hosts, where they are not: `copies` has (host, path of the copy) of each node.
 void check_same_copies(const std::string& store,
                        const std::vector<std::pair<std::string, std::string>>& copies);
-
-// "NFS": the file system of a network with this f_type of statfs(2); "" for any other.
-std::string network_file_system(std::uint64_t type);
 
 }  // namespace weft

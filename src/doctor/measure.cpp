@@ -14,10 +14,9 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/host.h"
 #include "core/philox.h"
-#include "data/images/labelled_images.h"
-#include "data/synthetic.h"
-#include "data/text_images/text_images.h"
+#include "data/stage.h"
 #include "doctor/doctor.h"
 #include "ops/attention.h"
 #include "ops/conv.h"
@@ -249,38 +248,10 @@ class File {
   int fd_;
 };
 
-// The kinds of statfs(2) that compute nodes have.
 std::string file_system_of(int fd) {
   struct statfs s {};
-  if (fstatfs(fd, &s) != 0) return "?";
-  switch (static_cast<unsigned long>(s.f_type)) {
-    case 0xEF53:
-      return "ext4";
-    case 0x58465342:
-      return "XFS";
-    case 0x9123683E:
-      return "Btrfs";
-    case 0x01021994:
-      return "tmpfs";
-    case 0x794C7630:
-      return "overlay";
-    case 0x6969:
-      return "NFS";
-    case 0x0BD00BD0:
-      return "Lustre";
-    case 0x47504653:
-      return "GPFS";
-    case 0x19830326:
-      return "BeeGFS";
-    case 0x00C36400:
-      return "CephFS";
-    case 0x2FC12FC1:
-      return "ZFS";
-    case 0x65735546:
-      return "FUSE";
-    default:
-      return fmt::format("type {:#x}", static_cast<unsigned long>(s.f_type));
-  }
+  return fstatfs(fd, &s) == 0 ? file_system_of_type(static_cast<std::uint32_t>(s.f_type)).name
+                              : "?";
 }
 
 double timed_read(int fd, std::size_t begin, std::size_t bytes, const std::string& name) {
@@ -303,8 +274,7 @@ double timed_read(int fd, std::size_t begin, std::size_t bytes, const std::strin
 
 void measure_files(const std::string& path, RankFacts& facts) {
   struct stat s {};
-  const bool store =
-      !path.empty() && !is_synthetic(path) && !is_shapes(path) && !is_text_list(path);
+  const bool store = !path.empty() && is_store_path(path);
   if (store) {
     const File file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
     WEFT_CHECK(file.fd() >= 0 && fstat(file.fd(), &s) == 0 && S_ISREG(s.st_mode), Exit::data,

@@ -12,6 +12,13 @@ void register_deck_tables();
 // `weft train DECK`: until train.steps, going on from RUN/latest if there is one (unless run.resume
 // is false). 0 when done, 75 when it was asked to stop and has saved.
 Command train_command();
+// Before a training opens its data (stage.cpp). Collective: with data.stage, the first rank of
+// every node copies the stores of data.path and validation.path (data/stage.h), and from then on
+// all ranks read the copies; not if the run has all of its steps. Throws on every rank what
+// stage_stores() throws on one, and Exit::hardware where the copies of nodes differ. Logs time and
+// rate. False on all ranks once a signal has asked any of them to stop: the job ends with 75, and
+// RUN/stopped_while_staging tells a job script that training had not begun.
+bool stage_data(const Deck& deck, MPI_Comm world);
 // `weft export RUN OUT.safetensors`: a run's weights under the released names, for the original
 // PyTorch code.
 Command export_command();

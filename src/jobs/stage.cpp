@@ -1,15 +1,21 @@
-#include "jobs/stage.h"
+// data.stage for a training: copies on every node (data/stage.h).
+#include <mpi.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/agree.h"
+#include "checkpoint/manifest.h"
 #include "core/clock.h"
 #include "core/file.h"
 #include "core/host.h"
@@ -17,6 +23,7 @@
 #include "core/mpi.h"
 #include "data/stage.h"
 #include "data/store_file.h"
+#include "jobs/jobs.h"
 #include "parallel/mpi_collectives.h"
 #include "train/stop.h"
 #include "train/validation.h"
@@ -37,6 +44,39 @@ std::vector<std::string> stores_of(const Deck& deck) {
   const ValidationDeck& validation = deck.get<ValidationDeck>();
   if (validation.every > 0 && !validation.path.empty()) add(validation.path);
   return stores;
+}
+
+// Whether RUN/latest has all steps, as rank 0 sees it: then no clip will be read.
+bool has_all_steps(const Deck& deck, MPI_Comm world) {
+  int all = 0;
+  if (log::rank() == 0 && deck.run.resume) {
+    const std::string latest = checkpoint::read_latest(deck.run.dir).value_or("");
+    all = checkpoint::step_of(latest).value_or(-1) >= deck.train.steps ? 1 : 0;
+  }
+  MPI_Bcast(&all, 1, MPI_INT, 0, world);
+  return all != 0;
+}
+
+// Collective: `copy`, if there is one, in a thread of its own. A signal to any rank makes `stop`
+// true on all of them.
+checkpoint::Outcome run_until_signal(const std::function<void()>& copy, std::atomic<bool>& stop,
+                                     MPI_Comm world) {
+  checkpoint::Outcome mine;
+  std::atomic<bool> copies = copy != nullptr;
+  std::thread worker;
+  if (copies)
+    worker = std::thread([&] {
+      mine = checkpoint::attempt(copy);
+      copies = false;
+    });
+  for (std::array<int, 2> any = {1, 0}; any[0] != 0;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const std::array<int, 2> here = {copies ? 1 : 0, stop_signal() != 0 ? 1 : 0};
+    MPI_Allreduce(here.data(), any.data(), 2, MPI_INT, MPI_MAX, world);
+    if (any[1] != 0) stop = true;
+  }
+  if (worker.joinable()) worker.join();
+  return checkpoint::agree(world, mine);
 }
 
 // Collective over the node: what its first rank has staged, on all of its ranks.
@@ -86,18 +126,19 @@ bool stage_data(const Deck& deck, MPI_Comm world) {
     log::info("stage     nothing to copy: data.path = {} is no store", deck.data.path);
     return true;
   }
+  if (has_all_steps(deck, world)) {
+    log::info("stage     nothing to copy: {} has all {} steps", deck.run.dir, deck.train.steps);
+    return true;
+  }
   const double start = now_seconds();
   MPI_Comm node = split_by_host(world);
   int place = 0;
   MPI_Comm_rank(node, &place);
   Staged staged;
-  // The other ranks sleep in agree() meanwhile.
-  const auto stop = [] { return stop_signal() != 0; };
-  const checkpoint::Outcome outcome = checkpoint::agree(world, checkpoint::attempt([&] {
-                                                          if (place == 0)
-                                                            staged =
-                                                                stage_stores(stores, stage, stop);
-                                                        }));
+  std::atomic<bool> stop = false;
+  std::function<void()> copy;
+  if (place == 0) copy = [&] { staged = stage_stores(stores, stage, [&] { return stop.load(); }); };
+  const checkpoint::Outcome outcome = run_until_signal(copy, stop, world);
   const double seconds = now_seconds() - start;
   if (outcome.ok()) share_copies(node, stores, staged);
   MPI_Comm_free(&node);

@@ -12,7 +12,6 @@
 #include "core/trace.h"
 #include "jobs/generate/samples.h"
 #include "jobs/jobs.h"
-#include "jobs/stage.h"
 #include "models/registry.h"
 #include "train/metrics/run_facts.h"
 #include "train/metrics/run_trace.h"

@@ -1,4 +1,5 @@
-#include "report/folder_page.h"
+// `weft report DIR`: one page over all jobs below a folder.
+#include "report/report.h"
 
 #include <fmt/format.h>
 
@@ -19,7 +20,6 @@
 #include "report/gallery.h"
 #include "report/html.h"
 #include "report/plot.h"
-#include "report/report.h"
 
 namespace weft::report_page {
 namespace {

@@ -15,7 +15,7 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "report/html.h"
-#include "train/metrics/step_text.h"
+#include "train/metrics/metrics.h"
 
 namespace weft {
 namespace {

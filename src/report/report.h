@@ -2,12 +2,14 @@
 #pragma once
 
 #include <filesystem>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "config/command.h"
 #include "report/data.h"
+#include "report/status.h"
 
 namespace weft {
 
@@ -18,7 +20,7 @@ struct SegmentationScores;
 // Writes report.html into the first run's directory, and likewise for folders of clips, and prints
 // the paths to stdout. Several runs share the page, their curves overlaid; several folders share
 // theirs, the clips next to each other. A folder that contains jobs gets an index.html about all of
-// them (report/folder_page.h). Inputs that end in .json are results of weft bench scaling. weft
+// them (folder_page.cpp). Inputs that end in .json are results of weft bench scaling. weft
 // evaluate and weft score write their pages themselves: their paths are printed. With
 // `tensorboard`, a directory, event files are written instead. With `open`, the desktop's browser
 // shows the pages; without a desktop stderr says how to copy them. Returns 0; throws Exit::data
@@ -56,6 +58,38 @@ std::string scaling_curves(std::span<const Scaling> results);
 void segmentation_page(const SegmentationScores& scores, const std::filesystem::path& file);
 void detection_page(const DetectionScores& scores, const std::filesystem::path& file);
 void score_page(const ScoreSummary& summary, const std::filesystem::path& file);
+
+// ---- `weft report DIR`: one page over all jobs below a folder, which links to the page of each
+// (folder_page.cpp)
+
+// A row of the page. NaN or empty: unknown.
+struct JobRow {
+  KnownJob job;
+  std::string name;   // its path below the folder
+  std::string page;   // its own page, likewise
+  std::string fault;  // why it has no page, or no figures
+  double loss = std::numeric_limits<double>::quiet_NaN();
+  double held_out = std::numeric_limits<double>::quiet_NaN();  // the last loss of held-out samples
+  double seconds = std::numeric_limits<double>::quiet_NaN();   // a step or another item
+  std::vector<double> losses;                                  // some dozens, over all steps
+  std::vector<std::string> pictures;                           // PNG files, of the newest samples
+};
+
+// Reads these jobs, which lie below `folder` (find_jobs), writes the pages of those that have none
+// yet or have gone on since then, and `folder`/index.html, whose path it returns. A job that cannot
+// be read, or in whose folder another's report.html lies, has a row that says why, and is a WARN.
+// `now`: seconds since 1970. Throws Exit::data when the index cannot be written, or index.html is
+// not a page of weft.
+std::filesystem::path write_folder_page(const std::filesystem::path& folder,
+                                        std::span<const KnownJob> jobs, double now);
+
+// The page of these rows. Needs no other file, no network, and a script only to sort its rows.
+std::string folder_page(const std::filesystem::path& folder, std::span<const JobRow> rows,
+                        double now);
+
+// The page that weft evaluate or weft score has written itself, for its folder or its output; empty
+// where there is none.
+std::filesystem::path own_page(const std::filesystem::path& input);
 
 }  // namespace report_page
 }  // namespace weft

@@ -19,10 +19,8 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
-#include "report/folder_page.h"
 #include "report/html.h"
 #include "report/report.h"
-#include "report/status.h"
 
 namespace weft {
 

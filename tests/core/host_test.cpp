@@ -94,5 +94,17 @@ TEST(SizeText, GibibytesFromOneOn) {
   EXPECT_EQ(size_text(20.25 * (1 << 20)), "20.25 MiB");
 }
 
+TEST(FileSystem, IsKnownByItsType) {
+  for (const auto& [type, name] :
+       {std::pair{0x0BD00BD0u, "Lustre"}, {0x6969u, "NFS"}, {0xFF534D42u, "CIFS"}}) {
+    EXPECT_EQ(file_system_of_type(type).name, name);
+    EXPECT_TRUE(file_system_of_type(type).network) << name;
+  }
+  EXPECT_EQ(file_system_of_type(0xEF53).name, "ext4");
+  EXPECT_FALSE(file_system_of_type(0xEF53).network);
+  EXPECT_EQ(file_system_of_type(0x1234).name, "type 0x1234");
+  EXPECT_FALSE(file_system_of_type(0x1234).network);
+}
+
 }  // namespace
 }  // namespace weft

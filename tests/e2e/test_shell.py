@@ -175,7 +175,7 @@ class Shell(WeftTest):
                     (self.dir / "d.toml").write_text(text + "\n")
                     # A deck that it takes goes as far as the file that the command asks for.
                     job = self.weft("text", "d.toml", "nothing.txt", "--cleaned", "c.txt", ranks=0, expect=None)
-                    self.assertEqual("d.toml" in job.err, code == 2, job.err)
+                    self.assertEqual("ERROR: d.toml" in job.err, code == 2, job.err)
 
     @needs("groff")
     def test_manual_pages(self):

@@ -4,25 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <compare>
-#include <optional>
 
 #include "core/philox.h"
 #include "tests/kernels/cases.h"
-
-// The algorithms themselves.
-#ifdef __x86_64__
-namespace weft::ops::cpu_v3 {
-#include "ops/cpu/conv/parts.h"
-}
-namespace weft::ops::cpu_v4 {
-#include "ops/cpu/conv/parts.h"
-}
-#else
-namespace weft::ops::cpu_generic {
-#include "ops/cpu/conv/parts.h"
-}
-#endif
 
 namespace weft {
 namespace {

@@ -4,11 +4,27 @@
 // rounding_bound.
 #pragma once
 
+#include <compare>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ops/conv.h"
+
+// The algorithms themselves, of what weft is compiled for: of x86-64 two sides.
+#ifdef __x86_64__
+namespace weft::ops::cpu_v3 {
+#include "ops/cpu/conv/parts.h"
+}
+namespace weft::ops::cpu_v4 {
+#include "ops/cpu/conv/parts.h"
+}
+#else
+namespace weft::ops::cpu_generic {
+#include "ops/cpu/conv/parts.h"
+}
+#endif
 
 namespace weft {
 

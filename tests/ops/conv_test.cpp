@@ -4,29 +4,13 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <compare>
 #include <cstring>
 #include <limits>
-#include <optional>
 #include <set>
 
 #include "reference.h"
 #include "tests/kernels/cases.h"
 #include "tests/kernels/rounding.h"
-
-// The algorithms themselves.
-#ifdef __x86_64__
-namespace weft::ops::cpu_v3 {
-#include "ops/cpu/conv/parts.h"
-}
-namespace weft::ops::cpu_v4 {
-#include "ops/cpu/conv/parts.h"
-}
-#else
-namespace weft::ops::cpu_generic {
-#include "ops/cpu/conv/parts.h"
-}
-#endif
 
 namespace weft::test {
 namespace {

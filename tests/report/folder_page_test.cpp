@@ -1,5 +1,3 @@
-#include "report/folder_page.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

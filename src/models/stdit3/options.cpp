@@ -58,9 +58,11 @@ void mask_rows(Rows& r, MaskDeck& d) {
     r.number(name, target, 0, 1, help);
   };
   share("random", d.random, "Share of samples with frames masked at random.");
-  r.number("intepolate", d.intepolate, 0, 1,
-           "Share with every second frame given (spelt as in Open-Sora; interpolate is read too).")
-      .alias = "mask.interpolate";
+  Option& spelt_as_in_open_sora = r.number(
+      "intepolate", d.intepolate, 0, 1,
+      "Share with every second frame given (spelt as in Open-Sora; interpolate is read too).");
+  spelt_as_in_open_sora.alias = "mask.interpolate";
+  spelt_as_in_open_sora.alias_is_older = false;
   share("quarter_random", d.quarter_random, "Share with up to a quarter given, anywhere.");
   share("quarter_head", d.quarter_head, "Share with up to a quarter given at the start.");
   share("quarter_tail", d.quarter_tail, "Share with up to a quarter given at the end.");

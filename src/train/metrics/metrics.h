@@ -55,6 +55,10 @@ struct StepMetrics {
       rank_data_wait;  // the part of rank_busy that was waiting for clips; may be empty
 };
 
+// A step as a line, of the log and of weft status --follow: "step    120/600  loss 0.41207  grad
+// 0.853  lr 2.00e-03  0.031 s  (data 0.1 %, ...)", of `steps` in total.
+std::string step_text(const StepMetrics& m, std::int64_t steps);
+
 // (greatest - mean) / mean; 0 for no values or no time at all.
 double spread_of(std::span<const float> busy);
 

@@ -18,7 +18,7 @@
 #include "ops/dispatch.h"
 #include "tensor/device.h"
 #include "train/data_parallel.h"
-#include "train/metrics/step_text.h"
+#include "train/metrics/metrics.h"
 
 namespace weft {
 
