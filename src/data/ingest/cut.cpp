@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "data/aspect.h"
 #include "data/ingest/ingest.h"
 #include "media/resize.h"
@@ -202,8 +203,8 @@ CutResult cut_video(
     if (result.broken.empty()) cutter->finish();
     result.clips = cutter->clips();
     if (result.clips == 0 && result.broken.empty())
-      result.unused = fmt::format("{} frames are fewer than the {} of the shortest clip",
-                                  result.frames, cutter->shortest());
+      result.unused = fmt::format("{}, fewer than the {} of the shortest clip",
+                                  counted(result.frames, "frame"), cutter->shortest());
   }
   return result;
 }

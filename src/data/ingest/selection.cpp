@@ -318,17 +318,17 @@ void report_selection(const Selection& selection, std::size_t listed, const Fore
             counted(f.videos, "video"), share(f.videos, kept), counted(f.pictures, "picture"),
             share(f.pictures, kept));
   if (selection.missing > 0) log::info("{:>10} not there", selection.missing);
+  if (f.small > 0) log::info("{:>10} of them too small for every resolution", f.small);
+  if (f.brief > 0) log::info("{:>10} of them too short for every clip", f.brief);
   const std::int64_t captions = std::ranges::count_if(
       selection.kept, [](const MediaItem& item) { return !item.text.empty(); });
   if (captions > 0 || kept == 0)
     log::info("captions: {} of {}", captions, kept);
   else
     log::warn(
-        "captions: 0 of {}: a list has them in a column `text` or `caption`, a file that is not in "
-        "a file's caption in NAME.txt in the same folder",
+        "captions: 0 of {}. That of NAME.mp4 is read from NAME.txt next to it, that of a row of a "
+        "list from its column `text` or `caption`; training without text needs none",
         kept);
-  if (f.small > 0) log::info("{:>10} too small for every resolution", f.small);
-  if (f.brief > 0) log::info("{:>10} too short for every clip", f.brief);
   if (f.clips.empty()) return;
   std::int64_t clips = 0;
   for (const auto& [bucket, count] : f.clips) clips += count;

@@ -165,7 +165,7 @@ TEST_F(IngestTest, NoClipAtAll) {
     FAIL() << "an empty store was made";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Exit::data);
-    EXPECT_THAT(e.what(), HasSubstr("4 frames are fewer"));
+    EXPECT_THAT(e.what(), HasSubstr("4 frames, fewer than the"));
   }
   EXPECT_FALSE(fs::exists(deck_.get<IngestDeck>().output));
   for (const std::string& name : left) EXPECT_FALSE(fs::exists(name)) << name;
