@@ -9,13 +9,18 @@ cd "$(dirname "$0")/.."
 skip() { echo "test_aarch64: skipped: $*"; exit 77; }
 fail() { echo "test_aarch64: $*" >&2; exit 1; }
 parts=(core tensor ops media weft)
-checks=operations,collectives,ingest,captions,encode,generate
 [ $# -eq 0 ] || parts=("$@")
-# Of the operations, what is too large for an emulator, whose products are a thousandth as fast (x86 needs 1 to 30 s for each): the
-# other cases of the same tests are smaller.
-too_large=(OpTest.EveryCaseMatchesItsReference OpTest.EveryCaseIsTheSameForAnyThreadCount OpTest.ConvRoundsNotMuchWorseThanAPlainSum
+# Left out of the unit tests: the largest cases of the operations, for the emulator multiplies hundreds of times slower and the
+# other cases of these tests are smaller; what asks for the same bits of oneDNN's convolutions, whose plain C++ for Arm adds in
+# another order for other numbers of samples; and what compares with libswscale, which on Arm gives other bytes than on x86 (ours
+# are the same on both).
+left_out=(OpTest.ConvInPassesIsTheSame
+  OpTest.EveryCaseMatchesItsReference OpTest.EveryCaseIsTheSameForAnyThreadCount OpTest.ConvRoundsNotMuchWorseThanAPlainSum
   Shapes/SelfAttention.MatchesReferenceAndFiniteDifferences/{1,2,6} Shapes/Absorbed.IsCrossAttentionForwardAndBackward/1
-  Shapes/NormTest.{LayerNormModulate,GateResidual}/3)
+  Shapes/NormTest.{LayerNormModulate,GateResidual}/3
+  YuvRowsTest.{SwscalesBytes,RowsMayLieBackwards,Ranges,StreamsAreAsByTheFilterScale})
+# Of the self test, what is fast enough; a smaller training than its own is below.
+checks=operations,collectives,ingest,captions,encode,generate,score
 
 [ "$(uname -m)" = x86_64 ] || skip "this is a machine of $(uname -m); make test shows what it does here"
 [ "$(id -u)" -eq 0 ] || skip "needs root, to install the cross compiler and qemu"
@@ -82,15 +87,29 @@ echo "test_aarch64: built in $((SECONDS - began)) s with $(aarch64-linux-gnu-g++
 export QEMU_LD_PREFIX=$root QEMU_CPU=neoverse-n1
 names=$(IFS='|'; echo "${parts[*]}")
 if [[ "$names" != weft ]]; then
-  GTEST_FILTER="*-$(IFS=:; echo "${too_large[*]}")" "${in_namespace[@]}" ctest --test-dir "$build" --output-on-failure --no-tests=error \
+  GTEST_FILTER="*-$(IFS=:; echo "${left_out[*]}")" "${in_namespace[@]}" ctest --test-dir "$build" --output-on-failure --no-tests=error \
     --no-label-summary -R "^unit_($names)$" --parallel "${JOBS:-$(nproc)}"
 fi
 
-# 4. The program on two ranks, by Arm's mpirun: a job of each kind with the results that x86 has, trainings that go on to the same bits.
+# 4. The program on two ranks, by Arm's mpirun: small jobs with the results that x86 has, and a training that is stopped and resumed.
 if [[ "|$names|" == *"|weft|"* ]]; then
-  "${in_namespace[@]}" "$build/weft" --version
-  OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none \
-    OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1 "${in_namespace[@]}" "$root/usr/bin/mpirun.openmpi" -n 2 "$build/weft" selftest \
-    --dir "$build" --timeout 3600 --checks "$checks"
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+  export OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1
+  weft=("${in_namespace[@]}" "$root/usr/bin/mpirun.openmpi" -n 2 "$build/weft")
+  "${weft[@]}" selftest --dir "$build" --timeout 3600 --checks "$checks"
+  train() {
+    "${weft[@]}" train inputs/smoke.toml data.path=synthetic:clips=16,frames=5,height=16,width=16 model.hidden_size=32 model.depth=1 \
+      model.num_heads=2 train.batch_size=1 train.micro_batches=2 train.checkpoint_every=2 parallel.deterministic=true "$@" \
+      >>"$build/train.log" 2>&1 || fail "a training failed; the output is in $build/train.log"
+  }
+  state() { grep -o '"state_hash": *"[^"]*"' "$build/runs/$1/latest/manifest.json"; }
+  rm -rf "$build/runs" "$build/train.log"
+  train run.dir="$build/runs/whole" train.steps=4
+  train run.dir="$build/runs/parts" train.steps=2
+  train run.dir="$build/runs/parts" train.steps=4
+  loss=$(tail -n 1 "$build/runs/whole/metrics.jsonl" | grep -o '"loss":[0-9.]*')
+  [[ "$loss" == '"loss":1.72698'* ]] || fail "the training's last loss is $loss instead of 1.72698.. (x86: 1.72698671)"
+  [ "$(state whole)" = "$(state parts)" ] || fail "a training that was stopped and resumed ended with other bits ($build/runs)"
+  echo "test_aarch64: training: $loss, resumed to the same bits"
 fi
 echo "test_aarch64: passed in $((SECONDS - began)) s"
