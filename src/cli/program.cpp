@@ -274,8 +274,8 @@ int end_with(Error& e, int size) {
   if (size > 1) {
     std::fflush(nullptr);
 #ifdef MPICH_VERSION
-    usleep(
-        200000);  // its mpiexec ends the ranks at once, and drops what it has not read of a message
+    // Its mpiexec ends the ranks at once and drops what it has not read of a message.
+    usleep(200000);
 #endif
     MPI_Abort(MPI_COMM_WORLD, code);
   }
