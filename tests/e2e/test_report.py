@@ -205,7 +205,7 @@ class Training(Page):
         desktop = {"PATH": f"{tools}:{os.environ['PATH']}", "DISPLAY": ":0"}
         with mock.patch.dict(os.environ, desktop):
             job = self.weft("report", "--open", "run", ranks=0)
-        self.assertEqual((job.out, job.err), ("run/report.html\n", ""))
+            self.assertEqual((job.out, job.err), ("run/report.html\n", ""))
             end = time.monotonic() + 120
             while not (self.dir / "opened").exists() or not (self.dir / "opened").read_text():
                 self.assertLess(time.monotonic(), end, "xdg-open was not started")
