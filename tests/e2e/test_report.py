@@ -150,7 +150,7 @@ class Training(Page):
         self.assertIn(f"no job has begun its work in {self.dir / 'nowhere'} yet, which does not exist", job.stderr.readline())
         job.send_signal(signal.SIGINT)
         self.assertEqual(job.wait(60), -signal.SIGINT)  # 130 in a shell
-        self.refused(self.weft("status", ".", "--follow", "--json", ranks=0, expect=None), 2, "--follow prints lines")
+        self.refused(self.weft("status", ".", "--follow", "--json", ranks=0, expect=None), 2, "--json and --follow cannot be combined")
 
     def test_no_job_is_said_so(self):
         self.refused(self.weft("status", ".", ranks=0, expect=None), DATA, "holds no job's status")
