@@ -307,7 +307,8 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
 void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw, Tensor& dbias,
                           bool accumulate) {
   const std::int64_t in = x.dim(4), out = dy.dim(4);
-  if (is_product(conv)) return linear_backward_weight(dy, x, dw, dbias, accumulate);
+  if (is_product(conv) || x.numel() == 0)  // of no samples: zeros, or nothing to add
+    return linear_backward_weight(dy, x, dw, dbias, accumulate);
   if (dbias.defined()) column_sums(dy, dy.numel() / out, out, data<float>(dbias), accumulate);
   if (conv.upsample) {
     const PhaseWeights shape{out, in, conv.kt};

@@ -273,6 +273,10 @@ int end_with(Error& e, int size) {
   alarm(0);
   if (size > 1) {
     std::fflush(nullptr);
+#ifdef MPICH_VERSION
+    // Its mpiexec ends the ranks at once and drops what it has not read of a message.
+    usleep(200000);
+#endif
     MPI_Abort(MPI_COMM_WORLD, code);
   }
   return code;

@@ -13,7 +13,6 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -50,9 +49,10 @@ class RedirectedOutput {
     out_ = dup(STDOUT_FILENO);
     err_ = dup(STDERR_FILENO);
     const int log = open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    WEFT_CHECK(log >= 0 && out_ >= 0 && err_ >= 0, Exit::data,
-               "choose a folder that all ranks may write to: --dir", "cannot write {}: {}",
-               file.string(), std::strerror(errno));
+    WEFT_CHECK(log >= 0 && out_ >= 0 && err_ >= 0, Exit::usage,
+               "choose a folder that all nodes share and all ranks may write to, such as one of "
+               "your home or scratch: --dir",
+               "cannot write {}: {}", file.string(), std::strerror(errno));
     dup2(log, STDOUT_FILENO);
     dup2(log, STDERR_FILENO);
     close(log);
@@ -235,55 +235,18 @@ Summary run_checks(const std::vector<const Check*>& wanted, const Site& site,
   return summary;
 }
 
-// Rank 0 makes a folder in `parent`; Exit::usage where another rank does not see it.
+// Rank 0 makes a folder in `parent`, which its ranks must share: each opens its log there.
 fs::path make_folder(const std::string& parent, MPI_Comm world) {
-  int rank = 0;
-  MPI_Comm_rank(world, &rank);
   std::string folder;
-  if (rank == 0) {
+  if (log::rank() == 0) {
     std::error_code none;
     folder = (fs::absolute(parent, none) / "weft-selftest-XXXXXX").lexically_normal().string();
     WEFT_CHECK(mkdtemp(folder.data()) != nullptr, Exit::usage,
                "choose a folder that exists and that all ranks may write to: --dir",
                "cannot make a folder in {}: {}", parent, std::strerror(errno));
-    replace_file(fs::path(folder) / "seen", folder, Exit::data, Durable::no);
   }
   broadcast_sized(folder, world);
-  std::string found;
-  // A network file system may show it a little later.
-  for (int tries = 0; tries < 50 && found != folder; ++tries) {
-    if (tries > 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    std::getline(std::ifstream(fs::path(folder) / "seen"), found);
-  }
-  const std::vector<std::string> unseen_by =
-      texts_of_ranks(found == folder ? "" : fmt::format("rank {} on {}", rank, host_name()), world);
-  const auto first =
-      std::ranges::find_if(unseen_by, [](const auto& text) { return !text.empty(); });
-  if (first != unseen_by.end() && rank == 0) {
-    std::error_code none;
-    fs::remove_all(folder, none);
-  }
-  WEFT_CHECK(first == unseen_by.end(), Exit::usage,
-             "choose a folder that all nodes share, such as one of your home or scratch: --dir",
-             "{} does not see {}, which rank 0 has made", *first, folder);
   return folder;
-}
-
-std::vector<const Check*> choose(const std::vector<std::string>& names) {
-  std::vector<const Check*> chosen;
-  std::vector<std::string> known;
-  for (const Check& c : all_checks()) {
-    known.push_back(c.name);
-    if (names.empty() || std::ranges::find(names, c.name) != names.end()) chosen.push_back(&c);
-  }
-  for (const std::string& name : names) {
-    const std::string near = nearest_name(name, known);
-    WEFT_CHECK(std::ranges::find(known, name) != known.end(), Exit::usage,
-               near.empty() ? fmt::format("there are {}", fmt::join(known, ", "))
-                            : fmt::format("did you mean {}?", near),
-               "weft selftest has no check \"{}\"", name);
-  }
-  return chosen;
 }
 
 // Keys of what runs would change results, and with them every check.
@@ -299,7 +262,9 @@ int run_selftest(const Deck& given, const std::string& parent,
   // 1. What was asked for, and where.
   WEFT_CHECK(timeout >= 1 && timeout <= 1e6, Exit::usage, "seconds that a check may take, 1 to 1e6",
              "--timeout {:g}", timeout);
-  const std::vector<const Check*> wanted = choose(names);
+  std::vector<const Check*> wanted;
+  for (const Check& c : all_checks())
+    if (names.empty() || std::ranges::find(names, c.name) != names.end()) wanted.push_back(&c);
   check_keys(given);
   watch_stop_signals();
   Site site;
@@ -356,7 +321,9 @@ Command selftest_command() {
   c.heeds_stops = true;
   c.overrides("keys of [device] and [memory], and run.threads: section.key=value");
   c.option("--dir", o->parent, "folder, shared by all nodes, for its files (default: this one)");
-  c.option("--checks", o->names, "only these, separated by commas").commas = true;
+  Argument& checks = c.option("--checks", o->names, "only these, separated by commas");
+  checks.commas = true;
+  for (const selftest::Check& check : selftest::all_checks()) checks.choices.push_back(check.name);
   c.option("--timeout", o->timeout, "seconds that a check may take (default: 300)");
   return c;
 }

@@ -11,6 +11,7 @@
 
 #include "config/command.h"
 #include "config/deck.h"
+#include "models/t5/options.h"
 
 namespace weft {
 
@@ -50,13 +51,12 @@ const std::vector<Check>& all_checks();
 
 // ---- Files that the jobs read, written by one rank ----
 
-// FOLDER/model.safetensors and spiece.model: a random T5 of two layers with letters as tokens, of
-// the shape of inputs/demo.toml's [t5].
-void write_text_encoder(const std::filesystem::path& folder);
-// FOLDER/face.png, 64x56 pixels, landmarks.csv of that face, and speech.wav, `seconds` long.
+// The folder t5.weights: a random T5 of that shape, in f32, with letters as tokens.
+void write_text_encoder(const T5Deck& t5);
+// FOLDER/000000.png, 64x56 pixels, landmarks.csv of a face there, and speech.wav, `seconds` long.
 void write_face_and_speech(const std::filesystem::path& folder, double seconds);
-// FOLDER/000000.png, 000001.png ...: `count` different pictures of 64x64 pixels.
-void write_pictures(const std::filesystem::path& folder, int count);
+// FOLDER/000000.png, 000001.png ...: `count` frames of FFmpeg's test picture.
+void write_pictures(const std::filesystem::path& folder, int count, int height, int width);
 
 }  // namespace selftest
 }  // namespace weft

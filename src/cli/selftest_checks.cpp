@@ -242,15 +242,15 @@ void encode_clips(const Site& site) {
 
 void generate_clips(const Site& site) {
   const int samples = (site.items() + 1) / 2;  // of two prompts
-  if (site.rank == 0) write_text_encoder(site.folder / "t5");
-  MPI_Barrier(site.world);
-  run(generate_command(),
+  const Deck deck =
       site.deck("demo", {"data.path=synthetic:", "generate.weights=random:1",
                          "vae.weights=random:2", "vae.scale=[1, 1, 1, 1]", "vae.shift=[0, 0, 0, 0]",
                          "t5.weights=" + site.path("t5"), "sampler.steps=3",
                          "generate.tensors=true", fmt::format("generate.num_samples={}", samples),
-                         "generate.output=" + site.path("generated")}),
-      site);
+                         "generate.output=" + site.path("generated")});
+  if (site.rank == 0) write_text_encoder(deck.get<T5Deck>());
+  MPI_Barrier(site.world);
+  run(generate_command(), deck, site);
   if (site.rank != 0) return;
   for (int prompt = 0; prompt < 2; ++prompt)
     for (int sample = 0; sample < samples; ++sample) {
@@ -261,9 +261,10 @@ void generate_clips(const Site& site) {
       const auto file = SafetensorsFile::open(name + ".safetensors");
       const bool first = prompt == 0;
       check_close("the size of a clip's latent",
-                  root_mean_square(file.read_f32(file.at("latent_0"))), first ? 1.90628 : 1.99329);
+                  root_mean_square(file.read_f32(file.at("latent_0"))),
+                  first ? 2.055525 : 1.938002);
       check_close("the size of a clip's pixels", root_mean_square(file.read_f32(file.at("frames"))),
-                  first ? 0.349963 : 0.355343);
+                  first ? 0.348821 : 0.349861);
     }
 }
 
@@ -313,15 +314,16 @@ void train_segmentation(const Site& site) {
   check_close("the share of right pixels", scores.at("accuracy").get<double>(), 0.5366, 0.1);
 }
 
-// The untrained network finds regions everywhere; how many, rounding may change by a few.
+// The untrained network finds regions everywhere; how many, rounding may change by a few. Clipper
+// moves outlines by a pixel on another processor, so narrow ones count too.
 void score_pictures(const Site& site) {
-  if (site.rank == 0) write_pictures(site.folder / "pictures", site.items());
+  if (site.rank == 0) write_pictures(site.folder / "pictures", site.items(), 64, 64);
   MPI_Barrier(site.world);
   run(score_command(nullptr),
       site.deck("dbnet_demo",
                 {"score.input=" + site.path("pictures"), "score.output=" + site.path("ocr.csv"),
                  "score.weights=random:3", "score.side=64", "postprocess.mask_threshold=0.01",
-                 "postprocess.min_text_score=0.01"}),
+                 "postprocess.min_text_score=0.01", "postprocess.min_text_width=1"}),
       site);
   if (site.rank != 0) return;
   std::ifstream table(site.folder / "ocr.csv");
@@ -331,13 +333,13 @@ void score_pictures(const Site& site) {
   for (; std::getline(table, line); ++rows)
     if (rows < 4) regions += std::atoi(line.c_str() + line.rfind(',') + 1);
   check(rows == site.items(), fmt::format("{} instead of {}", counted(rows, "row"), site.items()));
-  check_close("the number of text regions in four pictures", regions, 79, 0.1);
+  check_close("the number of text regions in four pictures", regions, 2222, 0.01);
 }
 
 void animate_face(const Site& site) {
   if (site.rank == 0) write_face_and_speech(site.folder / "face", 0.2);
   MPI_Barrier(site.world);
-  std::vector<std::string> keys = {"animate.picture=" + site.path("face/face.png"),
+  std::vector<std::string> keys = {"animate.picture=" + site.path("face/000000.png"),
                                    "animate.speech=" + site.path("face/speech.wav"),
                                    "animate.landmarks=" + site.path("face/landmarks.csv"),
                                    "animate.output=" + site.path("heads"), "animate.piece=2"};
@@ -350,7 +352,7 @@ void animate_face(const Site& site) {
     keys.push_back(std::string("sadtalker.") + key);
   run(animate_command(), site.deck("animate_demo", keys), site);
   if (site.rank != 0) return;
-  const std::string clip = site.path("heads/face_speech.mp4");
+  const std::string clip = site.path("heads/000000_speech.mp4");
   const Footage heads = read_frames({clip});
   check(heads.frames == 5 && heads.height == 28 && heads.width == 32,
         fmt::format("the clip has {} frames of {}x{} instead of 5 of 32x28", heads.frames,
@@ -358,7 +360,7 @@ void animate_face(const Site& site) {
   double mean = 0;
   for (const std::uint8_t value : heads.rgb)
     mean += static_cast<double>(value) / static_cast<double>(heads.rgb.size());
-  check_close("the mean of the clip's pixels", mean, 110.87, 0.02);
+  check_close("the mean of the clip's pixels", mean, 111.20, 0.02);
   check(!read_speech(clip).empty(), "the clip has no sound");
 }
 

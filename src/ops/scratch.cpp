@@ -99,7 +99,7 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
 }
 
 void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw, Tensor&, bool) {
-  if (is_product(conv)) return;
+  if (x.numel() == 0 || is_product(conv)) return;
   if (!conv.upsample) {
     const Tensor weights = Tensor::empty({dw.numel()}, x.dtype());
     workspace();

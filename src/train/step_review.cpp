@@ -194,7 +194,7 @@ double StepReview::longest_step() const {
 void StepReview::throw_non_finite(const IssuedStep& step, const std::string& found) const {
   const StepMetrics& m = step.metrics;
   const std::string what =
-      fmt::format("step {}: loss {} and gradient norm {}", m.step + 1, m.loss, m.grad_norm);
+      fmt::format("step {}: loss {:.6g} and gradient norm {:.6g}", m.step + 1, m.loss, m.grad_norm);
   if (!found.empty())
     throw Error(Exit::non_finite, what + "; reproduced on re-run:",
                 "look at these samples (weft inspect), lower train.lr or raise train.warmup_steps; "

@@ -56,7 +56,8 @@ class Abnormal(WeftTest):
 
     def test_an_mpi_of_another_family(self):
         built, other = ("Open MPI v", "MPICH Version 4.2.0") if open_mpi() else ("MPICH ", "Open MPI v5.0.7")
-        job = self.weft("train", "deck.toml", expect=None, shim=f"mpi_version={other}")
+        # MPICH's mpiexec ends no rank that has not come to MPI: each would say it.
+        job = self.weft("train", "deck.toml", ranks=2 if open_mpi() else 1, expect=None, shim=f"mpi_version={other}")
         self.refused(job, 2, f"compiled against {built}", f"loaded {other}")
         # MPIs that nobody has heard of are given a chance.
         self.weft("train", "deck.toml", "train.steps=2", shim="mpi_version=A New MPI 1.0")

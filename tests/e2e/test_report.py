@@ -17,7 +17,7 @@ import time
 import unittest
 from unittest import mock
 
-from harness import MPI_ON_ONE_HOST, MPIEXEC, REPOSITORY, WEFT, WeftTest, make_video
+from harness import MPI_ON_ONE_HOST, MPIEXEC, REPOSITORY, WEFT, WeftTest, make_video, open_mpi
 from tiny_models import TINY_GENERATE_DECK
 
 DATA, NON_FINITE, STOPPED = 3, 5, 75
@@ -86,7 +86,8 @@ class Training(Page):
         self.assertEqual((state["command"], state["state"], state["unit"], state["total"], state["ranks"]),
                          ("train", "running", "step", 4000, 2))
         job.process.send_signal(signal.SIGUSR1)
-        self.assertEqual(job.wait(), STOPPED, job.err)
+        # MPICH's mpiexec sometimes ends with 0 once it has passed on a signal; the status has weft's own code.
+        self.assertIn(job.wait(), (STOPPED,) if open_mpi() else (STOPPED, 0), job.err)
         state = self.status("run")[0]
         steps = len(self.metrics("run"))
         self.assertEqual((state["state"], state["done"], state["exit_code"]), ("stopped", steps, STOPPED))

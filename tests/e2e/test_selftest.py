@@ -89,7 +89,7 @@ class SelfTest(Base):
         self.assert_gone(job)
 
     def test_what_cannot_be(self):
-        self.refused(self.selftest("--checks", "opensora", expect=None), USAGE, 'no check "opensora"', "did you mean open_sora?")
+        self.refused(self.selftest("--checks", "opensora", expect=None), USAGE, "--checks", "opensora not in {operations,")
         self.refused(self.selftest("train.lr=1", expect=None), USAGE, "not train.lr")
         self.refused(self.selftest("run.threads=-1", expect=None), USAGE, "override 'run.threads=-1'")
         self.refused(self.selftest("--timeout", "0", expect=None), USAGE, "--timeout 0", "1 to 1e6")

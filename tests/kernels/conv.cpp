@@ -305,6 +305,12 @@ void conv_cases(CaseSize size, Cases& cases) {
       for (const bool accumulate : {false, true})
         if (s.conv.kt < 7) add_backward(cases, s, dtype, accumulate);
     }
+  // A batch without a sample has gradients of zero.
+  for (const ops::Conv& conv : {Conv::same(3), Conv::up(), Conv::strided(3, 2)}) {
+    const Size none{{0, 1, 6, 5, 8}, 4, conv, "no samples"};
+    add_forward(cases, none, DType::bf16, true, true, false);
+    for (const bool accumulate : {false, true}) add_backward(cases, none, DType::bf16, accumulate);
+  }
   // Large enough for Winograd's transforms on the CPU: of planes and volumes, with few weights and
   // with many.
   const Size large[] = {{{1, 1, 33, 30, 128}, 112, Conv::same(3), "same"},

@@ -70,7 +70,8 @@ TEST_F(Galleries, ShowTheClipsOfAGeneratingJob) {
   const std::string html = page();
   EXPECT_THAT(html, HasSubstr("data:video/mp4;base64,dmlkZW8="));
   EXPECT_THAT(html, HasSubstr("data:image/png;base64,cGljdHVyZQ=="));
-  EXPECT_THAT(html, HasSubstr("<b>a &lt;dog&gt;</b>b-3 · clip 3 of seed 7 · 64 x 48 · 9 frames · "));
+  EXPECT_THAT(html,
+              HasSubstr("<b>a &lt;dog&gt;</b>b-3 · clip 3 of seed 7 · 64 x 48 · 9 frames · "));
   EXPECT_THAT(html, HasSubstr("<b>a cat</b>a · seed 6 · 64 x 48 · "));
   EXPECT_THAT(html, HasSubstr("d: &lt;no&gt;"));
   EXPECT_THAT(html, HasSubstr("1 clip, busy 25 %"));

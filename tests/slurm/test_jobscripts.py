@@ -229,10 +229,11 @@ echo "$@" >"said_$SLURM_JOB_ID"
         self.assertEqual((self.site / "said").read_text(), "train deck.toml run.dir=named run.dir=named\n")
         self.show(f"job {job} under SBATCH_EXPORT=NONE, whose deck and run folder are arguments")
 
+    @unittest.skipUnless(open_mpi(), "MPICH's mpiexec sometimes ends with 0 in place of 75 after a signal (docs/mpi.md)")
     def test_mpirun_instead_of_srun(self):
         """The one line of the site's file that a site without PMIx changes."""
-        launch = MPIEXEC + (" --map-by slot:PE=${SLURM_CPUS_PER_TASK:-1}" if open_mpi() else "")
-        (self.site / "site.env").write_text(f'WEFT_LAUNCH="{launch}"\nWEFT_SCRATCH=scratch\nWEFT_STAGE=\'$DISK\'\n')
+        (self.site / "site.env").write_text(f'WEFT_LAUNCH="{MPIEXEC} --map-by slot:PE=${{SLURM_CPUS_PER_TASK:-1}}"\n'
+                                            'WEFT_SCRATCH=scratch\nWEFT_STAGE=\'$DISK\'\n')
         (self.site / "disk").mkdir()
         footage = 'ingest.inputs=["lavfi:testsrc2=size=64x64:rate=10:duration=12"]'
         self.cluster.run(WEFT, "ingest", "deck.toml", footage, "ingest.output=clips.h5", "ingest.frames=[3]", "ingest.height=24",

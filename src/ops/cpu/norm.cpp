@@ -139,41 +139,28 @@ void norm_row_backward(const X* in, const Y* g, std::int64_t c, Scale&& scale, c
   });
 }
 
-// The pairs of neighbours in v, of which `angles` holds (cos, sin), turned by them, or back.
+// a * b + c, rounded once where the processor can.
 #if defined(__AVX512F__)
-static inline vf turn(vf v, vf angles) {
-  const __m512 a = (__m512)angles, x = (__m512)v, swapped = _mm512_permute_ps(x, 0xb1);
-  return (vf)_mm512_fmaddsub_ps(x, _mm512_moveldup_ps(a),
-                                _mm512_mul_ps(swapped, _mm512_movehdup_ps(a)));
-}
-static inline vf turn_back(vf v, vf angles) {
-  const __m512 a = (__m512)angles, x = (__m512)v, swapped = _mm512_permute_ps(x, 0xb1);
-  return (vf)_mm512_fmsubadd_ps(x, _mm512_moveldup_ps(a),
-                                _mm512_mul_ps(swapped, _mm512_movehdup_ps(a)));
+static inline vf fused(vf a, vf b, vf c) {
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
 #elif defined(__AVX2__)
-static inline vf turn(vf v, vf angles) {
-  const __m256 a = (__m256)angles, x = (__m256)v, swapped = _mm256_permute_ps(x, 0xb1);
-  return (vf)_mm256_fmaddsub_ps(x, _mm256_moveldup_ps(a),
-                                _mm256_mul_ps(swapped, _mm256_movehdup_ps(a)));
-}
-static inline vf turn_back(vf v, vf angles) {
-  const __m256 a = (__m256)angles, x = (__m256)v, swapped = _mm256_permute_ps(x, 0xb1);
-  return (vf)_mm256_fmsubadd_ps(x, _mm256_moveldup_ps(a),
-                                _mm256_mul_ps(swapped, _mm256_movehdup_ps(a)));
+static inline vf fused(vf a, vf b, vf c) {
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
 #else
-// (cos, cos) of each pair; (-sin, sin), which times the partner is what is added.
-static inline vf cosines(vf angles) { return __builtin_shuffle(angles, vi{0, 0, 2, 2}); }
-static inline vf sines(vf angles) {
-  return __builtin_shuffle(angles, vi{1, 1, 3, 3}) * vf{-1, 1, -1, 1};
-}
-static inline vf partners(vf v) { return __builtin_shuffle(v, vi{1, 0, 3, 2}); }
-static inline vf turn(vf v, vf angles) { return v * cosines(angles) + partners(v) * sines(angles); }
-static inline vf turn_back(vf v, vf angles) {
-  return v * cosines(angles) - partners(v) * sines(angles);
-}
+static inline vf fused(vf a, vf b, vf c) { return a * b + c; }
 #endif
+
+// The pairs of neighbours in v, of which `angles` holds (cos, sin), turned by them, or back.
+template <bool back = false>
+static inline vf turn(vf v, vf angles) {
+  vi lane;
+  for (int i = 0; i < W; ++i) lane[i] = i;
+  const vf cosines = __builtin_shuffle(angles, lane & ~1);
+  const vf sines = __builtin_shuffle(angles, lane | 1), partners = __builtin_shuffle(v, lane ^ 1);
+  return fused(v, cosines, partners * ((lane & 1) == (back ? 1 : 0) ? -sines : sines));
+}
 
 // The tokens of rms_rope: rows of `channels`, whose positions repeat after `positions`.
 struct Heads {
@@ -482,7 +469,7 @@ void rms_rope_backward(const Tensor& x, const Tensor& w, const Tensor& rope, int
         T* out = dxs + row * c;
         const auto of_norm = [&](std::int64_t i, int n, vf angles) {
           const vf g = load_n(gradient + i, n);
-          return h.rope != nullptr ? turn_back(g, angles) : g;
+          return h.rope != nullptr ? turn<true>(g, angles) : g;
         };
         vf squares{}, product{};
         h.for_channels(row, [&](std::int64_t i, int n, vf angles) {

@@ -319,12 +319,11 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
   }
   const Tensor xs = as_f32(x), ws = as_f32(w);
   Result out(y);
-  if (residual.defined()) {
-    const Tensor r = as_f32(residual);
-    // The residual becomes the result's first value, to which the convolution adds.
-    if (r.raw() != out.copy.raw() && !planning())
-      std::memcpy(out.f32(), r.raw(), static_cast<std::size_t>(y.numel()) * 4);
-  }
+  // The residual becomes the result's first value, to which the convolution adds.
+  if (residual.defined() && residual.dtype() == DType::bf16)
+    to_f32(residual, out.copy);
+  else if (residual.defined() && residual.raw() != out.copy.raw() && !planning())
+    std::memcpy(out.f32(), residual.raw(), residual.bytes());
   const float* b = bias.defined() ? bias.data<float>() : nullptr;
   if (conv.upsample)
     upsample_forward(geometry(x.shape(), y.shape(), conv), xs.data<float>(), ws.data<float>(), b,
