@@ -151,7 +151,7 @@ class Training(Page):
         self.assertIn(f"no job has begun its work in {self.dir / 'nowhere'} yet, which does not exist", job.stderr.readline())
         job.send_signal(signal.SIGINT)
         self.assertEqual(job.wait(60), -signal.SIGINT)  # 130 in a shell
-        self.refused(self.weft("status", ".", "--follow", "--json", ranks=0, expect=None), 2, "--follow prints lines")
+        self.refused(self.weft("status", ".", "--follow", "--json", ranks=0, expect=None), 2, "--json and --follow cannot be combined")
 
     def test_no_job_is_said_so(self):
         self.refused(self.weft("status", ".", ranks=0, expect=None), DATA, "holds no job's status")
@@ -206,7 +206,7 @@ class Training(Page):
         desktop = {"PATH": f"{tools}:{os.environ['PATH']}", "DISPLAY": ":0"}
         with mock.patch.dict(os.environ, desktop):
             job = self.weft("report", "--open", "run", ranks=0)
-        self.assertEqual((job.out, job.err), ("run/report.html\n", ""))
+            self.assertEqual((job.out, job.err), ("run/report.html\n", ""))
             end = time.monotonic() + 120
             while not (self.dir / "opened").exists() or not (self.dir / "opened").read_text():
                 self.assertLess(time.monotonic(), end, "xdg-open was not started")
