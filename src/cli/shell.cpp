@@ -8,6 +8,7 @@
 
 #include "config/deck_table.h"
 #include "core/host.h"
+#include "report/html.h"
 
 namespace weft {
 namespace {
@@ -331,6 +332,10 @@ std::string title(const char* name, int section) {
 }
 
 }  // namespace
+
+std::string shell_word(const std::string& text) {
+  return report_page::is_plain_word(text) ? text : quoted(text);
+}
 
 std::string exit_codes_text() {
   return "0 done, 2 usage or deck, 3 data, 4 checkpoint, 5 non-finite, 6 hardware suspected,\n"

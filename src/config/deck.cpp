@@ -120,6 +120,12 @@ std::string quoted(const Texts& texts) {
   return fmt::format("[{}]", fmt::join(items, ", "));
 }
 
+// The values that a key takes.
+std::string list_of(Texts choices) {
+  std::ranges::replace(choices, std::string(), quoted(std::string()));
+  return fmt::format("{}", fmt::join(choices, ", "));
+}
+
 std::string limit(double value) {
   return std::abs(value) >= 1e300 ? "any" : fmt::format("{}", value);
 }
@@ -176,7 +182,7 @@ class Assign {
       // As near to "cpu" as a name can be, and not what is meant.
       const std::string near = nearest_name(v->get() == "gpu" ? "cuda" : v->get(), choices);
       refuse(fmt::format("{}{} = \"{}\" is not one of: {}", origin_.at(node.source()), option_.key,
-                         v->get(), fmt::join(choices, ", ")),
+                         v->get(), list_of(choices)),
              near.empty() ? "take one of the names listed"
                           : fmt::format("did you mean \"{}\"?", near));
     }
@@ -413,7 +419,7 @@ std::string type_as_comment(const Option& o) {
   };
   std::string text = std::visit(Visitor{}, o.target);
   if (o.or_one) text = "number or " + text;
-  if (!o.choices.empty()) return text + fmt::format(", of: {}", fmt::join(o.choices, ", "));
+  if (!o.choices.empty()) return text + ", of: " + list_of(o.choices);
   const bool below = o.maximum < 1e15 && o.maximum != 1e300;
   if (o.minimum > -1e300)
     text += below ? ", " + range_of(o) : fmt::format(", {} or more", o.minimum);

@@ -55,12 +55,12 @@ std::string thumbnail(const fs::path& file) {
   }
 }
 
-// Of the gallery's first clips, as long as `room` bytes are left.
-void add_thumbnails(JobRow& row, const Gallery& g, std::size_t& room) {
+// Of the gallery's first clips, as long as `bytes_left` bytes are left.
+void add_thumbnails(JobRow& row, const Gallery& g, std::size_t& bytes_left) {
   for (std::size_t i = 0; i < std::min(most_thumbnails, g.clips.size()); ++i) {
     std::string png = thumbnail(g.folder / g.clips[i].file);
-    if (png.empty() || png.size() > room) continue;
-    room -= png.size();
+    if (png.empty() || png.size() > bytes_left) continue;
+    bytes_left -= png.size();
     row.pictures.push_back(std::move(png));
   }
 }
@@ -91,7 +91,7 @@ std::string page_in(const KnownJob& job, const MakePage& make) {
 
 // Fills in what the job's files say. Throws what keeps them from being read, or its page from being
 // written.
-void read_job(JobRow& row, std::size_t& room) {
+void read_job(JobRow& row, std::size_t& bytes_left) {
   const fs::path& path = row.job.path;
   if (row.job.status.rate > 0) row.seconds = 1 / row.job.status.rate;
   std::error_code none;
@@ -101,7 +101,7 @@ void read_job(JobRow& row, std::size_t& room) {
     const Gallery g = load_gallery(path);
     if (g.clips.empty() && g.failures.empty()) return;
     row.page = page_in(row.job, [&] { return gallery_page({&g, 1}); });
-    add_thumbnails(row, g, room);
+    add_thumbnails(row, g, bytes_left);
     return;
   }
   const Run run = load_run(path);
@@ -110,7 +110,7 @@ void read_job(JobRow& row, std::size_t& room) {
   row.losses = bin(run.steps.step, run.steps.loss, spark_points).mean;
   if (const std::vector<double> held = finite(run.held_out.loss); !held.empty())
     row.held_out = held.back();
-  add_thumbnails(row, run.through_time.empty() ? run.samples : run.through_time.back(), room);
+  add_thumbnails(row, run.through_time.empty() ? run.samples : run.through_time.back(), bytes_left);
   row.page = page_in(row.job, [&] { return make_page({&run, 1}); });
 }
 
@@ -222,7 +222,7 @@ std::string folder_page(const fs::path& folder, std::span<const JobRow> rows, do
   constexpr Column columns[] = {
       {"job"},          {"state"},      {"done"},       {"loss"},
       {"curve", false}, {"held out"},   {"warnings"},   {"newest samples", false},
-      {"per item"},     {"checkpoint"}, {"last heard"}, {"ranks"}};
+      {"per item"},     {"checkpoint"}, {"last update"}, {"ranks"}};
   std::string head;
   for (const Column& c : columns)
     head += c.sorts ? fmt::format("<th><button>{}</button></th>", c.title)
@@ -247,7 +247,7 @@ fs::path write_folder_page(const fs::path& folder, std::span<const KnownJob> job
   std::vector<JobRow> rows;
   const fs::path index = folder / "index.html";
   check_owner(index);  // before the jobs' pages are written
-  std::size_t room = most_thumbnail_bytes;
+  std::size_t bytes_left = most_thumbnail_bytes;
   for (const KnownJob& job : jobs) {
     JobRow& row = rows.emplace_back();
     row.job = job;
@@ -256,7 +256,7 @@ fs::path write_folder_page(const fs::path& folder, std::span<const KnownJob> job
     };
     row.name = below(row.job.path);
     try {
-      read_job(row, room);
+      read_job(row, bytes_left);
     } catch (const Error& e) {
       row.fault = e.what();
     } catch (const std::exception& e) {  // of a library
