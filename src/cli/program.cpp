@@ -182,10 +182,9 @@ void refuse_unknown_words(const CLI::App& app, int argc, char** argv) {
     std::string what;
     // A negative number is a value.
     if (word.starts_with('-') && word != "--" && word.find_first_of("0123456789.", 1) != 1) {
-      for (const CLI::Option* o : command->get_options()) {
+      known = {"-h"};
+      for (const CLI::Option* o : command->get_options())
         for (const std::string& l : o->get_lnames()) known.push_back("--" + l);
-        for (const std::string& s : o->get_snames()) known.push_back("-" + s);
-      }
       what = "option";
     } else {
       for (const CLI::App* s : command->get_subcommands(any_command))

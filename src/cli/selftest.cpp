@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -64,8 +65,7 @@ class RedirectedOutput {
   void restore() {
     if (out_ < 0) return;
     std::fflush(nullptr);
-    dup2(out_, STDOUT_FILENO);
-    dup2(err_, STDERR_FILENO);
+    restore_descriptors();
     close(out_);
     close(err_);
     out_ = err_ = -1;
@@ -127,30 +127,18 @@ struct Summary {
   std::abort();  // not reached
 }
 
-// Ends the job if a check hangs where no communicator notices it.
-class HangWatch {
- public:
-  HangWatch(double seconds, std::function<void()> act)
-      : thread_([this, seconds, act = std::move(act)] {
-          std::unique_lock lock(mutex_);
-          if (!wake_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return done_; }))
-            act();
-        }) {}
-  ~HangWatch() {
-    {
-      const std::lock_guard lock(mutex_);
-      done_ = true;
-    }
-    wake_.notify_all();
-    thread_.join();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool done_ = false;
-  std::thread thread_;
-};
+// Calls `act` if what it returns lives longer than so many seconds: for checks that hang where no
+// communicator notices it.
+std::jthread watch_for_hang(double seconds, std::function<void()> act) {
+  return std::jthread([seconds, act = std::move(act)](const std::stop_token& ended) {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any wake;
+    if (!wake.wait_for(lock, ended, std::chrono::duration<double>(seconds),
+                       [&] { return ended.stop_requested(); }))
+      act();
+  });
+}
 
 // How this rank's check ended.
 struct Outcome {
@@ -208,7 +196,7 @@ Summary run_checks(const std::vector<const Check*>& wanted, const Context& conte
     Outcome mine;
     std::vector<int> codes;
     {
-      const HangWatch watch(context.timeout, [&] {
+      const std::jthread watch = watch_for_hang(context.timeout, [&] {
         // One of them tells.
         std::this_thread::sleep_for(std::chrono::seconds(context.rank == 0 ? 0 : 5));
         abort_all_ranks(output, summary, c->name,

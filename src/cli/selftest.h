@@ -17,10 +17,10 @@ namespace weft {
 
 // Collective. Runs small jobs of every kind on all ranks, each a check with a known result, in a
 // folder of its own; prints a line a check, and at the end "selftest: passed ...", "selftest:
-// failed ..." or "selftest: stopped ..." on a request to stop (Exit::stopped). Returns 0, or the exit code of the first check that failed, Exit::hardware where a
-// result is wrong on a GPU. Where a check takes longer than --timeout, all ranks end with
-// Exit::hang. Exit::usage for keys other than those of the device, memory and threads, and where
-// ranks do not see the folder.
+// failed ..." or "selftest: stopped ..." on a request to stop (Exit::stopped). Returns 0, or the
+// exit code of the first check that failed, Exit::hardware where a result is wrong on a GPU. Where
+// a check takes longer than --timeout, all ranks end with Exit::hang. Exit::usage for keys other
+// than those of the device, memory and threads, and where ranks do not see the folder.
 Command selftest_command();
 
 namespace selftest {

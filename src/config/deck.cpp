@@ -371,14 +371,14 @@ std::string value_as_toml(const Option& o) {
     std::string operator()(const std::int64_t* v) const { return std::to_string(*v); }
     std::string operator()(const double* v) const { return number(*v); }
     std::string operator()(const std::string* v) const { return quoted(*v); }
-    std::string operator()(const Bools* v) const {
-      return fmt::format("[{}]", fmt::join(*v, ", "));
-    }
     std::string operator()(const Numbers* v) const {
       Texts items;
       for (const double n : *v) items.push_back(number(n));
       if (single && items.size() == 1) return items.front();
       return fmt::format("[{}]", fmt::join(items, ", "));
+    }
+    std::string operator()(const Bools* v) const {
+      return fmt::format("[{}]", fmt::join(*v, ", "));
     }
     std::string operator()(const Ints* v) const { return fmt::format("[{}]", fmt::join(*v, ", ")); }
     std::string operator()(const Texts* v) const { return quoted(*v); }
@@ -407,17 +407,10 @@ void cross_check(const Deck& deck, const std::string& origin) {
 // "whole number, 1 to 64", "one of: f32, bf16": the type and range in a comment.
 std::string type_as_comment(const Option& o) {
   if (o.list != nullptr) return "text, or list of texts";
-  struct Visitor {
-    const char* operator()(bool*) const { return "true or false"; }
-    const char* operator()(std::int64_t*) const { return "whole number"; }
-    const char* operator()(double*) const { return "number"; }
-    const char* operator()(std::string*) const { return "text"; }
-    const char* operator()(Bools*) const { return "list of true and false"; }
-    const char* operator()(Ints*) const { return "list of whole numbers"; }
-    const char* operator()(Numbers*) const { return "list of numbers"; }
-    const char* operator()(Texts*) const { return "list of texts"; }
-  };
-  std::string text = std::visit(Visitor{}, o.target);
+  // As in messages, without article and example.
+  std::string text = expected(o);
+  if (text.starts_with("a ")) text.erase(0, 2);
+  text.resize(std::min({text.size(), text.find(", as "), text.find(" in quotes")}));
   if (o.or_one) text = "number or " + text;
   if (!o.choices.empty()) return text + ", of: " + list_of(o.choices);
   const bool below = o.maximum < 1e15 && o.maximum != 1e300;
@@ -600,12 +593,7 @@ std::vector<std::string> changed_keys(Deck a, Deck b, bool fixed) {
   const std::vector<Option> left = option_table(a), right = option_table(b);
   std::vector<std::string> keys;
   for (std::size_t i = 0; i < left.size(); ++i) {
-    // Rows of two models may be of different types.
-    const bool same =
-        left[i].target.index() == right[i].target.index() &&
-        std::visit(
-            [&](auto* value) { return *value == *std::get<decltype(value)>(right[i].target); },
-            left[i].target);
+    const bool same = value_as_toml(left[i]) == value_as_toml(right[i]);
     if (!same && (left[i].fixed || !fixed)) keys.push_back(left[i].key);
   }
   return keys;

@@ -234,10 +234,8 @@ void check_space(const fs::path& folder, const std::vector<const StoreToCopy*>& 
   }
   const auto text = [](std::uint64_t bytes) { return size_text(static_cast<double>(bytes)); };
   WEFT_CHECK(false, Exit::data,
-             others > 0 ? "remove copies there that no job reads any more, choose another "
-                          "data.stage, or leave it empty, which reads the stores where they are"
-                        : "choose another data.stage, or leave it empty, which reads the stores "
-                          "where they are",
+             "remove copies there that no job reads any more, choose another data.stage, or leave "
+             "it empty, which reads the stores where they are",
              "data.stage: {} has {} left, and {} to copy {} {}{}", folder.string(), text(free),
              counted(std::ssize(missing), "store"), missing.size() == 1 ? "has" : "have",
              text(need), others > 0 ? "; the copies that are there have " + text(others) : "");

@@ -39,8 +39,7 @@ struct Staged {
   std::uint64_t bytes_copied = 0;             // of those that were not there yet
 };
 
-// Bytes of each read and write of a copy. A variable, so that a test can make many blocks of a small
-// store.
+// Bytes of each read and write of a copy; fewer in tests.
 extern std::uint64_t staging_block;
 
 // Whether data.path may name it and it is a file to copy: not made in memory, no list of pictures.

@@ -81,13 +81,8 @@ checkpoint::Outcome run_until_signal(const std::function<void()>& copy, std::ato
 
 // Collective over the node: what its first rank has staged, on all of its ranks.
 void share_copies(MPI_Comm node, const std::vector<std::string>& stores, const Staged& staged) {
-  std::map<std::string, std::string> copies;
-  for (const std::string& store : stores) {
-    const auto found = staged.copies.find(store);  // on the first rank alone
-    std::string copy = found != staged.copies.end() ? found->second : "";
-    checkpoint::share_text(node, copy);
-    copies[store] = copy;
-  }
+  std::map<std::string, std::string> copies = staged.copies;  // empty elsewhere
+  for (const std::string& store : stores) checkpoint::share_text(node, copies[store]);
   read_copies_of_stores(std::move(copies));
 }
 

@@ -55,7 +55,7 @@ std::string thumbnail(const fs::path& file) {
   }
 }
 
-// Of the gallery's first clips, as long as `bytes_left` bytes are left.
+// Of the gallery's first clips, as long as they fit into `bytes_left`.
 void add_thumbnails(JobRow& row, const Gallery& g, std::size_t& bytes_left) {
   for (std::size_t i = 0; i < std::min(most_thumbnails, g.clips.size()); ++i) {
     std::string png = thumbnail(g.folder / g.clips[i].file);
@@ -141,9 +141,9 @@ std::string name_cell(const JobRow& r) {
                                   escape(r.job.status.command)));
 }
 
-std::string state_cell(const JobStatus& s, const std::string& fault) {
+std::string state_cell(const JobStatus& s, const std::string& error) {
   std::string html = swatch(color_of_state(s.state), escape(state_text(s)), true);
-  for (const std::string& more : {s.error, fault})
+  for (const std::string& more : {s.error, error})
     if (!more.empty()) html += "<span class=\"note\">" + escape(more) + "</span>";
   return cell(s.state, html);
 }
@@ -171,7 +171,7 @@ std::string row_of(const JobRow& r, double now) {
   const std::string heard = s.state == "running"
                                 ? duration_text(std::max(0.0, now - s.updated)) + " ago"
                                 : time_text(s.updated);
-  return "<tr>" + name_cell(r) + state_cell(s, r.fault) +
+  return "<tr>" + name_cell(r) + state_cell(s, r.error) +
          cell(fmt::format("{:.6g}", std::isfinite(share) ? share : 0), done) +
          cell(r.loss, loss_text(r.loss)) + "<td>" + sparkline(r.losses, color_of(0)) + "</td>" +
          cell(r.held_out, loss_text(r.held_out)) + warnings_cell(s.warnings) +
@@ -220,8 +220,8 @@ std::string folder_page(const fs::path& folder, std::span<const JobRow> rows, do
     bool sorts = true;
   };
   constexpr Column columns[] = {
-      {"job"},          {"state"},      {"done"},       {"loss"},
-      {"curve", false}, {"held out"},   {"warnings"},   {"newest samples", false},
+      {"job"},          {"state"},      {"done"},        {"loss"},
+      {"curve", false}, {"held out"},   {"warnings"},    {"newest samples", false},
       {"per item"},     {"checkpoint"}, {"last update"}, {"ranks"}};
   std::string head;
   for (const Column& c : columns)
@@ -258,11 +258,11 @@ fs::path write_folder_page(const fs::path& folder, std::span<const KnownJob> job
     try {
       read_job(row, bytes_left);
     } catch (const Error& e) {
-      row.fault = e.what();
+      row.error = e.what();
     } catch (const std::exception& e) {  // of a library
-      row.fault = fmt::format("its files cannot be read: {}", e.what());
+      row.error = fmt::format("its files cannot be read: {}", e.what());
     }
-    if (!row.fault.empty()) log::warn("{}: {}", row.job.path.string(), row.fault);
+    if (!row.error.empty()) log::warn("{}: {}", row.job.path.string(), row.error);
     if (!row.page.empty()) row.page = below(row.page);
   }
   write_page(index, folder_page(folder, rows, now));
