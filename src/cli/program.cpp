@@ -180,8 +180,9 @@ void refuse_unknown_words(const CLI::App& app, int argc, char** argv) {
     const std::string word = argv[i], name = word.substr(0, word.find('='));
     std::vector<std::string> known;
     std::string what;
-    // A negative number is a value.
-    if (word.starts_with('-') && word != "--" && word.find_first_of("0123456789.", 1) != 1) {
+    // "-" and "--" are none, and a negative number is a value.
+    if (word.starts_with('-') && word.find_first_not_of('-') != word.npos &&
+        word.find_first_of("0123456789.", 1) != 1) {
       known = {"-h"};
       for (const CLI::Option* o : command->get_options())
         for (const std::string& l : o->get_lnames()) known.push_back("--" + l);
