@@ -31,7 +31,7 @@ def page(help_text):
         if match := re.fullmatch(r"\[([a-z0-9_]+)\]", line):
             out.append(f"## {match[1]}\n")
             table = ["| key | default | type | meaning |\n|---|---|---|---|"]
-        elif match := re.fullmatch(r"# Read by: (.*)\. Explained in docs/(.*)\.", line):
+        elif match := re.fullmatch(r"# This table is read by: (.*)\. Explained in docs/(.*)\.", line):
             out.append(f"Read by {match[1]}; explained in [{match[2]}]({match[2]}).\n")
         elif line.startswith("# "):
             comment = line[2:]

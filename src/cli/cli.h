@@ -36,6 +36,9 @@ std::string completion_script(const std::string& shell, const std::vector<Comman
 std::string man_page(const std::vector<Command>& commands);
 std::string deck_man_page();
 
+// As a word of a POSIX shell's command line: in quotes where it needs them.
+std::string shell_word(const std::string& text);
+
 // "0 done, 2 usage or deck, ...", on two lines.
 std::string exit_codes_text();
 

@@ -3,6 +3,7 @@
 #include "bench/bench.h"
 #include "cli/selftest.h"
 #include "config/deck.h"
+#include "core/error.h"
 #include "data/ingest/ingest.h"
 #include "data/store_file.h"
 #include "doctor/doctor.h"
@@ -32,6 +33,8 @@ Command help_command() {
       "print deck keys (deck, a table or a key), their JSON schema (schema), or a manual page "
       "(man, man-deck)",
       [topic, only](const Deck&, MPI_Comm) {
+        WEFT_CHECK(only->empty() || *topic == "deck", Exit::usage, "keys belong to weft help deck",
+                   "weft help {} takes no \"{}\"", *topic, *only);
         fmt::print("{}", *topic == "deck"     ? key_help(*only)
                          : *topic == "schema" ? deck_schema()
                          : *topic == "man"    ? man_page(all_commands())

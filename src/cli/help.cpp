@@ -4,6 +4,7 @@
 
 #include <map>
 #include <sstream>
+#include <utility>
 
 #include "cli/cli.h"
 #include "config/deck.h"
@@ -11,19 +12,16 @@
 namespace weft {
 namespace {
 
-struct TableReaders {
-  std::string commands, page;  // page: in docs/
-};
-
-// Commands that plan or measure a job (plan, simulate, bench) read what the job does. A test holds
-// this to the tables that there are (tests/e2e/test_shell.py).
-const std::map<std::string, TableReaders> readers = {
+// Of each table its readers and its page in docs/. Commands that plan or measure a job (plan,
+// simulate, bench) read what the job does. A test holds this to the tables that there are
+// (tests/e2e/test_shell.py).
+const std::map<std::string, std::pair<const char*, const char*>> readers = {
     {"run", {"every job", "decks.md"}},
     {"device", {"every job", "gpu.md"}},
     {"memory", {"every job", "plan.md"}},
     {"media", {"whatever reads pictures, videos, sound or lists", "security.md"}},
     {"ingest", {"ingest", "data.md"}},
-    {"data", {"train, encode, evaluate, segment", "data.md"}},
+    {"data", {"train, encode, generate, evaluate, segment", "data.md"}},
     {"model", {"every job that runs a model", "train.md"}},
     {"diffusion", {"train, generate, evaluate", "train.md"}},
     {"mask", {"train of STDiT3", "train.md"}},
@@ -56,8 +54,8 @@ std::string key_help(const std::string& name) {
     out += line + "\n";
     if (!line.starts_with('[')) continue;
     if (const auto table = readers.find(line.substr(1, line.size() - 2)); table != readers.end())
-      out += fmt::format("# Read by: {}. Explained in docs/{}.\n\n", table->second.commands,
-                         table->second.page);
+      out += fmt::format("# This table is read by: {}. Explained in docs/{}.\n\n",
+                         table->second.first, table->second.second);
   }
   return out;
 }

@@ -2,17 +2,17 @@
 
 #include <fmt/format.h>
 
-#include <fcntl.h>
-#include <unistd.h>
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <span>
 #include <string_view>
 
 #include "core/error.h"
+#include "core/file.h"
+#include "core/log.h"
+#include "report/html.h"
 
 namespace weft {
 namespace {
@@ -32,17 +32,6 @@ std::string without_schema(const std::string& deck) {
   return deck.starts_with(schema_directive) ? deck.substr(deck.find('\n') + 1) : deck;
 }
 
-// A file's address: what is neither unreserved there nor a slash is percent-encoded (RFC 3986).
-std::string file_uri(const std::string& path) {
-  std::string uri = "file://";
-  for (const char c : path) {
-    const bool kept = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                      std::string_view("-._~/").find(c) != std::string_view::npos;
-    uri += kept ? std::string(1, c) : fmt::format("%{:02X}", static_cast<unsigned char>(c));
-  }
-  return uri;
-}
-
 // The same with the schema of this program's installation or checkout; "" where there is none.
 std::string schema_line() {
   namespace fs = std::filesystem;
@@ -52,7 +41,8 @@ std::string schema_line() {
        {"../share/weft/inputs/deck.schema.json", "../inputs/deck.schema.json"}) {
     const fs::path file = (folder / place).lexically_normal();
     if (fs::is_regular_file(file, none))
-      return fmt::format("{}{}\n", schema_directive, file_uri(file.string()));
+      return fmt::format("{}file://{}\n", schema_directive,
+                         report_page::percent_encoded(file.string()));
   }
   return "";
 }
@@ -99,20 +89,17 @@ const InputDeck& deck_named(const std::string& name) {
 
 // Never over a file that is there, not even one made in this moment.
 void write_new(const std::string& file, const std::string& text) {
-  const int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  WEFT_CHECK(fd >= 0 || errno != EEXIST, Exit::usage, "give another name: weft init NAME FILE",
-             "{} is there already", file);
-  WEFT_CHECK(fd >= 0, Exit::usage, "a folder that exists and can be written to",
-             "cannot make {}: {}", file, std::strerror(errno));
-  std::size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t n = write(fd, text.data() + done, text.size() - done);
-    if (n <= 0) break;
-    done += static_cast<std::size_t>(n);
+  WEFT_CHECK(!is_there(file, Exit::usage), Exit::usage, "give another name: weft init NAME FILE",
+             "{} already exists", file);
+  File out = File::create(file, Exit::usage);
+  try {
+    out.write(std::as_bytes(std::span(text)), 0);
+    out.close();
+  } catch (const Error&) {
+    std::error_code none;
+    std::filesystem::remove(file, none);
+    throw;
   }
-  const bool whole = close(fd) == 0 && done == text.size();
-  if (!whole) unlink(file.c_str());
-  WEFT_CHECK(whole, Exit::data, "is the disk full?", "cannot write {}", file);
 }
 
 void replace_all(std::string& text, const std::string& from, const std::string& to) {
@@ -127,6 +114,9 @@ int init(const std::string& name, std::string file) {
   }
   const InputDeck& deck = deck_named(name);
   if (file.empty()) file = name + ".toml";
+  WEFT_CHECK(printable(file, file.size()) == file, Exit::usage,
+             "choose another name: comments of the deck have it",
+             "\"{}\" has control characters or is not UTF-8", printable(file));
   // Its comments have the commands of a checkout; here the deck is `file`, and weft on the PATH.
   std::string text = without_schema(deck.text), others;
   for (const InputDeck& d : input_decks()) {
@@ -136,7 +126,7 @@ int init(const std::string& name, std::string file) {
       others += fmt::format("its comments name {0}.toml, which `weft init {0}` writes\n", d.name);
     }
   }
-  replace_all(text, "inputs/" + deck.name + ".toml", file);
+  replace_all(text, "inputs/" + deck.name + ".toml", shell_word(file));
   replace_all(text, "build/weft", "weft");
   write_new(file, schema_line() + text);
   fmt::print("{} is a commented deck; `weft help deck` has every key\n{}", file, others);

@@ -61,6 +61,8 @@ void add_argument(CLI::App& app, const Argument& a, GivenDeck& deck) {
   if (a.commas) option.delimiter(',')->allow_extra_args(false);
   if (a.not_negative) option.check(CLI::NonNegativeNumber);
   if (!a.choices.empty()) option.check(CLI::IsMember(a.choices));
+  if (!a.name.starts_with('-'))
+    option.check([](const std::string& word) { return word.empty() ? "is an empty word" : ""; });
 }
 
 // run.profile: a table of this command's operations at its end, unless an error ends it.
@@ -141,7 +143,7 @@ int print(const std::string& text, MPI_Comm world) {
 }
 
 bool has_command(const Program& program, const std::string& name) {
-  return std::ranges::any_of(program.commands, [&](const Command& c) { return c.name == name; });
+  return std::ranges::find(program.commands, name, &Command::name) != program.commands.end();
 }
 
 // The words of the command line, last first as CLI11 takes them. `weft help` and `weft help
@@ -153,8 +155,15 @@ std::vector<std::string> words_of(const Program& program, int argc, char** argv)
   const bool help = !words.empty() && words[0] == "help" && has_command(program, "help");
   if (help && (words.size() == 1 || has_command(program, words[1]))) {
     words.erase(words.begin());
+    const std::vector<Command>* known = &program.commands;
+    for (const std::string& word : words) {  // --help would leave out those that are wrong
+      const auto c = std::ranges::find(*known, word, &Command::name);
+      WEFT_CHECK(c != known->end(), Exit::usage, "weft help COMMAND takes the command's name alone",
+                 "unknown command \"{}\"", fmt::join(words, " "));
+      known = &c->commands;
+    }
     words.push_back("--help");
-  } else if (help && words.size() == 2 && !words[1].starts_with('-') &&
+  } else if (help && words.size() >= 2 && !words[1].starts_with('-') &&
              std::ranges::find(topics, words[1]) == std::end(topics)) {
     words.insert(words.begin() + 1, "deck");
   }
@@ -171,7 +180,10 @@ void refuse_unknown_words(const CLI::App& app, int argc, char** argv) {
     const std::string word = argv[i], name = word.substr(0, word.find('='));
     std::vector<std::string> known;
     std::string what;
-    if (word.rfind("--", 0) == 0 && word.size() > 2) {
+    // "-" and "--" are none, and a negative number is a value.
+    if (word.starts_with('-') && word.find_first_not_of('-') != word.npos &&
+        word.find_first_of("0123456789.", 1) != 1) {
+      known = {"-h"};
       for (const CLI::Option* o : command->get_options())
         for (const std::string& l : o->get_lnames()) known.push_back("--" + l);
       what = "option";

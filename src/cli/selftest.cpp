@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -64,8 +65,7 @@ class RedirectedOutput {
   void restore() {
     if (out_ < 0) return;
     std::fflush(nullptr);
-    dup2(out_, STDOUT_FILENO);
-    dup2(err_, STDERR_FILENO);
+    restore_descriptors();
     close(out_);
     close(err_);
     out_ = err_ = -1;
@@ -76,7 +76,7 @@ class RedirectedOutput {
     dup2(out_, STDOUT_FILENO);
     dup2(err_, STDERR_FILENO);
   }
-  void tell(const std::string& text) const {
+  void print(const std::string& text) const {
     for (std::string_view rest = text; !rest.empty();) {
       const ssize_t n = write(out_, rest.data(), rest.size());
       if (n <= 0) return;
@@ -92,9 +92,10 @@ class RedirectedOutput {
 struct Summary {
   std::size_t all = 0;
   int ranks = 1;
+  std::size_t done = 0;
   std::vector<std::string> failed;
   int first_code = 0;
-  bool wrong_on_gpu = false;
+  bool wrong_on_gpu = false, stopped = false;
 
   void add(const std::string& name, int code) {
     failed.push_back(name);
@@ -103,19 +104,22 @@ struct Summary {
   }
   int code() const { return wrong_on_gpu ? static_cast<int>(Exit::hardware) : first_code; }
   std::string line(double seconds) const {
-    return failed.empty() ? fmt::format("selftest: passed {} checks on {} ranks in {:.0f} s\n", all,
-                                        ranks, seconds)
-                          : fmt::format("selftest: failed {} of {} checks on {} ranks: {}\n",
-                                        failed.size(), all, ranks, fmt::join(failed, ", "));
+    if (!failed.empty())
+      return fmt::format("selftest: failed {} of {} checks on {} ranks: {}\n", failed.size(),
+                         stopped ? done : all, ranks, fmt::join(failed, ", "));
+    if (stopped)
+      return fmt::format("selftest: stopped after {} of {} checks on {} ranks\n", done, all, ranks);
+    return fmt::format("selftest: passed {} checks on {} ranks in {:.0f} s\n", all, ranks, seconds);
   }
 };
 
 // Ends all ranks where they can no longer go on together. From any thread.
-[[noreturn]] void end_all(const RedirectedOutput& output, Summary summary, const std::string& name,
-                          const std::string& why, int code, const Site& site) {
+[[noreturn]] void abort_all_ranks(const RedirectedOutput& output, Summary summary,
+                                  const std::string& name, const std::string& why, int code,
+                                  const Context& context) {
   summary.add(name, code);
-  output.tell(fmt::format("  FAILED\n  {}\nfiles and messages of each rank are in {}\n{}", why,
-                          site.folder.string(), summary.line(0)));
+  output.print(fmt::format("  FAILED\n  {}\nfiles and messages of each rank are in {}\n{}", why,
+                           context.folder.string(), summary.line(0)));
   // What follows may wait too: a file that is closed, for a file system that does not answer.
   crash::end_within(5, static_cast<Exit>(summary.code()));
   output.restore_descriptors();
@@ -123,30 +127,18 @@ struct Summary {
   std::abort();  // not reached
 }
 
-// Ends the job if a check hangs where no communicator notices it.
-class HangWatch {
- public:
-  HangWatch(double seconds, std::function<void()> act)
-      : thread_([this, seconds, act = std::move(act)] {
-          std::unique_lock lock(mutex_);
-          if (!wake_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return done_; }))
-            act();
-        }) {}
-  ~HangWatch() {
-    {
-      const std::lock_guard lock(mutex_);
-      done_ = true;
-    }
-    wake_.notify_all();
-    thread_.join();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool done_ = false;
-  std::thread thread_;
-};
+// Calls `act` if what it returns lives longer than so many seconds: for checks that hang where no
+// communicator notices it.
+std::jthread watch_for_hang(double seconds, std::function<void()> act) {
+  return std::jthread([seconds, act = std::move(act)](const std::stop_token& ended) {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any wake;
+    if (!wake.wait_for(lock, ended, std::chrono::duration<double>(seconds),
+                       [&] { return ended.stop_requested(); }))
+      act();
+  });
+}
 
 // How this rank's check ended.
 struct Outcome {
@@ -154,13 +146,13 @@ struct Outcome {
   std::string why;
 };
 
-Outcome attempt(const Check& c, const Site& site) {
+Outcome attempt(const Check& c, const Context& context) {
   const auto failed = [&](Exit code, std::string why) {
     return Outcome{static_cast<int>(code),
-                   fmt::format("rank {} on {}: {}", site.rank, host_name(), why)};
+                   fmt::format("rank {} on {}: {}", context.rank, host_name(), why)};
   };
   try {
-    c.run(site);
+    c.run(context);
     if (on_cuda()) device_runtime().synchronize();
     return {};
   } catch (const Error& e) {
@@ -174,15 +166,15 @@ Outcome attempt(const Check& c, const Site& site) {
 
 // The codes of all ranks once all have ended the check; nothing where this rank's failed and others
 // still wait, perhaps for this one.
-std::vector<int> codes_of_all(int mine, const Site& site, MPI_Comm comm) {
-  std::vector<int> codes(static_cast<std::size_t>(site.ranks));
+std::vector<int> codes_of_all(int mine, const Context& context, MPI_Comm comm) {
+  std::vector<int> codes(static_cast<std::size_t>(context.ranks));
   MPI_Request request;
   MPI_Iallgather(&mine, 1, MPI_INT, codes.data(), 1, MPI_INT, comm, &request);
   const double start = now_seconds();
   // The others may be slower: they get a fifth of the check's time. A rank that hangs never ends,
   // and its watchdog ends it soon. Of several ranks that wait one tells.
-  const double seconds_to_wait =
-      (mine == static_cast<int>(Exit::hang) ? 0 : site.timeout / 5) + (site.rank == 0 ? 0 : 2);
+  const double seconds_to_wait = (mine == static_cast<int>(Exit::hang) ? 0 : context.timeout / 5) +
+                                 (context.rank == 0 ? 0 : 2);
   for (int done = 0;;) {
     MPI_Test(&request, &done, MPI_STATUS_IGNORE);
     if (done != 0) return codes;
@@ -191,45 +183,53 @@ std::vector<int> codes_of_all(int mine, const Site& site, MPI_Comm comm) {
   }
 }
 
-Summary run_checks(const std::vector<const Check*>& wanted, const Site& site,
+Summary run_checks(const std::vector<const Check*>& wanted, const Context& context,
                    const RedirectedOutput& output) {
   MPI_Comm comm = MPI_COMM_NULL;
-  MPI_Comm_dup(site.world, &comm);
+  MPI_Comm_dup(context.world, &comm);
   Summary summary;
   summary.all = wanted.size();
-  summary.ranks = site.ranks;
+  summary.ranks = context.ranks;
   for (const Check* c : wanted) {
-    if (site.rank == 0) output.tell(fmt::format("{:<13} {:<56}", c->name, c->what));
+    if (context.rank == 0) output.print(fmt::format("{:<13} {:<56}", c->name, c->what));
     const double start = now_seconds();
     Outcome mine;
     std::vector<int> codes;
     {
-      const HangWatch watch(site.timeout, [&] {
+      const std::jthread watch = watch_for_hang(context.timeout, [&] {
         // One of them tells.
-        std::this_thread::sleep_for(std::chrono::seconds(site.rank == 0 ? 0 : 5));
-        end_all(output, summary, c->name,
-                fmt::format("it did not end in {:g} s; --timeout SECONDS gives every check more",
-                            site.timeout),
-                static_cast<int>(Exit::hang), site);
+        std::this_thread::sleep_for(std::chrono::seconds(context.rank == 0 ? 0 : 5));
+        abort_all_ranks(output, summary, c->name,
+                        fmt::format("timed out after {:g} s; raise --timeout", context.timeout),
+                        static_cast<int>(Exit::hang), context);
       });
-      mine = attempt(*c, site);
+      mine = attempt(*c, context);
       if (mine.code != 0) log::error("selftest {}: {}", c->name, mine.why);
-      codes = codes_of_all(mine.code, site, comm);
+      codes = codes_of_all(mine.code, context, comm);
     }
-    if (codes.empty()) end_all(output, summary, c->name, mine.why, mine.code, site);
-    const auto first = std::ranges::find_if(codes, [](int code) { return code != 0; });
+    if (codes.empty()) abort_all_ranks(output, summary, c->name, mine.why, mine.code, context);
+    constexpr int on_request = static_cast<int>(Exit::stopped);
+    summary.stopped = std::ranges::find(codes, on_request) != codes.end();
+    const auto first =
+        std::ranges::find_if(codes, [](int code) { return code != 0 && code != on_request; });
     const double seconds = now_seconds() - start;
+    if (first == codes.end() && summary.stopped) {
+      if (context.rank == 0) output.print(fmt::format(" {:5.1f} s  stopped\n", seconds));
+      if (summary.failed.empty()) summary.first_code = on_request;
+      break;
+    }
+    ++summary.done;
     if (first == codes.end()) {
-      if (site.rank == 0) output.tell(fmt::format(" {:5.1f} s  ok\n", seconds));
+      if (context.rank == 0) output.print(fmt::format(" {:5.1f} s  ok\n", seconds));
       continue;
     }
     std::string why = mine.why;
     broadcast_sized(why, comm, static_cast<int>(first - codes.begin()));
     summary.add(c->name, *first);
-    if (site.rank == 0)
-      output.tell(fmt::format(" {:5.1f} s  FAILED (exit code {})\n  {}\n", seconds, *first,
-                              printable(why, 2000)));
-    if (std::ranges::find(codes, static_cast<int>(Exit::stopped)) != codes.end()) break;
+    if (context.rank == 0)
+      output.print(fmt::format(" {:5.1f} s  FAILED (exit code {})\n  {}\n", seconds, *first,
+                               printable(why, 2000)));
+    if (summary.stopped) break;
   }
   MPI_Comm_free(&comm);
   return summary;
@@ -261,44 +261,44 @@ int run_selftest(const Deck& given, const std::string& parent,
                  const std::vector<std::string>& names, double timeout, MPI_Comm world) {
   // 1. What was asked for, and where.
   WEFT_CHECK(timeout >= 1 && timeout <= 1e6, Exit::usage, "seconds that a check may take, 1 to 1e6",
-             "--timeout {:g}", timeout);
+             "--timeout {:g} is out of range", timeout);
   std::vector<const Check*> wanted;
   for (const Check& c : all_checks())
     if (names.empty() || std::ranges::find(names, c.name) != names.end()) wanted.push_back(&c);
   check_keys(given);
   watch_stop_signals();
-  Site site;
-  site.world = world;
-  site.given = given;
-  site.timeout = timeout;
-  MPI_Comm_rank(world, &site.rank);
-  MPI_Comm_size(world, &site.ranks);
+  Context context;
+  context.world = world;
+  context.given = given;
+  context.timeout = timeout;
+  MPI_Comm_rank(world, &context.rank);
+  MPI_Comm_size(world, &context.ranks);
   const RankDevice device = choose_device(given.device.kind, given.device.share, world);
   const int threads = set_threads(static_cast<int>(given.run.threads), device.core_sharers);
-  site.folder = make_folder(parent, world);
-  if (site.rank == 0)
-    fmt::print("{}\n{} on {}, {}; files in {}\n", version_line(), counted(site.ranks, "rank"),
+  context.folder = make_folder(parent, world);
+  if (context.rank == 0)
+    fmt::print("{}\n{} on {}, {}; files in {}\n", version_line(), counted(context.ranks, "rank"),
                on_cuda() ? device_runtime().describe() : "CPU",
-               counted(threads, "thread") + " each", site.folder.string());
+               counted(threads, "thread") + " each", context.folder.string());
 
   // 2. The checks. A collective that hangs is an error before its check is, not after an hour, and
   // no line of progress is drawn.
   setenv("WEFT_COMM_TIMEOUT", fmt::format("{:g}", 0.4 * timeout).c_str(), 0);
   setenv("TERM", "dumb", 1);
   const double start = now_seconds();
-  RedirectedOutput output(site.folder / fmt::format("rank_{}.log", site.rank));
-  const Summary summary = run_checks(wanted, site, output);
+  RedirectedOutput output(context.folder / fmt::format("rank_{}.log", context.rank));
+  const Summary summary = run_checks(wanted, context, output);
   output.restore();
 
   // 3. The summary. No rank writes into the folder any more.
   MPI_Barrier(world);
-  if (site.rank != 0) return summary.code();
+  if (context.rank != 0) return summary.code();
   if (summary.failed.empty()) {
     std::error_code failed;
-    fs::remove_all(site.folder, failed);
-    if (failed) log::warn("cannot remove {}: {}", site.folder.string(), failed.message());
+    fs::remove_all(context.folder, failed);
+    if (failed) log::warn("cannot remove {}: {}", context.folder.string(), failed.message());
   } else {
-    fmt::print("files and messages of each rank are in {}\n", site.folder.string());
+    fmt::print("files and messages of each rank are in {}\n", context.folder.string());
   }
   fmt::print("{}", summary.line(now_seconds() - start));
   return summary.code();

@@ -16,17 +16,17 @@
 namespace weft {
 
 // Collective. Runs small jobs of every kind on all ranks, each a check with a known result, in a
-// folder of its own; prints a line a check, and at the end "selftest: passed ..." or "selftest:
-// failed ...". Returns 0, or the exit code of the first check that failed, Exit::hardware where a
-// result is wrong on a GPU. Where a check takes longer than --timeout, all ranks end with
-// Exit::hang. Exit::usage for keys other than those of the device, memory and threads, and where
-// ranks do not see the folder.
+// folder of its own; prints a line a check, and at the end "selftest: passed ...", "selftest:
+// failed ..." or "selftest: stopped ..." on a request to stop (Exit::stopped). Returns 0, or the
+// exit code of the first check that failed, Exit::hardware where a result is wrong on a GPU. Where
+// a check takes longer than --timeout, all ranks end with Exit::hang. Exit::usage for keys other
+// than those of the device, memory and threads, and where ranks do not see the folder.
 Command selftest_command();
 
 namespace selftest {
 
 // Where the checks run.
-struct Site {
+struct Context {
   std::filesystem::path folder;  // seen by all ranks
   MPI_Comm world = MPI_COMM_NULL;
   int rank = 0, ranks = 1;
@@ -45,7 +45,7 @@ struct Site {
 struct Check {
   const char* name;
   const char* what;
-  void (*run)(const Site&);
+  void (*run)(const Context&);
 };
 const std::vector<Check>& all_checks();
 

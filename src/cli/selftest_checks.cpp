@@ -41,7 +41,7 @@ namespace weft::selftest {
 
 namespace fs = std::filesystem;
 
-Deck Site::deck(const std::string& name, const std::vector<std::string>& keys) const {
+Deck Context::deck(const std::string& name, const std::vector<std::string>& keys) const {
   const auto found = std::ranges::find(input_decks(), name, &InputDeck::name);
   WEFT_ASSERT(found != input_decks().end());
   Deck d = parse_deck(found->text, name + ".toml", keys);
@@ -54,8 +54,8 @@ Deck Site::deck(const std::string& name, const std::vector<std::string>& keys) c
 namespace {
 
 // As the command line runs it. Throws where the job ends with another exit code than 0.
-void run(const Command& command, const Deck& deck, const Site& site) {
-  const int code = command.run(deck, site.world);
+void run(const Command& command, const Deck& deck, const Context& context) {
+  const int code = command.run(deck, context.world);
   WEFT_CHECK(code == 0, static_cast<Exit>(code), "", "weft {} ended with exit code {}",
              command.name, code);
 }
@@ -70,7 +70,7 @@ void check(bool holds, const std::string& wrong) {
 // results in the fifth digit or later; a wrong operation changes the second.
 void check_close(const char* what, double got, double wanted, double tolerance = 1e-3) {
   check(std::abs(got - wanted) <= tolerance * std::abs(wanted),
-        fmt::format("{} is {:.7g} instead of {:.7g}", what, got, wanted));
+        fmt::format("{}: expected {:.7g}, got {:.7g}", what, wanted, got));
 }
 
 double root_mean_square(std::span<const float> values) {
@@ -99,10 +99,10 @@ std::string state_of(const fs::path& run_dir) {
 constexpr int training_steps = 4;
 
 // Some steps at a stretch, and the same with a restart half-way.
-void train_twice(const Site& site, const std::string& name, const std::string& deck,
+void train_twice(const Context& context, const std::string& name, const std::string& deck,
                  const std::vector<std::string>& keys) {
   const auto train = [&](const std::string& run_dir, int until) {
-    std::vector<std::string> all = {"run.dir=" + site.path(run_dir),
+    std::vector<std::string> all = {"run.dir=" + context.path(run_dir),
                                     fmt::format("train.steps={}", until),
                                     fmt::format("train.checkpoint_every={}", training_steps / 2),
                                     "train.warmup_steps=0",
@@ -110,7 +110,7 @@ void train_twice(const Site& site, const std::string& name, const std::string& d
                                     "train.micro_batches=8",
                                     "parallel.deterministic=true"};
     all.insert(all.end(), keys.begin(), keys.end());
-    run(train_command(), site.deck(deck, all), site);
+    run(train_command(), context.deck(deck, all), context);
   };
   train(name + "_whole", training_steps);
   train(name + "_parts", training_steps / 2);
@@ -118,13 +118,13 @@ void train_twice(const Site& site, const std::string& name, const std::string& d
 }
 
 // Whether both ended with the same bits, and with known losses of the first and the last step.
-void check_trainings(const Site& site, const std::string& name, double first, double last,
+void check_trainings(const Context& context, const std::string& name, double first, double last,
                      double tolerance_of_last = 1e-3) {
-  if (site.rank != 0) return;
-  const fs::path whole = site.path(name + "_whole"), parts = site.path(name + "_parts");
+  if (context.rank != 0) return;
+  const fs::path whole = context.path(name + "_whole"), parts = context.path(name + "_parts");
   const std::vector<double> losses = losses_of(whole);
   check(std::ssize(losses) == training_steps,
-        fmt::format("{} instead of {}", counted(std::ssize(losses), "step"), training_steps));
+        fmt::format("expected {} steps, got {}", training_steps, losses.size()));
   check_close("the loss of the first step", losses.front(), first);
   check_close("the loss of the last step", losses.back(), last, tolerance_of_last);
   check(losses_of(parts) == losses && state_of(parts) == state_of(whole),
@@ -133,7 +133,7 @@ void check_trainings(const Site& site, const std::string& name, double first, do
 
 // ---- The checks
 
-void operations(const Site&) {
+void operations(const Context&) {
   RankFacts facts;
   check_operations(facts);
   for (const auto& [name, wrong] : facts.operations)
@@ -141,18 +141,18 @@ void operations(const Site&) {
 }
 
 // Whole numbers of at most 15, whose sums are exact in f32 in any order.
-void collectives(const Site& site) {
-  const auto comm = make_communicator(site.world);
+void collectives(const Context& context) {
+  const auto comm = make_communicator(context.world);
   const auto term = [](std::int64_t element, int rank) {
     return static_cast<float>((element % 31 * 7 + rank * 13) % 31 - 15);
   };
   std::vector<float> sums(31);
   for (std::int64_t e = 0; e < 31; ++e)
-    for (int r = 0; r < site.ranks; ++r) sums[e] += term(e, r);
+    for (int r = 0; r < context.ranks; ++r) sums[e] += term(e, r);
   std::string wrong;  // told at the end: the other ranks may have nothing to complain of
   for (const std::int64_t n : {1, 1000, 300'007}) {
     std::vector<float> mine(n);
-    for (std::int64_t i = 0; i < n; ++i) mine[i] = term(i, site.rank);
+    for (std::int64_t i = 0; i < n; ++i) mine[i] = term(i, context.rank);
     for (const bool in_parts : {false, true}) {
       Tensor t = Tensor::persistent({n}, DType::f32);
       t.set(std::span<const float>(mine));
@@ -175,20 +175,20 @@ void collectives(const Site& site) {
 }
 
 // A red picture and a moving one, to clips.
-void ingest_footage(const Site& site) {
-  const std::string store = site.path("clips.h5");
+void ingest_footage(const Context& context) {
+  const std::string store = context.path("clips.h5");
   run(ingest_command(),
-      site.deck("smoke", {"ingest.inputs=[\"lavfi:color=c=red:size=96x64:rate=10:duration=2\", "
-                          "\"lavfi:testsrc2=size=96x64:rate=10:duration=2\"]",
-                          "ingest.output=" + store, "ingest.frames=[5]", "ingest.height=32",
-                          "ingest.width=48"}),
-      site);
-  if (site.rank != 0) return;
+      context.deck("smoke", {"ingest.inputs=[\"lavfi:color=c=red:size=96x64:rate=10:duration=2\", "
+                             "\"lavfi:testsrc2=size=96x64:rate=10:duration=2\"]",
+                             "ingest.output=" + store, "ingest.frames=[5]", "ingest.height=32",
+                             "ingest.width=48"}),
+      context);
+  if (context.rank != 0) return;
   const auto clips = open_clip_store(store, true);
   const Bucket& bucket = clips->buckets().front();
   check(clips->buckets().size() == 1 && bucket.clips == 8,
-        fmt::format("{} in {} instead of 8 clips in 1", counted(bucket.clips, "clip"),
-                    counted(std::ssize(clips->buckets()), "bucket")));
+        fmt::format("expected 8 clips in 1 bucket, got {} in {}", bucket.clips,
+                    clips->buckets().size()));
   constexpr double red[] = {254, 0, 0};
   std::vector<std::byte> clip(bucket.clip_bytes());
   for (std::int64_t i = 0; i < bucket.clips; ++i) {
@@ -201,14 +201,15 @@ void ingest_footage(const Site& site) {
       least = std::min(least, value);
     }
     for (int c = 0; c < 3 && i < 4; ++c)
-      check(std::abs(mean[c] - red[c]) < 4,
-            fmt::format("channel {} of a red picture is {:.1f} instead of {}", c, mean[c], red[c]));
+      check(
+          std::abs(mean[c] - red[c]) < 4,
+          fmt::format("channel {} of a red picture: expected {}, got {:.1f}", c, red[c], mean[c]));
     check(i < 4 || most - least > 150,
           fmt::format("the values of a test picture go from {} to {}", least, most));
   }
 }
 
-void clean_captions(const Site&) {
+void clean_captions(const Context&) {
   const std::pair<std::string, std::string> texts[] = {
       {clean_text("Café & Bar &amp; Grill &lt;b&gt;bold&lt;/b&gt; 你好 world"),
        "café bar grill bold< b> world"},
@@ -217,132 +218,133 @@ void clean_captions(const Site&) {
       {clean_basic("full\uff37idth \uff0c\u3000space"), "fullWidth , space"}};
   for (const auto& [got, wanted] : texts)
     check(got == wanted,
-          fmt::format("a caption is cleaned to \"{}\" instead of \"{}\"", got, wanted));
+          fmt::format("a cleaned caption: expected \"{}\", got \"{}\"", wanted, got));
 }
 
-void encode_clips(const Site& site) {
-  const std::string store = site.path("latents.h5");
+void encode_clips(const Context& context) {
+  const std::string store = context.path("latents.h5");
   run(encode_command(),
-      site.deck("demo", {fmt::format("data.path=synthetic:clips={},frames=9,height=32,width=48",
-                                     site.items()),
-                         "vae.weights=random:2", "t5.weights=", "encode.text=false",
-                         "encode.dtype=f32", "encode.output=" + store}),
-      site);
-  if (site.rank != 0) return;
+      context.deck("demo", {fmt::format("data.path=synthetic:clips={},frames=9,height=32,width=48",
+                                        context.items()),
+                            "vae.weights=random:2", "t5.weights=", "encode.text=false",
+                            "encode.dtype=f32", "encode.output=" + store}),
+      context);
+  if (context.rank != 0) return;
   const auto clips = open_clip_store(store, true);
   const Bucket& bucket = clips->buckets().front();
-  check(bucket.clips == site.items(),
-        fmt::format("{} instead of {}", counted(bucket.clips, "clip"), site.items()));
+  check(bucket.clips == context.items(),
+        fmt::format("expected {} clips, got {}", context.items(), bucket.clips));
   std::vector<float> latent(bucket.clip_bytes() / sizeof(float));
   for (std::int64_t i = 0; i < bucket.clips; ++i) {
     clips->read(0, i, std::as_writable_bytes(std::span(latent)));
-    if (i == 0) check_close("the size of a latent", root_mean_square(latent), 0.301631);
+    if (i == 0) check_close("RMS of a latent", root_mean_square(latent), 0.301631);
   }
 }
 
-void generate_clips(const Site& site) {
-  const int samples = (site.items() + 1) / 2;  // of two prompts
-  const Deck deck =
-      site.deck("demo", {"data.path=synthetic:", "generate.weights=random:1",
-                         "vae.weights=random:2", "vae.scale=[1, 1, 1, 1]", "vae.shift=[0, 0, 0, 0]",
-                         "t5.weights=" + site.path("t5"), "sampler.steps=3",
-                         "generate.tensors=true", fmt::format("generate.num_samples={}", samples),
-                         "generate.output=" + site.path("generated")});
-  if (site.rank == 0) write_text_encoder(deck.get<T5Deck>());
-  MPI_Barrier(site.world);
-  run(generate_command(), deck, site);
-  if (site.rank != 0) return;
+void generate_clips(const Context& context) {
+  const int samples = (context.items() + 1) / 2;  // of two prompts
+  const Deck deck = context.deck(
+      "demo",
+      {"data.path=synthetic:", "generate.weights=random:1", "vae.weights=random:2",
+       "vae.scale=[1, 1, 1, 1]", "vae.shift=[0, 0, 0, 0]", "t5.weights=" + context.path("t5"),
+       "sampler.steps=3", "generate.tensors=true", fmt::format("generate.num_samples={}", samples),
+       "generate.output=" + context.path("generated")});
+  if (context.rank == 0) write_text_encoder(deck.get<T5Deck>());
+  MPI_Barrier(context.world);
+  run(generate_command(), deck, context);
+  if (context.rank != 0) return;
   for (int prompt = 0; prompt < 2; ++prompt)
     for (int sample = 0; sample < samples; ++sample) {
-      const std::string name = site.path(fmt::format("generated/sample_{:04d}-{}", prompt, sample));
+      const std::string name =
+          context.path(fmt::format("generated/sample_{:04d}-{}", prompt, sample));
       const std::int64_t frames = read_frames({name + ".mp4"}).frames;
-      check(frames == 9, fmt::format("a clip has {} frames instead of 9", frames));
+      check(frames == 9, fmt::format("frames of a clip: expected 9, got {}", frames));
       if (sample > 0) continue;
       const auto file = SafetensorsFile::open(name + ".safetensors");
       const bool first = prompt == 0;
-      check_close("the size of a clip's latent",
-                  root_mean_square(file.read_f32(file.at("latent_0"))),
+      check_close("RMS of a clip's latent", root_mean_square(file.read_f32(file.at("latent_0"))),
                   first ? 2.055525 : 1.938002);
-      check_close("the size of a clip's pixels", root_mean_square(file.read_f32(file.at("frames"))),
+      check_close("RMS of a clip's pixels", root_mean_square(file.read_f32(file.at("frames"))),
                   first ? 0.348821 : 0.349861);
     }
 }
 
-void train_open_sora(const Site& site) {
-  train_twice(site, "open_sora", "smoke", {});
-  check_trainings(site, "open_sora", 3.779267, 2.025912);
-  if (site.rank != 0) return;
-  report({site.path("open_sora_whole")});
-  const std::string page = read_whole(site.folder / "open_sora_whole" / "report.html", 1 << 26,
+void train_open_sora(const Context& context) {
+  train_twice(context, "open_sora", "smoke", {});
+  check_trainings(context, "open_sora", 3.779267, 2.025912);
+  if (context.rank != 0) return;
+  report({context.path("open_sora_whole")});
+  const std::string page = read_whole(context.folder / "open_sora_whole" / "report.html", 1 << 26,
                                       Exit::data, "is it the report?");
-  check(page.find("</html>") != page.npos, "report.html is not whole");
+  check(page.find("</html>") != page.npos, "report.html is incomplete");
 }
 
-void train_wan(const Site& site) {
-  train_twice(site, "wan", "wan_demo",
+void train_wan(const Context& context) {
+  train_twice(context, "wan", "wan_demo",
               {"data.path=synthetic:clips=32,frames=5,height=16,width=24", "data.text_features=",
                "model.hidden_size=96", "model.depth=2", "model.ffn_dim=192"});
-  check_trainings(site, "wan", 1.087110, 0.997382);
+  check_trainings(context, "wan", 1.087110, 0.997382);
 }
 
-void train_vae(const Site& site) {
-  train_twice(site, "vae", "demo_vae",
+void train_vae(const Context& context) {
+  train_twice(context, "vae", "demo_vae",
               {"data.path=synthetic:clips=32,frames=5,height=16,width=16",
                "vae.spatial_channels=[8, 8, 16, 16]", "vae.spatial_groups=4", "vae.filters=8",
                "vae.num_groups=4"});
-  check_trainings(site, "vae", 264.0021, 170.5247);
+  check_trainings(context, "vae", 264.0021, 170.5247);
 }
 
 // Each micro-batch has its own statistics of batch norm: losses do not depend on the ranks then.
-void train_segmentation(const Site& site) {
+void train_segmentation(const Context& context) {
   const std::string shapes = "shapes:classes=4,height=48,width=48,hues=1,images=";
-  train_twice(site, "segmentation", "segmentation_demo",
+  train_twice(context, "segmentation", "segmentation_demo",
               {"data.path=" + shapes + "64,seed=1", "data.short_sides=[48]", "data.max_side=48",
                "train.sync_bn=false", "train.lr_power=0"});
   run(evaluate_command({report_page::segmentation_page, report_page::detection_page}),
-      site.deck("segmentation_demo",
-                {"run.dir=" + site.path("segmentation_whole"),
-                 "evaluate.data=" + shapes + "4,seed=2", "data.short_sides=[48]",
-                 "data.max_side=48", "evaluate.output=" + site.path("evaluation")}),
-      site);
+      context.deck("segmentation_demo",
+                   {"run.dir=" + context.path("segmentation_whole"),
+                    "evaluate.data=" + shapes + "4,seed=2", "data.short_sides=[48]",
+                    "data.max_side=48", "evaluate.output=" + context.path("evaluation")}),
+      context);
   // Small images in small batches: their statistics enlarge what rounding differs by.
-  check_trainings(site, "segmentation", 2.567839, 1.866953, 0.1);
-  if (site.rank != 0) return;
-  const auto scores = parse_json(read_whole(site.folder / "evaluation" / "evaluation.json", 1 << 26,
-                                            Exit::data, "is it an evaluation?"));
+  check_trainings(context, "segmentation", 2.567839, 1.866953, 0.1);
+  if (context.rank != 0) return;
+  const auto scores = parse_json(read_whole(context.folder / "evaluation" / "evaluation.json",
+                                            1 << 26, Exit::data, "is it an evaluation?"));
   check_close("the number of labelled pixels", scores.at("pixels").get<double>(), 8643);
   check_close("the share of right pixels", scores.at("accuracy").get<double>(), 0.5366, 0.1);
 }
 
 // The untrained network finds regions everywhere; how many, rounding may change by a few. Clipper
 // moves outlines by a pixel on another processor, so narrow ones count too.
-void score_pictures(const Site& site) {
-  if (site.rank == 0) write_pictures(site.folder / "pictures", site.items(), 64, 64);
-  MPI_Barrier(site.world);
+void score_pictures(const Context& context) {
+  if (context.rank == 0) write_pictures(context.folder / "pictures", context.items(), 64, 64);
+  MPI_Barrier(context.world);
   run(score_command(report_page::score_page),
-      site.deck("dbnet_demo",
-                {"score.input=" + site.path("pictures"), "score.output=" + site.path("ocr.csv"),
-                 "score.weights=random:3", "score.side=64", "postprocess.mask_threshold=0.01",
-                 "postprocess.min_text_score=0.01", "postprocess.min_text_width=1"}),
-      site);
-  if (site.rank != 0) return;
-  std::ifstream table(site.folder / "ocr.csv");
+      context.deck(
+          "dbnet_demo",
+          {"score.input=" + context.path("pictures"), "score.output=" + context.path("ocr.csv"),
+           "score.weights=random:3", "score.side=64", "postprocess.mask_threshold=0.01",
+           "postprocess.min_text_score=0.01", "postprocess.min_text_width=1"}),
+      context);
+  if (context.rank != 0) return;
+  std::ifstream table(context.folder / "ocr.csv");
   std::string line;
   std::getline(table, line);
   int rows = 0, regions = 0;
   for (; std::getline(table, line); ++rows)
     if (rows < 4) regions += std::atoi(line.c_str() + line.rfind(',') + 1);
-  check(rows == site.items(), fmt::format("{} instead of {}", counted(rows, "row"), site.items()));
+  check(rows == context.items(), fmt::format("expected {} rows, got {}", context.items(), rows));
   check_close("the number of text regions in four pictures", regions, 2281, 0.01);
 }
 
-void animate_face(const Site& site) {
-  if (site.rank == 0) write_face_and_speech(site.folder / "face", 0.2);
-  MPI_Barrier(site.world);
-  std::vector<std::string> keys = {"animate.picture=" + site.path("face/000000.png"),
-                                   "animate.speech=" + site.path("face/speech.wav"),
-                                   "animate.landmarks=" + site.path("face/landmarks.csv"),
-                                   "animate.output=" + site.path("heads"), "animate.piece=2"};
+void animate_face(const Context& context) {
+  if (context.rank == 0) write_face_and_speech(context.folder / "face", 0.2);
+  MPI_Barrier(context.world);
+  std::vector<std::string> keys = {"animate.picture=" + context.path("face/000000.png"),
+                                   "animate.speech=" + context.path("face/speech.wav"),
+                                   "animate.landmarks=" + context.path("face/landmarks.csv"),
+                                   "animate.output=" + context.path("heads"), "animate.piece=2"};
   // Half the width of the demo's networks, or less.
   for (const char* key :
        {"size=32", "kp_block_expansion=4", "kp_max_features=16", "kp_num_blocks=2",
@@ -350,12 +352,12 @@ void animate_face(const Site& site) {
         "motion_block_expansion=4", "motion_max_features=16", "motion_num_blocks=2",
         "mapping_descriptor_nc=16"})
     keys.push_back(std::string("sadtalker.") + key);
-  run(animate_command(), site.deck("animate_demo", keys), site);
-  if (site.rank != 0) return;
-  const std::string clip = site.path("heads/000000_speech.mp4");
+  run(animate_command(), context.deck("animate_demo", keys), context);
+  if (context.rank != 0) return;
+  const std::string clip = context.path("heads/000000_speech.mp4");
   const Footage heads = read_frames({clip});
   check(heads.frames == 5 && heads.height == 28 && heads.width == 32,
-        fmt::format("the clip has {} frames of {}x{} instead of 5 of 32x28", heads.frames,
+        fmt::format("frames of the clip: expected 5 of 32x28, got {} of {}x{}", heads.frames,
                     heads.width, heads.height));
   double mean = 0;
   for (const std::uint8_t value : heads.rgb)

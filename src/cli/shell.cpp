@@ -8,6 +8,7 @@
 
 #include "config/deck_table.h"
 #include "core/host.h"
+#include "report/html.h"
 
 namespace weft {
 namespace {
@@ -49,11 +50,7 @@ std::string joined(const std::vector<std::string>& words, const char* between = 
 // In single quotes, where only a single quote means anything.
 std::string quoted(const std::string& text, const char* quote = "'\\''") {
   std::string out = "'";
-  for (const char c : text)
-    if (c == '\'')
-      out += quote;
-    else
-      out += c;
+  for (const char c : text) out += c == '\'' ? quote : std::string(1, c);
   return out + "'";
 }
 
@@ -249,12 +246,9 @@ std::string fish(const std::vector<Command>& commands) {
       "complete -c weft -n __fish_use_subcommand -l version -d 'libraries and devices'\n"
       "complete -c weft -l help -d 'help of the command'\n";
   std::vector<std::string> with_keys;
-  const std::string groups = [&] {
-    std::string all;
-    for (const Command& c : commands)
-      if (!c.commands.empty()) all += " " + c.name;
-    return all;
-  }();
+  std::string groups;
+  for (const Command& c : commands)
+    if (!c.commands.empty()) groups += " " + c.name;
   for (const Place& p : places(commands)) {
     const Command& c = *p.command;
     const std::size_t space = p.path.find(' ');
@@ -313,12 +307,7 @@ std::string roff(const std::string& text) {
     const char c = text[i];
     const bool begins = i == 0 || text[i - 1] == '\n';
     if (begins && (c == '.' || c == '\'')) out += "\\&";
-    if (c == '\\')
-      out += "\\e";
-    else if (c == '-')
-      out += "\\-";
-    else
-      out += c;
+    out += c == '\\' ? "\\e" : c == '-' ? "\\-" : std::string(1, c);
   }
   return out;
 }
@@ -331,6 +320,10 @@ std::string title(const char* name, int section) {
 }
 
 }  // namespace
+
+std::string shell_word(const std::string& text) {
+  return report_page::is_plain_word(text) ? text : quoted(text);
+}
 
 std::string exit_codes_text() {
   return "0 done, 2 usage or deck, 3 data, 4 checkpoint, 5 non-finite, 6 hardware suspected,\n"

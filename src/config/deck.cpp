@@ -120,6 +120,12 @@ std::string quoted(const Texts& texts) {
   return fmt::format("[{}]", fmt::join(items, ", "));
 }
 
+// The values that a key takes.
+std::string list_of(Texts choices) {
+  std::ranges::replace(choices, std::string(), quoted(std::string()));
+  return fmt::format("{}", fmt::join(choices, ", "));
+}
+
 std::string limit(double value) {
   return std::abs(value) >= 1e300 ? "any" : fmt::format("{}", value);
 }
@@ -176,7 +182,7 @@ class Assign {
       // As near to "cpu" as a name can be, and not what is meant.
       const std::string near = nearest_name(v->get() == "gpu" ? "cuda" : v->get(), choices);
       refuse(fmt::format("{}{} = \"{}\" is not one of: {}", origin_.at(node.source()), option_.key,
-                         v->get(), fmt::join(choices, ", ")),
+                         v->get(), list_of(choices)),
              near.empty() ? "take one of the names listed"
                           : fmt::format("did you mean \"{}\"?", near));
     }
@@ -365,14 +371,14 @@ std::string value_as_toml(const Option& o) {
     std::string operator()(const std::int64_t* v) const { return std::to_string(*v); }
     std::string operator()(const double* v) const { return number(*v); }
     std::string operator()(const std::string* v) const { return quoted(*v); }
-    std::string operator()(const Bools* v) const {
-      return fmt::format("[{}]", fmt::join(*v, ", "));
-    }
     std::string operator()(const Numbers* v) const {
       Texts items;
       for (const double n : *v) items.push_back(number(n));
       if (single && items.size() == 1) return items.front();
       return fmt::format("[{}]", fmt::join(items, ", "));
+    }
+    std::string operator()(const Bools* v) const {
+      return fmt::format("[{}]", fmt::join(*v, ", "));
     }
     std::string operator()(const Ints* v) const { return fmt::format("[{}]", fmt::join(*v, ", ")); }
     std::string operator()(const Texts* v) const { return quoted(*v); }
@@ -401,19 +407,12 @@ void cross_check(const Deck& deck, const std::string& origin) {
 // "whole number, 1 to 64", "one of: f32, bf16": the type and range in a comment.
 std::string type_as_comment(const Option& o) {
   if (o.list != nullptr) return "text, or list of texts";
-  struct Visitor {
-    const char* operator()(bool*) const { return "true or false"; }
-    const char* operator()(std::int64_t*) const { return "whole number"; }
-    const char* operator()(double*) const { return "number"; }
-    const char* operator()(std::string*) const { return "text"; }
-    const char* operator()(Bools*) const { return "list of true and false"; }
-    const char* operator()(Ints*) const { return "list of whole numbers"; }
-    const char* operator()(Numbers*) const { return "list of numbers"; }
-    const char* operator()(Texts*) const { return "list of texts"; }
-  };
-  std::string text = std::visit(Visitor{}, o.target);
+  // As in messages, without article and example.
+  std::string text = expected(o);
+  if (text.starts_with("a ")) text.erase(0, 2);
+  text.resize(std::min({text.size(), text.find(", as "), text.find(" in quotes")}));
   if (o.or_one) text = "number or " + text;
-  if (!o.choices.empty()) return text + fmt::format(", of: {}", fmt::join(o.choices, ", "));
+  if (!o.choices.empty()) return text + ", of: " + list_of(o.choices);
   const bool below = o.maximum < 1e15 && o.maximum != 1e300;
   if (o.minimum > -1e300)
     text += below ? ", " + range_of(o) : fmt::format(", {} or more", o.minimum);
@@ -594,12 +593,7 @@ std::vector<std::string> changed_keys(Deck a, Deck b, bool fixed) {
   const std::vector<Option> left = option_table(a), right = option_table(b);
   std::vector<std::string> keys;
   for (std::size_t i = 0; i < left.size(); ++i) {
-    // Rows of two models may be of different types.
-    const bool same =
-        left[i].target.index() == right[i].target.index() &&
-        std::visit(
-            [&](auto* value) { return *value == *std::get<decltype(value)>(right[i].target); },
-            left[i].target);
+    const bool same = value_as_toml(left[i]) == value_as_toml(right[i]);
     if (!same && (left[i].fixed || !fixed)) keys.push_back(left[i].key);
   }
   return keys;

@@ -37,9 +37,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Several reads of this size under way at once: one alone waits for one server of a parallel file
-// system, while the others are idle.
-constexpr std::uint64_t block = std::uint64_t{16} << 20;
+// Several blocks are read at once: one read alone waits for one server of a parallel file system,
+// while the others are idle.
 constexpr std::uint64_t streams = 4;
 
 // "$TMPDIR/weft", "${TMPDIR}": the folder that it names on this node.
@@ -69,8 +68,8 @@ void check_is_ours(const fs::path& folder) {
 
 using Stop = std::function<bool()>;
 
-void heed(const Stop& stop) {
-  WEFT_CHECK(!stop(), Exit::stopped, "run the same command to go on",
+void throw_if_stopped(const Stop& stop) {
+  WEFT_CHECK(!stop(), Exit::stopped, "run the same command to resume",
              "stopped on request while stores were copied (data.stage)");
 }
 
@@ -104,7 +103,7 @@ class LockedFolder {
     for (bool waits = false; ::flock(fd_, LOCK_EX | LOCK_NB) != 0;) {
       if (errno == EINTR) continue;
       if (errno != EWOULDBLOCK) fail("cannot lock {}: {}", file, errno);
-      heed(stop);
+      throw_if_stopped(stop);
       if (!std::exchange(waits, true))
         log::info("stage     waits for another job that copies to {}", path_.string());
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -128,7 +127,7 @@ class LockedFolder {
 Hash128 transfer(std::uint64_t bytes, const Stop& stop,
                  const std::function<void(std::span<std::byte>, std::uint64_t)>& read,
                  const std::function<void(std::span<const std::byte>, std::uint64_t)>& write) {
-  const std::uint64_t blocks = (bytes + block - 1) / block;
+  const std::uint64_t block = staging_block, blocks = (bytes + block - 1) / block;
   std::vector<Hash128> hashes(blocks);
   std::atomic<std::uint64_t> next = 0;
   std::mutex guard;
@@ -137,7 +136,7 @@ Hash128 transfer(std::uint64_t bytes, const Stop& stop,
     try {
       std::vector<std::byte> buffer(std::min(block, bytes));
       for (std::uint64_t b = next++; b < blocks; b = next++) {
-        heed(stop);
+        throw_if_stopped(stop);
         const std::uint64_t offset = b * block;
         const auto piece = std::span(buffer).first(std::min(block, bytes - offset));
         read(piece, offset);
@@ -209,9 +208,8 @@ fs::path make_copy(const fs::path& folder, const StoreToCopy& source, const Stop
     WEFT_CHECK(found == hash, Exit::hardware,
                "this node's disk or memory is faulty: leave the node out (sbatch --exclude), or "
                "choose another data.stage",
-               "the copy of {} in {} reads back otherwise than it was written: its hash is {}, "
-               "expected {}",
-               source.path, folder.string(), to_hex(found), to_hex(hash));
+               "the copy of {} in {} does not read back as written: expected hash {}, got {}",
+               source.path, folder.string(), to_hex(hash), to_hex(found));
     const fs::path copy = folder / (source.name + to_hex(hash) + ".h5");
     rename_file(draft, copy, Exit::data);
     return copy;
@@ -224,7 +222,7 @@ fs::path make_copy(const fs::path& folder, const StoreToCopy& source, const Stop
 
 void check_space(const fs::path& folder, const std::vector<const StoreToCopy*>& missing) {
   std::uint64_t need = 0, others = 0;
-  for (const StoreToCopy* w : missing) need += w->store.bytes();
+  for (const StoreToCopy* source : missing) need += source->store.bytes();
   struct statvfs disk {};
   if (::statvfs(folder.c_str(), &disk) != 0 || disk.f_blocks == 0) return;
   const std::uint64_t free = std::uint64_t{disk.f_bavail} * disk.f_frsize;
@@ -236,10 +234,8 @@ void check_space(const fs::path& folder, const std::vector<const StoreToCopy*>& 
   }
   const auto text = [](std::uint64_t bytes) { return size_text(static_cast<double>(bytes)); };
   WEFT_CHECK(false, Exit::data,
-             others > 0 ? "remove copies there that no job reads any more, choose another "
-                          "data.stage, or leave it empty, which reads the stores where they are"
-                        : "choose another data.stage, or leave it empty, which reads the stores "
-                          "where they are",
+             "remove copies there that no job reads any more, choose another data.stage, or leave "
+             "it empty, which reads the stores where they are",
              "data.stage: {} has {} left, and {} to copy {} {}{}", folder.string(), text(free),
              counted(std::ssize(missing), "store"), missing.size() == 1 ? "has" : "have",
              text(need), others > 0 ? "; the copies that are there have " + text(others) : "");
@@ -266,6 +262,8 @@ void rows(Rows& r, StageDeck& d) {
 
 }  // namespace
 
+std::uint64_t staging_block = std::uint64_t{16} << 20;
+
 DeckTable stage_table() { return deck_table<StageDeck>("data", rows); }
 
 bool is_store_path(const std::string& path) {
@@ -289,24 +287,24 @@ Staged stage_stores(const std::vector<std::string>& paths, const std::string& st
   std::vector<const StoreToCopy*> missing;
   for (const std::string& path : paths) {
     all.push_back({path, StoreFile(path), ""});
-    StoreToCopy& w = all.back();
-    w.name = fmt::format("{}-{}-", w.store.content_id(), w.store.bytes());
-    staged.bytes += w.store.bytes();
-    const fs::path copy = find_copy(folder.path(), w);
+    StoreToCopy& source = all.back();
+    source.name = fmt::format("{}-{}-", source.store.content_id(), source.store.bytes());
+    staged.bytes += source.store.bytes();
+    const fs::path copy = find_copy(folder.path(), source);
     if (!copy.empty())
       staged.copies[path] = copy.string();
-    else if (std::ranges::find(missing, w.name, &StoreToCopy::name) == missing.end())
-      missing.push_back(&w);
+    else if (std::ranges::find(missing, source.name, &StoreToCopy::name) == missing.end())
+      missing.push_back(&source);
   }
   check_space(folder.path(), missing);
   std::map<std::string, std::string> made;  // by name
-  for (const StoreToCopy* w : missing) {
-    made[w->name] = make_copy(folder.path(), *w, stop).string();
-    staged.bytes_copied += w->store.bytes();
+  for (const StoreToCopy* source : missing) {
+    made[source->name] = make_copy(folder.path(), *source, stop).string();
+    staged.bytes_copied += source->store.bytes();
   }
   // Two paths may name one store.
-  for (const StoreToCopy& w : all)
-    if (!staged.copies.contains(w.path)) staged.copies[w.path] = made.at(w.name);
+  for (const StoreToCopy& source : all)
+    if (!staged.copies.contains(source.path)) staged.copies[source.path] = made.at(source.name);
   return staged;
 }
 
@@ -324,10 +322,10 @@ void check_same_copies(const std::string& store,
     if (where.size() > most) found += fmt::format(" and {} more", where.size() - most);
   }
   WEFT_CHECK(false, Exit::hardware,
-             "remove these copies and start again; a host that differs again reads wrongly: leave "
-             "it out (sbatch --exclude)",
-             "data.stage: the nodes' copies of {} differ, because a host read it wrongly or it was "
-             "made anew meanwhile: {}",
+             "remove these copies and start again; if the same host differs again, leave it out "
+             "(sbatch --exclude)",
+             "data.stage: the nodes' copies of {} differ: a host misread it, or the store was "
+             "rewritten meanwhile: {}",
              store, found);
 }
 

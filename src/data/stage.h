@@ -39,6 +39,9 @@ struct Staged {
   std::uint64_t bytes_copied = 0;             // of those that were not there yet
 };
 
+// Bytes of each read and write of a copy; fewer in tests.
+extern std::uint64_t staging_block;
+
 // Whether data.path may name it and it is a file to copy: not made in memory, no list of pictures.
 bool is_store_path(const std::string& path);
 
@@ -46,7 +49,7 @@ bool is_store_path(const std::string& path);
 // that exists; at its beginning $NAME stands for a variable of the environment. Waits while another
 // job of this user copies there. Exit::usage for a variable that is not set; Exit::data where a
 // store or the folder cannot be used, or where there is too little space, which is asked before
-// anything is copied; Exit::hardware where a copy reads back otherwise than it was written;
+// anything is copied; Exit::hardware where a copy does not read back as written;
 // Exit::stopped once `stop` is true, which is asked before each block and while waiting, from
 // several threads. A WARN where the folder is on a file system of a network.
 Staged stage_stores(

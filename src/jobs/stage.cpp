@@ -81,13 +81,8 @@ checkpoint::Outcome run_until_signal(const std::function<void()>& copy, std::ato
 
 // Collective over the node: what its first rank has staged, on all of its ranks.
 void share_copies(MPI_Comm node, const std::vector<std::string>& stores, const Staged& staged) {
-  std::map<std::string, std::string> copies;
-  for (const std::string& store : stores) {
-    const auto found = staged.copies.find(store);  // on the first rank alone
-    std::string copy = found != staged.copies.end() ? found->second : "";
-    checkpoint::share_text(node, copy);
-    copies[store] = copy;
-  }
+  std::map<std::string, std::string> copies = staged.copies;  // empty elsewhere
+  for (const std::string& store : stores) checkpoint::share_text(node, copies[store]);
   read_copies_of_stores(std::move(copies));
 }
 
@@ -132,26 +127,27 @@ bool stage_data(const Deck& deck, MPI_Comm world) {
   }
   const double start = now_seconds();
   MPI_Comm node = split_by_host(world);
-  int place = 0;
-  MPI_Comm_rank(node, &place);
+  int node_rank = 0;
+  MPI_Comm_rank(node, &node_rank);
   Staged staged;
   std::atomic<bool> stop = false;
   std::function<void()> copy;
-  if (place == 0) copy = [&] { staged = stage_stores(stores, stage, [&] { return stop.load(); }); };
+  if (node_rank == 0)
+    copy = [&] { staged = stage_stores(stores, stage, [&] { return stop.load(); }); };
   const checkpoint::Outcome outcome = run_until_signal(copy, stop, world);
   const double seconds = now_seconds() - start;
   if (outcome.ok()) share_copies(node, stores, staged);
   MPI_Comm_free(&node);
   if (outcome.code == Exit::stopped) {
     if (log::rank() == 0) leave_note(deck.run.dir);
-    log::info("stage     {}: run the same command to go on", outcome.error);
+    log::info("stage     {}: run the same command to resume", outcome.error);
     return false;
   }
   outcome.raise();
   check_nodes_agree(world, stores, staged);
 
   // Nodes, and of these the ones on which something was copied.
-  std::array<int, 2> mine = {place == 0 ? 1 : 0, staged.bytes_copied > 0 ? 1 : 0}, all{};
+  std::array<int, 2> mine = {node_rank == 0 ? 1 : 0, staged.bytes_copied > 0 ? 1 : 0}, all{};
   MPI_Allreduce(mine.data(), all.data(), 2, MPI_INT, MPI_SUM, world);
   const auto [nodes, copied] = all;
   const double gigabytes = 1e-9 * static_cast<double>(staged.bytes);

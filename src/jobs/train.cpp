@@ -175,7 +175,7 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_ou
     return held_out != nullptr && held_out->due() && held_out->measure() && deck.train.keep_best;
   };
   if (before >= deck.train.steps)
-    log::info("nothing to do: {} of {} steps are done, and a larger train.steps goes on", before,
+    log::info("nothing to do: {} of {} steps are done; raise train.steps to continue", before,
               deck.train.steps);
   // A run that was asked to stop has left this for now.
   if (before < deck.train.steps && measure()) trainer.save(true);
@@ -220,7 +220,7 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_ou
     return 0;
   }
   if (trainer.steps_done() < deck.train.steps) {
-    log::info("stopped on request after step {}: run the same command to go on",
+    log::info("stopped on request after step {}: run the same command to resume",
               trainer.steps_done());
     if (trainer.first_rank()) progress.end(static_cast<int>(Exit::stopped), trainer.steps_done());
     return static_cast<int>(Exit::stopped);

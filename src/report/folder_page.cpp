@@ -55,12 +55,12 @@ std::string thumbnail(const fs::path& file) {
   }
 }
 
-// Of the gallery's first clips, as long as `room` bytes are left.
-void add_thumbnails(JobRow& row, const Gallery& g, std::size_t& room) {
+// Of the gallery's first clips, as long as they fit into `bytes_left`.
+void add_thumbnails(JobRow& row, const Gallery& g, std::size_t& bytes_left) {
   for (std::size_t i = 0; i < std::min(most_thumbnails, g.clips.size()); ++i) {
     std::string png = thumbnail(g.folder / g.clips[i].file);
-    if (png.empty() || png.size() > room) continue;
-    room -= png.size();
+    if (png.empty() || png.size() > bytes_left) continue;
+    bytes_left -= png.size();
     row.pictures.push_back(std::move(png));
   }
 }
@@ -91,7 +91,7 @@ std::string page_in(const KnownJob& job, const MakePage& make) {
 
 // Fills in what the job's files say. Throws what keeps them from being read, or its page from being
 // written.
-void read_job(JobRow& row, std::size_t& room) {
+void read_job(JobRow& row, std::size_t& bytes_left) {
   const fs::path& path = row.job.path;
   if (row.job.status.rate > 0) row.seconds = 1 / row.job.status.rate;
   std::error_code none;
@@ -101,7 +101,7 @@ void read_job(JobRow& row, std::size_t& room) {
     const Gallery g = load_gallery(path);
     if (g.clips.empty() && g.failures.empty()) return;
     row.page = page_in(row.job, [&] { return gallery_page({&g, 1}); });
-    add_thumbnails(row, g, room);
+    add_thumbnails(row, g, bytes_left);
     return;
   }
   const Run run = load_run(path);
@@ -110,7 +110,7 @@ void read_job(JobRow& row, std::size_t& room) {
   row.losses = bin(run.steps.step, run.steps.loss, spark_points).mean;
   if (const std::vector<double> held = finite(run.held_out.loss); !held.empty())
     row.held_out = held.back();
-  add_thumbnails(row, run.through_time.empty() ? run.samples : run.through_time.back(), room);
+  add_thumbnails(row, run.through_time.empty() ? run.samples : run.through_time.back(), bytes_left);
   row.page = page_in(row.job, [&] { return make_page({&run, 1}); });
 }
 
@@ -141,9 +141,9 @@ std::string name_cell(const JobRow& r) {
                                   escape(r.job.status.command)));
 }
 
-std::string state_cell(const JobStatus& s, const std::string& fault) {
+std::string state_cell(const JobStatus& s, const std::string& error) {
   std::string html = swatch(color_of_state(s.state), escape(state_text(s)), true);
-  for (const std::string& more : {s.error, fault})
+  for (const std::string& more : {s.error, error})
     if (!more.empty()) html += "<span class=\"note\">" + escape(more) + "</span>";
   return cell(s.state, html);
 }
@@ -171,7 +171,7 @@ std::string row_of(const JobRow& r, double now) {
   const std::string heard = s.state == "running"
                                 ? duration_text(std::max(0.0, now - s.updated)) + " ago"
                                 : time_text(s.updated);
-  return "<tr>" + name_cell(r) + state_cell(s, r.fault) +
+  return "<tr>" + name_cell(r) + state_cell(s, r.error) +
          cell(fmt::format("{:.6g}", std::isfinite(share) ? share : 0), done) +
          cell(r.loss, loss_text(r.loss)) + "<td>" + sparkline(r.losses, color_of(0)) + "</td>" +
          cell(r.held_out, loss_text(r.held_out)) + warnings_cell(s.warnings) +
@@ -220,9 +220,9 @@ std::string folder_page(const fs::path& folder, std::span<const JobRow> rows, do
     bool sorts = true;
   };
   constexpr Column columns[] = {
-      {"job"},          {"state"},      {"done"},       {"loss"},
-      {"curve", false}, {"held out"},   {"warnings"},   {"newest samples", false},
-      {"per item"},     {"checkpoint"}, {"last heard"}, {"ranks"}};
+      {"job"},          {"state"},      {"done"},        {"loss"},
+      {"curve", false}, {"held out"},   {"warnings"},    {"newest samples", false},
+      {"per item"},     {"checkpoint"}, {"last update"}, {"ranks"}};
   std::string head;
   for (const Column& c : columns)
     head += c.sorts ? fmt::format("<th><button>{}</button></th>", c.title)
@@ -247,7 +247,7 @@ fs::path write_folder_page(const fs::path& folder, std::span<const KnownJob> job
   std::vector<JobRow> rows;
   const fs::path index = folder / "index.html";
   check_owner(index);  // before the jobs' pages are written
-  std::size_t room = most_thumbnail_bytes;
+  std::size_t bytes_left = most_thumbnail_bytes;
   for (const KnownJob& job : jobs) {
     JobRow& row = rows.emplace_back();
     row.job = job;
@@ -256,13 +256,13 @@ fs::path write_folder_page(const fs::path& folder, std::span<const KnownJob> job
     };
     row.name = below(row.job.path);
     try {
-      read_job(row, room);
+      read_job(row, bytes_left);
     } catch (const Error& e) {
-      row.fault = e.what();
+      row.error = e.what();
     } catch (const std::exception& e) {  // of a library
-      row.fault = fmt::format("its files cannot be read: {}", e.what());
+      row.error = fmt::format("its files cannot be read: {}", e.what());
     }
-    if (!row.fault.empty()) log::warn("{}: {}", row.job.path.string(), row.fault);
+    if (!row.error.empty()) log::warn("{}: {}", row.job.path.string(), row.error);
     if (!row.page.empty()) row.page = below(row.page);
   }
   write_page(index, folder_page(folder, rows, now));

@@ -319,7 +319,7 @@ std::string failure_section(const std::string& title, const Gallery& g) {
   std::string body = "<div class=\"scroll\"><table>";
   for (std::size_t i = 0; i < std::min(most_failures, g.failures.size()); ++i)
     body += fmt::format("<tr><td>{}</td></tr>\n", escape(shortened(g.failures[i])));
-  return section(title, "The same command tries them again.",
+  return section(title, "Run the same command to retry them.",
                  body + "</table></div>" +
                      more_text(g.failures.size() - std::min(most_failures, g.failures.size()), g));
 }

@@ -347,7 +347,7 @@ std::string warning_section(const std::string& title, const std::vector<std::str
   if (warnings.empty()) return "";
   std::string rows = "<div class=\"scroll\"><table>";
   for (const std::string& w : warnings) rows += "<tr><td>" + escape(w) + "</td></tr>\n";
-  return section(title, "Of rank 0's last start; the newest come last.", rows + "</table></div>");
+  return section(title, "From rank 0's last start, oldest first.", rows + "</table></div>");
 }
 std::string status_sections(const JobStatus& s, const std::string& of) {
   std::string html;
@@ -470,7 +470,7 @@ bool stays_inside(const std::string& file) {
   return std::none_of(path.begin(), path.end(), [](const fs::path& p) { return p == ".."; });
 }
 
-std::string url_of(const std::string& path) {
+std::string percent_encoded(const std::string& path) {
   std::string url;
   for (const char c : path) {
     const auto u = static_cast<unsigned char>(c);
@@ -478,9 +478,18 @@ std::string url_of(const std::string& path) {
         std::isalnum(u) != 0 || std::string_view("-._~/").find(c) != std::string::npos;
     url += plain ? std::string(1, c) : fmt::format("%{:02X}", u);
   }
-  // A name such as "a:b" would be another protocol.
-  return "./" + url;
+  return url;
 }
+
+bool is_plain_word(const std::string& text) {
+  return std::ranges::all_of(text, [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+           std::string_view("@%+=:,./_-").find(c) != std::string_view::npos;
+  });
+}
+
+// A name such as "a:b" would be another protocol.
+std::string url_of(const std::string& path) { return "./" + percent_encoded(path); }
 
 std::ifstream open_regular(const fs::path& path) {
   std::ifstream in;

@@ -106,6 +106,10 @@ std::string picture_section(const std::filesystem::path& folder,
 // without "..".
 bool stays_inside(const std::string& file);
 
+// A path in an address: what is neither unreserved there nor a slash is percent-encoded (RFC 3986).
+std::string percent_encoded(const std::string& path);
+// Whether shells take each of its characters as it is.
+bool is_plain_word(const std::string& text);
 // A relative path as a link.
 std::string url_of(const std::string& path);
 // Not open where the path is no regular file: a pipe would block, and behind a link may lie what

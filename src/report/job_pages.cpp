@@ -187,7 +187,7 @@ std::string faults(const ScoreSummary& s) {
                         escape((s.folder / "score_report.json").string()));
   return section("Files with faults",
                  "A picture that cannot be read has no count; of a broken video its first frame is "
-                 "scored, or a black one. The next start of the same command tries them again.",
+                 "scored, or a black one. Run the same command to retry them.",
                  body + "</table></div>");
 }
 

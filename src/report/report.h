@@ -67,7 +67,7 @@ struct JobRow {
   KnownJob job;
   std::string name;   // its path below the folder
   std::string page;   // its own page, likewise
-  std::string fault;  // why it has no page, or no figures
+  std::string error;  // why it has no page, or no figures
   double loss = std::numeric_limits<double>::quiet_NaN();
   double held_out = std::numeric_limits<double>::quiet_NaN();  // the last loss of held-out samples
   double seconds = std::numeric_limits<double>::quiet_NaN();   // a step or another item

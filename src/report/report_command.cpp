@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -129,15 +128,6 @@ bool start_browser(const fs::path& page) {
   return true;
 }
 
-// Whether shells take each character as it is. Old scp and rsync pass paths on to the remote shell,
-// new ones do not: there is no quoting that suits both.
-bool is_plain_word(const std::string& text) {
-  return std::ranges::all_of(text, [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
-           std::string_view("@%+=:,./_-").find(c) != std::string_view::npos;
-  });
-}
-
 // `folder`: the page links to others below its folder, and these to clips and pictures that were
 // too large for them.
 void open_or_tell(const fs::path& page, bool folder) {
@@ -147,8 +137,10 @@ void open_or_tell(const fs::path& page, bool folder) {
   const std::string name = path.parent_path().filename().string();
   const std::string source =
       host_name() + ":" + (folder ? path.parent_path().string() + "/" : path.string());
-  // A name in front of which scp or rsync sees an option or a host needs "./".
-  if (!is_plain_word(source) || name.starts_with('-') || name.find(':') != std::string::npos)
+  // Old scp and rsync pass paths on to the remote shell, new ones do not: there is no quoting that
+  // suits both. And a name in front of which they see an option or a host needs "./".
+  if (!report_page::is_plain_word(source) || name.starts_with('-') ||
+      name.find(':') != std::string::npos)
     log::info("{}; copy it to your own machine: {}", why, printable(source, 2000));
   else if (folder)
     log::info(

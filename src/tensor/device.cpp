@@ -39,7 +39,7 @@ int usable_cores() {
 bool built_with_cuda() { return &cuda_visible_gpus != nullptr; }
 
 VisibleGpus visible_gpus() {
-  if (!built_with_cuda()) return {.why = "this build of weft has no CUDA side"};
+  if (!built_with_cuda()) return {{}, {}, "this build of weft has no CUDA side", false};
   return cuda_visible_gpus();
 }
 

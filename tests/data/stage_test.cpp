@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #include "clip_store_fixture.h"
+#include "core/hash.h"
 #include "core/host.h"
 #include "data/store_file.h"
 
@@ -40,6 +41,10 @@ class StageTest : public ClipStoreTest {
     const char byte = static_cast<char>(f.get() ^ 1);
     f.seekp(middle);
     f.put(byte);
+  }
+  void expect_no_copies() const {
+    for (const auto& entry : fs::recursive_directory_iterator(path("disk")))
+      EXPECT_TRUE(entry.is_directory() || entry.path().filename() == "lock") << entry.path();
   }
   void expect_refused(Exit code, const std::string& stage, const std::string& what) {
     try {
@@ -147,12 +152,67 @@ TEST_F(StageTest, ARequestToStopEndsTheCopyAndLeavesNothing) {
       stopped = false;
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Exit::stopped);
-      for (const auto& entry : fs::recursive_directory_iterator(path("disk")))
-        EXPECT_TRUE(entry.is_directory() || entry.path().filename() == "lock") << entry.path();
+      expect_no_copies();
     }
     ASSERT_LT(at, 100);
   }
   EXPECT_EQ(at, 3);  // the copy's one block, written and read back, and then the whole copy
+}
+
+// Some 64 blocks, which several threads copy.
+class StageOfManyBlocks : public StageTest {
+ protected:
+  void SetUp() override {
+    StageTest::SetUp();
+    staging_block = fs::file_size(path_) / 64;
+  }
+  void TearDown() override {
+    staging_block = before_;
+    StageTest::TearDown();
+  }
+
+ private:
+  const std::uint64_t before_ = staging_block;
+};
+
+TEST_F(StageOfManyBlocks, ACopyHasTheBytesAndIsNamedByTheHashesOfBlocksInTheirOrder) {
+  const std::string copy = stage(path_).copies.at(path_), bytes = bytes_of(path_);
+  EXPECT_EQ(bytes_of(copy), bytes);
+  std::vector<Hash128> hashes;
+  for (std::size_t at = 0; at < bytes.size(); at += staging_block)
+    hashes.push_back(hash128(std::string_view(bytes).substr(at, staging_block)));
+  EXPECT_GE(hashes.size(), 64u);
+  EXPECT_THAT(copy,
+              testing::EndsWith("-" + to_hex(hash128(std::as_bytes(std::span(hashes)))) + ".h5"));
+}
+
+TEST_F(StageOfManyBlocks, ARequestToStopAtAnyBlockLeavesNothing) {
+  for (const int at : {0, 5, 63, 70, 120}) {  // the copy is read back from 64 or 65 on
+    std::atomic<int> asked = 0;
+    try {
+      stage_stores({path_}, path("disk"), [&] { return asked++ == at; });
+      ADD_FAILURE() << "went on after a request at block " << at;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::stopped);
+    }
+    expect_no_copies();
+  }
+}
+
+TEST_F(StageOfManyBlocks, AnErrorOfOneBlockEndsAllThreads) {
+  std::atomic<int> asked = 0;
+  try {
+    stage_stores({path_}, path("disk"), [&] {
+      if (asked++ == 10) fs::resize_file(path_, fs::file_size(path_) / 2);
+      return false;
+    });
+    ADD_FAILURE() << "the store has half of its blocks";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::data);
+    EXPECT_THAT(e.what(), testing::HasSubstr("cannot read bytes to copy in " + path_));
+  }
+  EXPECT_LT(asked, 40);  // each thread ends at its first block that is not there
+  expect_no_copies();
 }
 
 TEST_F(StageTest, ARequestToStopEndsTheWaitForAnotherJob) {

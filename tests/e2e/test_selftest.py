@@ -7,6 +7,7 @@ The results that it knows (src/cli/selftest_checks.cpp) are those of one rank. W
 
 import os
 import re
+import signal
 import subprocess
 import unittest
 from unittest import mock
@@ -14,7 +15,7 @@ from unittest import mock
 from harness import WeftTest
 from test_doctor import BAD_BYTE
 
-DATA, USAGE, NON_FINITE, HARDWARE, HANG = 3, 2, 5, 6, 7
+DATA, USAGE, NON_FINITE, HARDWARE, HANG, STOPPED = 3, 2, 5, 6, 7, 75
 
 # The first message that goes to a rank's log never ends.
 HANGING_WRITE = """
@@ -85,14 +86,22 @@ class SelfTest(Base):
         with mock.patch.dict(os.environ, LD_PRELOAD=str(self.dir / "hang.so")):
             job = self.selftest("--checks", "open_sora", "--timeout", "1", ranks=1, expect=HANG, timeout=60)
         self.failed(job, "open_sora", of=1)
-        self.assertIn("it did not end in 1 s; --timeout SECONDS gives every check more", job.out)
+        self.assertIn("timed out after 1 s; raise --timeout", job.out)
         self.assert_gone(job)
+
+    def test_a_request_to_stop_is_no_failure(self):
+        """It comes while MPI starts: the first training stops by it."""
+        job = self.selftest("--checks", "captions,open_sora,wan", ranks=0, expect=STOPPED, shim=f"init_signal={int(signal.SIGTERM)}")
+        self.assertEqual(self.last(job), "selftest: stopped after 1 of 3 checks on 1 ranks")
+        self.assertRegex(job.out, r"(?m)^open_sora .* stopped$")
+        self.assertNotIn("FAILED", job.out)
+        self.assertEqual(self.folders, [])
 
     def test_what_cannot_be(self):
         self.refused(self.selftest("--checks", "opensora", expect=None), USAGE, "--checks", "opensora not in {operations,")
         self.refused(self.selftest("train.lr=1", expect=None), USAGE, "not train.lr")
         self.refused(self.selftest("run.threads=-1", expect=None), USAGE, "override 'run.threads=-1'")
-        self.refused(self.selftest("--timeout", "0", expect=None), USAGE, "--timeout 0", "1 to 1e6")
+        self.refused(self.selftest("--timeout", "0", expect=None), USAGE, "--timeout 0 is out of range", "1 to 1e6")
         self.refused(self.selftest("--dir", "nowhere", expect=None), USAGE, "cannot make a folder in nowhere", "--dir")
         self.assertEqual(self.folders, [])
 

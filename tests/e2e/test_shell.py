@@ -123,7 +123,7 @@ class Shell(WeftTest):
 
     def test_help_of_a_key(self):
         said = self.said("help", "train.lr")
-        self.assertRegex(said, r"^\[train\]\n# Read by: train\. Explained in docs/train\.md\.\n\n"
+        self.assertRegex(said, r"^\[train\]\n# This table is read by: train\. Explained in docs/train\.md\.\n\n"
                          r"# Learning rate; [^\n]* \(number, 0 to 1000\)\nlr = 0.0001\n$")
         self.assertEqual(self.said("help", "deck", "train.lr"), said)
         self.assertIn("\nlr = ", self.said("help", "deck", "train"))
@@ -132,13 +132,31 @@ class Shell(WeftTest):
                              ("generat", "generate"), ("vae.lr", "train.lr"), ("model.filters", "vae.filters")):
             self.refused(self.weft("help", typed, ranks=0, expect=None), 2, typed, "did you mean", meant)
 
+    def test_words_that_help_does_not_take(self):
+        for words, said in ((("train.lr", "extra"), "not expected: extra"), (("train", "extra"), 'unknown command "train extra"'),
+                            (("bench", "com"), 'unknown command "bench com"'), (("man", "extra"), 'weft help man takes no "extra"'),
+                            (("schema", "train"), 'weft help schema takes no "train"'), (("-x",), 'unknown option "-x"')):
+            with self.subTest(words):
+                self.refused(self.weft("help", *words, ranks=0, expect=None), 2, said)
+
+    def test_an_empty_word(self):
+        """As of a variable of a script that is not set."""
+        for words in (("report", ""), ("status", ""), ("init", "", "x.toml"), ("train", "")):
+            with self.subTest(words):
+                self.refused(self.weft(*words, ranks=0, expect=None), 2, "is an empty word")
+
+    def test_an_empty_value_among_those_of_a_key(self):
+        self.assertIn('(text, of: "", operations, shapes)', self.said("help", "run.profile"))
+        self.refused(self.weft("plan", "deck.toml", "run.profile=ops", ranks=0, expect=None), 2, 'is not one of: "", operations, shapes')
+
     def test_help_names_readers_and_pages_of_every_table(self):
         said = self.said("help", "deck")
+        self.assertIn("[data]\n# This table is read by: train, encode, generate, evaluate, segment. ", said)
         for table in dict.fromkeys(key.split(".")[0] for key in self.keys()):
             with self.subTest(table):
-                page = re.search(rf"(?m)^\[{table}\]\n# Read by: .*\. Explained in (docs/[\w/]+\.md)\.$", said)
+                page = re.search(rf"(?m)^\[{table}\]\n# This table is read by: .*\. Explained in (docs/[\w/]+\.md)\.$", said)
                 text = (REPOSITORY / page[1]).read_text()
-                self.assertTrue(f"[{table}]" in text or f"{table}." in text, f"{page[1]} does not name [{table}]")
+                self.assertRegex(text, rf"\[{table}\]|`{table}\.\w", f"{page[1]} does not name [{table}]")
 
     def schema(self):
         return json.loads(self.said("help", "schema"))
@@ -209,6 +227,10 @@ class Shell(WeftTest):
         text = (self.dir / "demo2.toml").read_text()
         self.assertIn("mpirun -n 2 weft encode demo2.toml ", text)
         self.assertIn("mpirun -n 2 weft train demo_vae.toml\n", text)
+        # As a shell takes the name; a comment that a line's break ends would be none.
+        self.said("init", "ingest", "my deck.toml")
+        self.assertIn("weft ingest 'my deck.toml'", (self.dir / "my deck.toml").read_text())
+        self.refused(self.weft("init", "ingest", "a\nb.toml", ranks=0, expect=None), 2, '"a\\nb.toml" has control characters')
         # An address of a file, whatever the folders are called.
         installed = self.dir / "my tools #1 é%"
         for folder in ("bin", "share/weft/inputs"):
@@ -218,9 +240,9 @@ class Shell(WeftTest):
         self.weft("init", "smoke", "linked.toml", ranks=0, program=installed / "bin/weft")
         self.assertEqual((self.dir / "linked.toml").read_text().splitlines()[0],
                          f"#:schema {(installed / 'share/weft/inputs/deck.schema.json').as_uri()}")
-        self.refused(self.weft("init", "smoke", ranks=0, expect=None), 2, "smoke.toml is there already")
+        self.refused(self.weft("init", "smoke", ranks=0, expect=None), 2, "smoke.toml already exists")
         self.refused(self.weft("init", "smok", ranks=0, expect=None), 2, 'no deck "smok"', 'did you mean "smoke"?')
-        self.refused(self.weft("init", "smoke", "nowhere/a.toml", ranks=0, expect=None), 2, "cannot make nowhere/a.toml")
+        self.refused(self.weft("init", "smoke", "nowhere/a.toml", ranks=0, expect=None), 2, "cannot create nowhere/a.toml")
         # As its user goes on: the deck as it was written.
         self.weft("train", "smoke.toml", "train.steps=2", "run.dir=run")
         self.assertEqual(len(self.losses("run")), 2)
