@@ -391,6 +391,18 @@ int run_program(int argc, char** argv, const Program& program) {
     code = end_with(bug, size);
   }
   // Step 4: the documented exit code.
+#if defined(MPICH_NUMVERSION) && MPICH_NUMVERSION < 40200000
+  // MPICH before 4.2 can hang in MPI_Finalize over UCX's TCP: a rank that has closed its
+  // connections waits in PMI's barrier, where it answers no rank that closes them later
+  // (docs/mpi.md). So let all close them together, once none is in an MPI call any more. If they
+  // hang nevertheless: no rank has anything left to do, and each ends by itself.
+  if (size > 1) {
+    MPI_Barrier(MPI_COMM_WORLD);
+    usleep(100000);
+    std::fflush(nullptr);
+    crash::end_within(10, static_cast<Exit>(code));
+  }
+#endif
   MPI_Finalize();
   return code;
 }
