@@ -224,7 +224,7 @@ until_done() {  # COMMAND WORD...
   shift
   output=$(value_of "$command.output" "" "$@")
   [ -n "$output" ] || say "HINT: with $command.output=... after the deck this job can see its progress, and a file \`stop\` of yours"
-  begun=$(item_lines "$output" | cksum) made=$(item_lines "$output" | grep -v '^{"begun"\|^{"ended"' | cksum)
+  begun=$(item_lines "$output" | cksum) made=$(made_lines "$output" | cksum)
   show_space "${output:-.}"
   run_weft "$command" "$DECK" "$@" ${device[@]+"${device[@]}"}
   code=$?
@@ -237,12 +237,17 @@ until_done() {  # COMMAND WORD...
   # The next start makes what is missing. 75: stopped early. 137: a rank was killed, which ended the job; an item during which two
   # ranks died is then given up, so that it counts what was begun.
   if [ -n "$output" ] && [ "${SLURM_RESTART_COUNT:-0}" -ne 0 ]; then
-    [ "$code" -ne 75 ] || [ "$(item_lines "$output" | grep -v '^{"begun"\|^{"ended"' | cksum)" != "$made" ] ||
+    [ "$code" -ne 75 ] || [ "$(made_lines "$output" | cksum)" != "$made" ] ||
       stop_here 75 "started again, and nothing more was made: not queued again. HINT: a longer --time"
     [ "$code" -ne 137 ] || [ "$(item_lines "$output" | cksum)" != "$begun" ] ||
       stop_here 137 "a rank was killed again, and nothing more was begun or made: not queued again"
   fi
   queue_again "submit it again, it goes on where it was"
+}
+
+# Of item_lines those of items that were made.
+made_lines() {  # OUTPUT
+  item_lines "$1" | grep -v '^{"begun"\|^{"ended"'
 }
 
 # Runs any other command, once, and exits with its code.
