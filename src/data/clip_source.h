@@ -46,6 +46,7 @@ struct Bucket {
   std::int64_t label_rate = 0;
   std::int64_t label_bytes = 1;    // of each square, in planes; pictures with text have two
   std::int64_t label_classes = 0;  // classes that the labels may have; 0: not known
+  std::string class_names;         // a line each; "" where they have no names
 
   bool holds_text() const { return label_bytes == text_label_bytes; }
 

@@ -16,6 +16,7 @@
 #include "core/log.h"
 #include "core/mpi.h"
 #include "core/trace.h"
+#include "data/images/labelled_images.h"
 #include "ops/matmul.h"
 #include "ops/optimizer.h"
 #include "tensor/device.h"
@@ -235,13 +236,16 @@ void Trainer::load_state() {
   const auto validation = checkpoint->info().notes.find("validation");
   if (validation != checkpoint->info().notes.end()) validation_note_ = validation->second;
   warn_of_changes(*checkpoint, deck_);
-  if (first_rank()) warn_of_other_data(*checkpoint);
+  if (first_rank()) check_data(*checkpoint);
   started_from_ = checkpoint->dir().string();
   log::info("resuming from {} ({} of {} steps done)", started_from_, done_, deck_.train.steps);
 }
 
-void Trainer::warn_of_other_data(const Checkpoint& checkpoint) const {
+void Trainer::check_data(const Checkpoint& checkpoint) const {
   const auto& notes = checkpoint.info().notes;
+  if (const auto classes = notes.find("classes"); classes != notes.end())
+    check_class_names(classes->second, checkpoint.dir().string(),
+                      source_->buckets().front().class_names, deck_.data.path);
   const auto data = notes.find("data"), id = notes.find("data_id");  // old checkpoints have no id
   if (data != notes.end() && data->second != data_text())
     log::warn(
@@ -554,6 +558,8 @@ void Trainer::save(bool best) {
   if (on_cuda()) info.notes["kept"] = kept_text(memory_, source_->buckets());
   info.notes["data"] = data_text();
   if (!data_id_.empty()) info.notes["data_id"] = data_id_;
+  if (const std::string& names = source_->buckets().front().class_names; !names.empty())
+    info.notes["classes"] = names;
   if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;
   if (!validation_note_.empty()) info.notes["validation"] = validation_note_;
   saves_.newest = done_;

@@ -118,7 +118,7 @@ class Trainer {
   void check_state_fits();
   void load_state();
   std::string data_text() const;
-  void warn_of_other_data(const Checkpoint& checkpoint) const;
+  void check_data(const Checkpoint& checkpoint) const;
   void plan_step();
   void open_readers();
 

@@ -230,6 +230,7 @@ class ImageSource : public ClipSource {
         b.clips = std::ssize(members_[o]);
         b.label_rate = data.label_rate;
         b.label_classes = images_->num_classes();
+        b.class_names = fmt::format("{}", fmt::join(images_->class_names(), "\n"));
         for (const std::int64_t i : members_[o]) {
           const ImageSize size =
               evaluation_size(images_->size(i), side, data.max_side, data.padding);

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <sstream>
 
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/log.h"
 #include "core/philox.h"
 #include "data/images/image_store.h"
 #include "data/synthetic.h"
@@ -76,6 +78,20 @@ std::string missing_classes(std::span<const std::uint64_t> label_images, std::in
   if (missing == 0) return "";
   return fmt::format("{} of {} classes never {} in the labels: {}", missing, classes,
                      missing == 1 ? "occurs" : "occur", list);
+}
+
+void check_class_names(const std::string& trained, const std::string& model,
+                       const std::string& names, const std::string& data) {
+  if (trained.empty() || names.empty()) return;
+  std::istringstream was(trained), is(names);
+  std::string a, b;
+  int c = 0;
+  for (; std::getline(was, a) && std::getline(is, b) && a == b; a.clear(), b.clear()) ++c;
+  WEFT_CHECK(trained == names, Exit::data,
+             "ingest the data with the class names of the training (ingest.class_names), or train "
+             "on it in another run.dir",
+             "class {} is \"{}\" in {}, and \"{}\" in the data that {} was trained on", c,
+             printable(b), data, printable(a), model);
 }
 
 namespace {

@@ -79,6 +79,12 @@ class LabelledImages {
 std::string missing_classes(std::span<const std::uint64_t> label_images, std::int64_t num_classes,
                             std::span<const std::string> class_names);
 
+// Labels are numbers, and only names say what they stand for. Exit::data, naming the first class
+// that differs, where `data` calls its classes otherwise than the data that `model` was trained on.
+// Names a line each; "": not known, and nothing is compared.
+void check_class_names(const std::string& trained, const std::string& model,
+                       const std::string& names, const std::string& data);
+
 // `path` is a store of labelled images, or "shapes:key=value,...". `verify` checks the XXH3 of
 // every image that is read.
 std::unique_ptr<LabelledImages> open_labelled_images(const std::string& path, bool verify);

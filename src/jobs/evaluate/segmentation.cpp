@@ -191,6 +191,7 @@ int evaluate_segmentation(const Deck& deck, const ListStart& start, const Segmen
              "{} has {} classes, and model.num_classes = {}", data, images->num_classes(),
              predictor.num_classes());
   const SegmentationSource weights(deck, e.ema, world);
+  weights.check_classes(images->class_names(), data);
   const std::vector<std::string> names = class_names(deck, images->class_names());
   SegmentationScores result(names);
   result.folder = e.output;

@@ -64,38 +64,18 @@ struct ClipModels {
   }
 };
 
-// Size, step and kind of the checkpoint in a ModelSource::identity(); "" of other weights. Without
-// its time, which a copy does not keep.
-std::string checkpoint_in(const std::string& identity) {
-  std::istringstream in(identity);
-  std::string file, size, time, step, kind;
-  in >> file >> size >> time >> step >> kind;
-  return file == "manifest.json" ? fmt::format("{} {} {}", size, step, kind) : "";
-}
-
-// Where scale and shift are those of the latents at data.path, both models should be the latents',
-// too.
-void warn_of_other_latents(const Deck& deck, const ClipModels& models) {
-  const VideoCodec& codec = *models.parts.codec;
-  std::string label = codec.name() + " ";  // of the line that `weft encode` has written
-  for (char& c : label) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  std::istringstream made_by(stored_made_by(deck.data.path));
-  const std::string now = checkpoint_in(models.codec_weights->identity());
-  for (std::string line; std::getline(made_by, line);) {
-    if (!line.starts_with(label)) continue;
-    const std::string then = checkpoint_in(line.substr(label.size()));
-    if (!then.empty() && !now.empty() && then != now)
-      log::warn(
-          "data.path = {} was encoded with another checkpoint than {} = {}: encode again, then "
-          "train in a new run.dir",
-          deck.data.path, codec.weights().key, codec.weights().value);
-  }
+// Where scale and shift are those of the latents at data.path, both models must be the latents',
+// too. Exit::data otherwise.
+void check_latents(const Deck& deck, const ClipModels& models) {
+  check_codec_of_latents(deck, *models.parts.codec, *models.codec_weights);
   const std::string trained_on = models.denoiser_weights.note("data_id");
-  if (!trained_on.empty() && trained_on != open_clip_source(deck.data, deck.media)->content_id())
-    log::warn(
-        "data.path = {} is not the data that {} was trained on: train in a new run.dir, or name "
-        "the latents of that training",
-        deck.data.path, models.denoiser_weights.describe());
+  WEFT_CHECK(
+      trained_on.empty() || trained_on == open_clip_source(deck.data, deck.media)->content_id(),
+      Exit::data,
+      "name the latents of that training, or set scale and shift (`weft inspect STORE` tells them)",
+      "data.path = {} is not the data that {} was trained on, and its latents have another scale "
+      "and shift",
+      deck.data.path, models.denoiser_weights.describe());
 }
 
 // ---- Clips as a list job: a rank's state while it makes them
@@ -304,7 +284,7 @@ int generate(const Deck& written, MPI_Comm world) {
   const Deck deck = complete_deck(written, world);
   ClipModels models(deck, world);
   if (log::rank() == 0 && models.codec_weights && !make_codec(written)->lacks_scale().empty())
-    warn_of_other_latents(deck, models);
+    check_latents(deck, models);
   ListSettings settings = settings_of(deck);
   // Answers of refine are kept in the folder.
   if (!deck.get<GenerateDeck>().refine.empty())

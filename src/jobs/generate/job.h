@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/model_source.h"
 #include "config/deck.h"
 #include "jobs/generate/options.h"
 #include "jobs/generate/prompts.h"
@@ -79,6 +80,10 @@ struct GenerateJob {
   // Items from the costliest on; equal ones in their order.
   std::vector<std::int64_t> longest_first() const;
 };
+
+// Exit::data where the latents of the deck's data were encoded by another checkpoint than these
+// weights of the codec: what a model learnt on them, they do not decode.
+void check_codec_of_latents(const Deck& deck, const VideoCodec& codec, const ModelSource& weights);
 
 // Checks everything that the deck asks for of these prompts, but for weights. `weights` stands for
 // the weights in the keys. Exit::usage or Exit::data as prompts.h says; reference files must be

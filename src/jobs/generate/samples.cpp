@@ -91,6 +91,7 @@ TrainingSamples::TrainingSamples(const Deck& deck, MPI_Comm world)
   const VideoCodec::WeightsKey key = codec.weights();
   const ModelSource weights(key.key, key.value, "", deck_.get<GenerateDeck>().ema, world);
   codec.check_weights(weights);
+  if (rank_ == 0) check_codec_of_latents(deck, codec, weights);
   if (first_) weights.load(codec.params(), codec.weight_names(), codec.bf16());
 }
 

@@ -512,6 +512,7 @@ int segment(const Deck& deck, MPI_Comm world) {
   Predictor predictor(deck);
   const SegmentationSource weights(deck, s.ema, world);
   const DataClasses of_data = classes_of_data(deck, world);
+  weights.check_classes(of_data.names, deck.data.path);
   const std::vector<std::string> names = class_names(deck, of_data.names);
   const std::span bytes(reinterpret_cast<const std::uint8_t*>(of_data.palette.data()),
                         of_data.palette.size());

@@ -38,6 +38,13 @@ std::string SegmentationSource::describe() const {
   return source_ ? source_->describe() : pair_.weights_encoder + " + " + pair_.weights_decoder;
 }
 
+void SegmentationSource::check_classes(const std::vector<std::string>& names,
+                                       const std::string& data) const {
+  if (source_)
+    check_class_names(source_->note("classes"), source_->describe(),
+                      fmt::format("{}", fmt::join(names, "\n")), data);
+}
+
 void SegmentationSource::load(ParameterTable& table) const {
   if (source_) {
     source_->load(table, segmentation_weight_names(), bf16_);

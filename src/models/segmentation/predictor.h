@@ -27,6 +27,8 @@ class SegmentationSource {
   SegmentationSource(const Deck& deck, bool ema, MPI_Comm world);
   const std::string& identity() const { return identity_; }
   std::string describe() const;
+  // Exit::data where `data` calls its classes otherwise than the data of the training.
+  void check_classes(const std::vector<std::string>& names, const std::string& data) const;
   // Allocates the table for inference and fills it.
   void load(ParameterTable& table) const;
 
