@@ -1,20 +1,27 @@
 #!/usr/bin/env python3
-"""Converts PyTorch weights to safetensors, which weft reads.
+"""Converts weights of PyTorch, or safetensors of other programs, to the safetensors that weft reads.
 
-    convert_weights.py INPUT OUTPUT [--dtype keep|f32|bf16|f16] [--key KEY] [--prefix PREFIX]
+    convert_weights.py INPUT OUTPUT [--dtype keep|f32|bf16|f16] [--key KEY] [--only PREFIX] [--prefix PREFIX]
 
-INPUT: a file (.bin, .pt, .pth, .ckpt), an index (pytorch_model.bin.index.json), or a folder that holds one of them: a model of
-Hugging Face in shards (DeepFloyd's T5 encoder), Open-Sora's checkpoint directory (its model/ shards are taken; name ema.pt
-itself for the average). OUTPUT: NAME.safetensors, or a folder, where the name is model.safetensors. One shard becomes one
-file; more become NAME-00001-of-0000N.safetensors and NAME.safetensors.index.json, written last.
+INPUT: a file (.bin, .pt, .pth, .ckpt, .safetensors), an index (pytorch_model.bin.index.json), or a folder that holds one of
+them: a model of Hugging Face in shards (DeepFloyd's T5 encoder), Open-Sora's checkpoint directory (its model/ shards are taken;
+name ema.pt itself for the average). OUTPUT: NAME.safetensors, or a folder, where the name is model.safetensors. One shard
+becomes one file; more become NAME-00001-of-0000N.safetensors and NAME.safetensors.index.json, written last.
 
 Files are unpickled with weights_only=True: nothing in them is run. They are mapped, so one tensor is in memory at a time.
 
-Names become the released ones: "module." in front of all names goes, as do the wrappers "state_dict", "model", "ema", "params"
-around them (--key names another); old attention names query, key, value, proj_attn become to_q, to_k, to_v, to_out.0 and their
+Names become the released ones: what training programs put in front of all names goes ("module.", "model.", "_orig_mod.",
+"pipe.dit." and the like), as do wrappers inside them ("_checkpoint_wrapped_module.") and the tables "state_dict", "model", "ema",
+"params" around them (--key names another). --only takes the tensors whose names begin so, without it: one part of a file with
+several. Old attention names query, key, value, proj_attn become to_q, to_k, to_v, to_out.0 and their
 1x1 convolutions matrices; a second name of T5's embedding is left out. --prefix puts something in front of all names: for
 one file of a segmentation model's encoder_epoch_N.pth and decoder_epoch_N.pth take "encoder." and "decoder."; as they are,
 they are model.weights_encoder and model.weights_decoder. Both of PyTorch's formats are read, before and since 1.6.
+
+fp8 becomes bf16 unless --dtype says f32 or f16, multiplied by its scales (NAME.scale_weight, NAME.weight_scale).
+
+torchvision's MobileNetV2 (mobilenet_v2-b0353104.pth, mobilenet_v2-7ebf99e0.pth) gets the names of the segmentation encoder
+mobilenetv2dilated; its last convolution and classifier are left out. ResNets keep their names.
 
 SadTalker's parts (docs/models/sadtalker.md) are known by what they hold: a mapping network (mapping_00229-model.pth.tar, a key
 "mapping" beside those of its training) gets "mapping." in front of its names unless --prefix names something else.
@@ -47,7 +54,8 @@ except ModuleNotFoundError as e:
     sys.exit(2)
 
 TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
-         torch.uint8: "U8", torch.bool: "BOOL"}
+         torch.uint8: "U8", torch.bool: "BOOL", torch.int16: "I16", torch.int8: "I8"}
+FP8 = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 WANTED = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 WRAPPERS = ("state_dict", "model", "ema", "params", "module")
 # If a file contains several sets of weights, these keys are used: GFPGAN's averages, SadTalker's mapping network.
@@ -55,6 +63,12 @@ PREFERRED = ("params_ema", "mapping")
 PREFIXES = {"mapping": "mapping."}  # put in front of the names found under this key
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".tar")
+# Parts of names that training programs put in front of a model's own: of every name, and anywhere.
+IN_FRONT = ("module", "model", "diffusion_model", "transformer", "pipe", "dit", "generator", "generator_ema", "ema", "net")
+INSIDE = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
+# What scales a NAME.weight of fp8, by the rest of its name; and what such files hold that weft has no use for.
+SCALES = ("scale_weight", "weight_scale")
+OF_FP8 = re.compile(r"(.*\.)?(scaled_fp8|scale_input|input_scale)")
 
 
 def shards_of(path):
@@ -63,17 +77,16 @@ def shards_of(path):
         folder = path / "model" if (path / "model").is_dir() else path
         indices = sorted(folder.glob("*.bin.index.json"))
         files = sorted(f for f in folder.iterdir() if f.suffix in ENDINGS)
-        among = indices or files
-        if not among and any(folder.glob("*.safetensors")):
-            sys.exit(f"{folder} contains safetensors already: weft can read the folder (weft inspect {folder})")
+        shards = sorted(folder.glob("*.safetensors"))
+        among = indices or files or sorted(folder.glob("*.safetensors.index.json")) or shards
+        if among == shards and len({re.sub(r"-\d+(?=-of-\d+\.)", "", f.name) for f in shards}) == 1:
+            return shards, {n: f.name for f in shards for n in tensors_of_safetensors(f)}
         if len(among) != 1:
-            sys.exit(f"{folder} contains {len(among)} sets of PyTorch weights: name the file you mean "
+            sys.exit(f"{folder} contains {len(among)} sets of weights: name the file you mean "
                      f"({', '.join(f.name for f in among) or 'none ends in ' + ', '.join(ENDINGS)})")
         path = among[0]
     if not path.is_file():
         sys.exit(f"{path}: no such file")
-    if path.name.endswith((".safetensors", ".safetensors.index.json")):
-        sys.exit(f"{path} is safetensors already: weft can read it (weft inspect {path})")
     if not path.name.endswith(".index.json"):
         return [path], None
     names = json.loads(path.read_text())["weight_map"]
@@ -149,6 +162,20 @@ def tensors_of_script(path):
     return found
 
 
+def tensors_of_safetensors(path):
+    """{name: tensor} of a safetensors file, mapped."""
+    data = numpy.memmap(path, dtype=numpy.uint8, mode="c") if path.stat().st_size else b""
+    try:
+        end = 8 + struct.unpack("<Q", bytes(data[:8]))[0]
+        header = json.loads(bytes(data[8:end]))
+        kinds = {name: kind for kind, name in TYPES.items()} | FP8 | {"F64": torch.float64}
+        return {name: torch.from_numpy(data[end + t["data_offsets"][0]:end + t["data_offsets"][1]]).view(kinds[t["dtype"]])
+                .reshape(t["shape"]) for name, t in header.items() if name != "__metadata__"}
+    except Exception as e:  # noqa: BLE001 whatever an untrusted header holds
+        begin = bytes(data[:40]).split(b"\n")[0].decode("ascii", "replace")
+        sys.exit(f"{path} is not a safetensors file that this program reads ({type(e).__name__}: {e}): it begins with {begin!r}")
+
+
 def unpickled(path):
     """Loads a file, memory-mapped if its format allows; files from before PyTorch 1.6 are read completely."""
     script = tensors_of_script(path)
@@ -168,6 +195,8 @@ def unpickled(path):
 
 def load(path, key):
     """{name: tensor} of one file, and the prefix for its names."""
+    if path.suffix == ".safetensors":
+        return tensors_of_safetensors(path), ""
     content, prefix = unpickled(path), ""
     if key:
         if not isinstance(content, dict) or key not in content:
@@ -184,9 +213,54 @@ def load(path, key):
     for name in [n for n, v in content.items() if not torch.is_tensor(v)]:
         print(f"{path.name}: {name} is not a tensor: left out")
         del content[name]
-    if content and all(name.startswith("module.") for name in content):
-        content = {name[len("module."):]: v for name, v in content.items()}
     return content, prefix
+
+
+def in_front(names):
+    """What a training program put in front of all of them, "" if nothing. Names without a dot are markers."""
+    prefix, names = "", [INSIDE.sub("", n) for n in names if "." in n]
+    while names:
+        heads = {n[len(prefix):].partition(".")[0] for n in names}
+        if len(heads) > 1 or not heads <= set(IN_FRONT):
+            break
+        prefix += heads.pop() + "."
+    return prefix
+
+
+def without_fp8(tensors, wanted):
+    """The same with fp8 multiplied by its scales."""
+    used, out = set(), {}
+    for name, t in tensors.items():
+        if t.dtype in FP8.values() and not OF_FP8.fullmatch(name):
+            t, kind = t.float(), WANTED.get(wanted, torch.bfloat16)
+            for scale in (name.removesuffix("weight") + s for s in SCALES):
+                if scale in tensors:
+                    used.add(scale)
+                    s = tensors[scale].float()
+                    t = t * s.reshape(s.shape if s.numel() == 1 else (-1, *[1] * (t.dim() - 1)))
+            t = narrowed(name, t, kind)
+        out[name] = t
+    lost = [n for n in tensors if n.endswith(SCALES) and n not in used]
+    if lost:
+        sys.exit(f"{lost[0]} scales no fp8 tensor of the same file")
+    return {n: t for n, t in out.items() if n not in used and not OF_FP8.fullmatch(n)}
+
+
+def mobilenet_renamed(tensors):
+    """torchvision's MobileNetV2 under the names of the segmentation encoder, whose blocks are lists without nesting."""
+    out, left = {}, []
+    for name, t in tensors.items():
+        if name.startswith(("features.18.", "classifier.")):
+            left.append(name)
+            continue
+        match = re.fullmatch(r"features\.(\d+)\.conv\.([\d.]+)\.(\w+)", name)
+        if match:
+            places = ["0.0", "0.1", "1", "2"] if match[1] == "1" else ["0.0", "0.1", "1.0", "1.1", "2", "3"]
+            place = places.index(match[2])
+            name = f"features.{match[1]}.conv.{place // 2 * 3 + place % 2}.{match[3]}"
+        out[name] = t
+    print(f"torchvision's MobileNetV2: left out {', '.join(left)}")
+    return out
 
 
 # OpenAI's names of CLIP's parts, and Hugging Face's.
@@ -227,6 +301,8 @@ def renamed(tensors, prefix, names):
     """Released names; `names`: of the whole model."""
     if "visual.conv1.weight" in tensors and "visual.class_embedding" in tensors:
         tensors = clip_renamed(tensors)
+    if "features.1.conv.0.0.weight" in tensors:
+        tensors = mobilenet_renamed(tensors)
     out = {}
     for name, t in tensors.items():
         if name == "encoder.embed_tokens.weight" and "shared.weight" in names:
@@ -248,8 +324,16 @@ def target_type(t, wanted):
     return WANTED.get(wanted, torch.float32 if t.dtype == torch.float64 else t.dtype)
 
 
-def write(path, tensors, wanted):
-    """Writes one safetensors file, tensor by tensor, and renames it when it is complete. Returns its bytes of data."""
+def narrowed(name, t, kind):
+    """In that type. Ends where a value is beyond its range."""
+    low = t.detach().to(kind)
+    if kind.is_floating_point and torch.isinf(low).sum() > torch.isinf(t).sum():
+        sys.exit(f"{name} has the value {t.float().abs().max():g}, which is beyond the range of {TYPES[kind]}: take --dtype bf16")
+    return low
+
+
+def write(partial, tensors, wanted):
+    """Writes one safetensors file, tensor by tensor. Returns its bytes of data."""
     header, offset = {"__metadata__": {"format": "pt"}}, 0
     order = sorted(tensors, key=lambda n: (-target_type(tensors[n], wanted).itemsize, n))
     for name in order:
@@ -261,15 +345,13 @@ def write(path, tensors, wanted):
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    partial = pathlib.Path(f"{path}.part")
     with open(partial, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
         for name in order:
-            t = tensors[name].detach().to(target_type(tensors[name], wanted)).contiguous()
+            t = narrowed(name, tensors[name], target_type(tensors[name], wanted)).contiguous()
             f.write(t.reshape(-1).view(torch.uint8).numpy().data)
         f.flush()
         os.fsync(f.fileno())
-    partial.rename(path)
     return offset
 
 
@@ -279,26 +361,45 @@ def main():
     parser.add_argument("output", type=pathlib.Path)
     parser.add_argument("--dtype", choices=["keep", *WANTED], default="keep")
     parser.add_argument("--key", help="key of the weights in the file's dictionary")
+    parser.add_argument("--only", default="", help="take the tensors whose names begin so, without it")
     parser.add_argument("--prefix", help="prefix for all tensor names")
     args = parser.parse_args()
     out = args.output if args.output.suffix == ".safetensors" else args.output / "model.safetensors"
     out.parent.mkdir(parents=True, exist_ok=True)
     shards, promised = shards_of(args.input)
-    total, weight_map = 0, {}
-    for i, shard in enumerate(shards):
-        tensors, prefix = load(shard, args.key)
-        if promised is not None:
-            lost = [n for n, s in promised.items() if s == shard.name and n not in tensors]
-            if lost:
-                sys.exit(f"{shard} lacks {lost[0]}, which the index lists")
-        tensors = renamed(tensors, prefix if args.prefix is None else args.prefix, promised or tensors)
-        path = out if len(shards) == 1 else out.with_name(f"{out.stem}-{i + 1:05}-of-{len(shards):05}.safetensors")
-        twice = next((n for n in tensors if n in weight_map), None)
-        if twice:
-            sys.exit(f"{twice} is in {weight_map[twice]} and in {shard.name}")
-        total += write(path, tensors, args.dtype)
-        weight_map |= {name: path.name for name in tensors}
-        print(f"{shard} -> {path}: {len(tensors)} tensors")
+    total, weight_map, written = 0, {}, {}
+    try:
+        for i, shard in enumerate(shards):
+            tensors, prefix = load(shard, args.key)
+            if promised is not None:
+                lost = [n for n, s in promised.items() if s == shard.name and n not in tensors]
+                if lost:
+                    sys.exit(f"{shard} lacks {lost[0]}, which the index lists")
+            names = [n.removeprefix(args.only) for n in promised or tensors if n.startswith(args.only)]
+            front = in_front(names)
+            tensors = {INSIDE.sub("", n.removeprefix(args.only)).removeprefix(front): t for n, t in tensors.items()
+                       if n.startswith(args.only)}
+            if not tensors:
+                sys.exit(f"{shard} has no tensor {args.only}...")
+            if front:
+                print(f"{shard.name}: names without {front}")
+            tensors = renamed(without_fp8(tensors, args.dtype), prefix if args.prefix is None else args.prefix,
+                              [INSIDE.sub("", n).removeprefix(front) for n in names])
+            path = out if len(shards) == 1 else out.with_name(f"{out.stem}-{i + 1:05}-of-{len(shards):05}.safetensors")
+            twice = next((n for n in tensors if n in weight_map), None)
+            if twice:
+                sys.exit(f"{twice} is in {weight_map[twice]} and in {shard.name}")
+            if path.exists() and path.resolve() in [s.resolve() for s in shards]:
+                sys.exit(f"{path} is an input: choose another output")
+            written[path] = pathlib.Path(f"{path}.part")
+            total += write(written[path], tensors, args.dtype)
+            weight_map |= {name: path.name for name in tensors}
+            print(f"{shard} -> {path}: {len(tensors)} tensors")
+        for path, partial in written.items():
+            partial.rename(path)
+    finally:
+        for partial in written.values():
+            partial.unlink(missing_ok=True)
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         path = out.with_name(out.name + ".index.json")

@@ -31,7 +31,7 @@ std::vector<float> TensorFile::numbers(const std::string& name, std::int64_t cou
 std::vector<std::uint8_t> TensorFile::u8(const std::string& name) const {
   const SafetensorEntry& e = file_.at(name);
   WEFT_CHECK(e.dtype == DType::u8, Exit::data, hint_, "{}: input \"{}\" is {}, wanted u8",
-             file_.path().string(), name, name_of(e.dtype));
+             file_.path().string(), name, e.type);
   std::vector<std::uint8_t> values(e.end - e.begin);
   file_.read(e, std::as_writable_bytes(std::span(values)));
   return values;

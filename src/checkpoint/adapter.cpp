@@ -121,14 +121,6 @@ std::vector<float> kept_values(const Parameter& p) {
   return values;
 }
 
-template <class T>
-std::vector<std::byte> bytes_as(std::span<const float> values) {
-  std::vector<T> numbers;
-  for (const float v : values) numbers.push_back(T(v));
-  const auto bytes = std::as_bytes(std::span(numbers));
-  return {bytes.begin(), bytes.end()};
-}
-
 }  // namespace
 
 std::string AdapterFacts::to_json() const {
@@ -203,17 +195,11 @@ Adapter read_adapter(const fs::path& path) {
 }
 
 void write_adapter(const fs::path& folder, const Adapter& adapter, DType dtype) {
-  std::error_code failed;
-  fs::create_directories(folder, failed);
-  WEFT_CHECK(!failed, Exit::data, "choose another folder, or check its permissions",
-             "cannot make the folder {}: {}", folder.string(), failed.message());
   std::vector<SafetensorWrite> list;
   std::vector<std::vector<std::byte>> bytes;
   const auto add = [&](const std::string& name, std::int64_t rows, std::int64_t columns,
                        const std::vector<float>& values) {
-    bytes.push_back(dtype == DType::bf16  ? bytes_as<bf16>(values)
-                    : dtype == DType::f16 ? bytes_as<f16>(values)
-                                          : bytes_as<float>(values));
+    bytes.push_back(floats_as(values, dtype, folder, name));
     list.push_back({std::string(peft_prefix) + name, dtype, {rows, columns}, bytes.back()});
   };
   ordered_json targets = ordered_json::array();
@@ -222,6 +208,10 @@ void write_adapter(const fs::path& folder, const Adapter& adapter, DType dtype) 
     add(name + std::string(b_ending), layer.out, layer.rank, layer.b);
     targets.push_back(name);
   }
+  std::error_code failed;
+  fs::create_directories(folder, failed);
+  WEFT_CHECK(!failed, Exit::data, "choose another folder, or check its permissions",
+             "cannot make the folder {}: {}", folder.string(), failed.message());
   write_safetensors(folder / adapter_weights_name, list,
                     {{"format", "pt"},
                      {"producer", "weft"},

@@ -9,6 +9,7 @@
 #include "checkpoint/adapter.h"
 #include "checkpoint/agree.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/weights.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/host.h"
@@ -344,17 +345,27 @@ std::string Checkpoint::describe() const {
 
 namespace {
 
+constexpr const char* same_model =
+    "continue with the [model] and [lora] that the run was started with, or name another run.dir";
+
+// What a run has trained must not be dropped without a word.
+void check_surplus(const Checkpoint& c, const ParameterTable& table, const MayLack& lacks) {
+  std::vector<std::string> surplus;
+  for (const TensorRange& r : c.info().tensors)
+    if (table.find(r.name) == nullptr && !(lacks && lacks(r.name))) surplus.push_back(r.name);
+  WEFT_CHECK(surplus.empty(), Exit::checkpoint, same_model,
+             "{}: of its {} the deck's model lacks {}: {}", c.dir().string(),
+             counted(std::ssize(c.info().tensors), "tensor"), surplus.size(), few_of(surplus));
+}
+
 // Null where the checkpoint has no trained tensor of that name.
 const TensorRange* find_range(const Checkpoint& c, const Parameter& p) {
   for (const TensorRange& r : c.info().tensors)
     if (r.name == p.name) {
       const Shape shape{std::span<const std::int64_t>(r.shape)};
-      WEFT_CHECK(
-          shape == p.shape, Exit::checkpoint,
-          "continue with the [model] and [lora] that the run was started with, or name another "
-          "run.dir",
-          "{}: tensor {} has shape {}, but the deck's model expects {}", c.dir().string(), p.name,
-          shape.str(), p.shape.str());
+      WEFT_CHECK(shape == p.shape, Exit::checkpoint, same_model,
+                 "{}: tensor {} has shape {}, but the deck's model expects {}", c.dir().string(),
+                 p.name, shape.str(), p.shape.str());
       return &r;
     }
   return nullptr;
@@ -362,10 +373,8 @@ const TensorRange* find_range(const Checkpoint& c, const Parameter& p) {
 
 const TensorRange& range_of(const Checkpoint& c, const Parameter& p) {
   const TensorRange* range = find_range(c, p);
-  WEFT_CHECK(
-      range != nullptr, Exit::checkpoint,
-      "continue with the [model] and [lora] that the run was started with, or name another run.dir",
-      "{} has no tensor {}", c.dir().string(), p.name);
+  WEFT_CHECK(range != nullptr, Exit::checkpoint, same_model, "{} has no tensor {}",
+             c.dir().string(), p.name);
   return *range;
 }
 
@@ -408,7 +417,9 @@ void read_fixed(const Checkpoint& c, ParameterTable& table) {
 
 // Reads weights alone, piece by piece, into whatever formats the table keeps. A parameter that the
 // checkpoint does not name was not trained by the run, whether or not this table would train it.
-void read_weights(const Checkpoint& c, const std::string& array, ParameterTable& table) {
+void read_weights(const Checkpoint& c, const std::string& array, ParameterTable& table,
+                  const MayLack& lacks) {
+  check_surplus(c, table, lacks);
   std::map<const Parameter*, std::int64_t> fixed;
   const Parameter* first_fixed = nullptr;  // the last to be placed
   const std::int64_t length = table.lay_out_fixed(
@@ -514,11 +525,12 @@ std::vector<FlatArray> flat_arrays(ParameterTable& table, const OptimizerState& 
   return all;
 }
 
-void restore_state(const Checkpoint& checkpoint, ParameterTable& table) {
-  read_weights(checkpoint, "master", table);
+void restore_state(const Checkpoint& checkpoint, ParameterTable& table, const MayLack& lacks) {
+  read_weights(checkpoint, "master", table, lacks);
 }
 
 void restore_state(const Checkpoint& checkpoint, ParameterTable& table, OptimizerState& state) {
+  check_surplus(checkpoint, table, nullptr);
   const auto read = [&](const std::string& name, auto&& array) {
     read_trainable(
         checkpoint, name, table, [&](int b) { return state.part(b); }, array);
@@ -539,8 +551,9 @@ void restore_state(const Checkpoint& checkpoint, ParameterTable& table, Optimize
   table.refresh_working();
 }
 
-void restore_ema(const Checkpoint& checkpoint, ParameterTable& table, std::optional<double> decay) {
-  if (!decay) return read_weights(checkpoint, "ema", table);
+void restore_ema(const Checkpoint& checkpoint, ParameterTable& table, std::optional<double> decay,
+                 const MayLack& lacks) {
+  if (!decay) return read_weights(checkpoint, "ema", table, lacks);
   const auto stored = stored_averages(checkpoint);
   const std::string name = array_of(stored, *decay);
   std::vector<double> decays;
@@ -548,7 +561,7 @@ void restore_ema(const Checkpoint& checkpoint, ParameterTable& table, std::optio
   WEFT_CHECK(!name.empty(), Exit::usage,
              fmt::format("its averages have the decays {}", fmt::join(decays, ", ")),
              "{} has no moving average of decay {}", checkpoint.dir().string(), *decay);
-  read_weights(checkpoint, name, table);
+  read_weights(checkpoint, name, table, lacks);
 }
 
 }  // namespace weft

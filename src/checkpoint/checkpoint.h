@@ -6,6 +6,7 @@
 #include <mpi.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -120,11 +121,15 @@ CheckpointInfo describe_state(const Deck& deck, ParameterTable& table, std::int6
 std::vector<FlatArray> flat_arrays(ParameterTable& table, const OptimizerState& state, int rank,
                                    int ranks);
 
+// Which of a checkpoint's tensors a table may lack; null: none.
+using MayLack = std::function<bool(const std::string& tensor)>;
+
 // Reads the weights of a checkpoint into the table, which may be one that is only run
 // (allocate_for_inference). Tensors are found by their released names, so the layout may differ,
 // and so may what is trained (vae_train.freeze_spatial). Exit::checkpoint names the first tensor
-// that does not fit.
-void restore_state(const Checkpoint& checkpoint, ParameterTable& table);
+// that does not fit, and tensors that the table lacks.
+void restore_state(const Checkpoint& checkpoint, ParameterTable& table,
+                   const MayLack& lacks = nullptr);
 // To resume training: reads the masters, moments and EMAs that this rank holds, and the untrained
 // parameters, which must be the same as in the run. An average whose decay the checkpoint does not
 // have goes on from the checkpoint's first. The caller then spreads the weights that other ranks
@@ -134,6 +139,6 @@ void restore_state(const Checkpoint& checkpoint, ParameterTable& table, Optimize
 // As above, but the weights are the EMA's: the first, or that of `decay`. Exit::usage names the
 // decays that there are.
 void restore_ema(const Checkpoint& checkpoint, ParameterTable& table,
-                 std::optional<double> decay = std::nullopt);
+                 std::optional<double> decay = std::nullopt, const MayLack& lacks = nullptr);
 
 }  // namespace weft

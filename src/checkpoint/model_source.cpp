@@ -165,9 +165,9 @@ void ModelSource::read(ParameterTable& table, const WeightNames& names) const {
     load_weights(of_checkpoint_->base, table, names);
   } else if (checkpoint_) {
     if (ema_)
-      restore_ema(*checkpoint_, table);
+      restore_ema(*checkpoint_, table, std::nullopt, names.spare);
     else
-      restore_state(*checkpoint_, table);
+      restore_state(*checkpoint_, table, names.spare);
   } else {
     load_weights(weights_, table, names);
   }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cctype>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -13,6 +15,7 @@
 
 #include "config/deck.h"
 #include "core/error.h"
+#include "core/file_kind.h"
 #include "core/json.h"
 #include "core/log.h"
 
@@ -36,14 +39,18 @@ std::string header_hash_json(const std::string& digits) {
 constexpr std::size_t most_axes = 32;
 
 struct KnownType {
-  const char* name;
+  std::string_view name;
   DType dtype;
 };
 constexpr KnownType known_types[] = {
     {"F32", DType::f32}, {"F16", DType::f16}, {"BF16", DType::bf16},   {"I64", DType::i64},
     {"I32", DType::i32}, {"U8", DType::u8},   {"BOOL", DType::boolean}};
+// Types of which only the bytes an element are known: a file may hold such tensors, unread.
+constexpr std::pair<std::string_view, std::uint64_t> other_types[] = {
+    {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I8", 1},  {"I16", 2}, {"U16", 2},
+    {"U32", 4},     {"U64", 8},     {"F64", 8}, {"C64", 8}};
 // The format's own spelling of a type.
-const char* format_name(DType t) {
+std::string_view format_name(DType t) {
   for (const KnownType& known : known_types)
     if (known.dtype == t) return known.name;
   throw Error(Exit::internal, "a type that safetensors files do not have", "", __FILE__, __LINE__);
@@ -135,7 +142,11 @@ class HeaderReader : public json::json_sax_t {
                        printable(text), field_));
   }
   bool boolean(bool) override { unexpected("true or false"); }
-  bool null() override { unexpected("null"); }
+  // Some programs write "__metadata__": null for none.
+  bool null() override {
+    if (place_ != Place::root || name_ != "__metadata__") unexpected("null");
+    return true;
+  }
   bool binary(json::binary_t&) override { unexpected("binary data"); }
 
   bool parse_error(std::size_t position, const std::string&,
@@ -178,9 +189,19 @@ class HeaderReader : public json::json_sax_t {
     refuse(fmt::format("{}: unknown field \"{}\"", tensor(), printable(field_)));
   }
 
-  DType dtype() const {
-    for (const KnownType& t : known_types)
-      if (*tensor_.dtype == t.name) return t.dtype;
+  // Takes the type, and returns its bytes an element.
+  std::uint64_t set_type(SafetensorEntry& e) const {
+    for (const auto& [name, dtype] : known_types)
+      if (*tensor_.dtype == name) {
+        e.type = name;
+        e.dtype = dtype;
+        return size_of(dtype);
+      }
+    for (const auto& [name, bytes] : other_types)
+      if (*tensor_.dtype == name) {
+        e.type = name;
+        return bytes;
+      }
     throw Error(Exit::data,
                 fmt::format("{}: {} has dtype {}, which weft does not read", file_, tensor(),
                             printable(*tensor_.dtype)),
@@ -196,12 +217,11 @@ class HeaderReader : public json::json_sax_t {
                          tensor_.offsets->size()));
     SafetensorEntry e;
     e.name = name_;
-    e.dtype = dtype();
     e.begin = (*tensor_.offsets)[0];
     e.end = (*tensor_.offsets)[1];
     if (e.begin > e.end)
       refuse(fmt::format("{}: data_offsets [{}, {}] run backwards", tensor(), e.begin, e.end));
-    std::uint64_t bytes = size_of(e.dtype);
+    std::uint64_t bytes = set_type(e);
     // A zero makes the tensor empty, but must not hide an overflow of the other axes.
     bool empty = false;
     for (const std::uint64_t n : *tensor_.shape) {
@@ -245,6 +265,10 @@ namespace {
 
 constexpr const char* damaged = "not a safetensors file, or a damaged one: copy or export it again";
 
+constexpr const char* other_format =
+    "weft reads safetensors here; convert_weights.py (docs/checkpoints.md) makes them of PyTorch's "
+    "files";
+
 constexpr const char* rewritten =
     "copy or export it again; a program that changed it must leave out the metadata \"xxh3...\"";
 
@@ -271,19 +295,6 @@ void check_tiling(std::span<const SafetensorEntry> entries, std::uint64_t data_b
              file, data_bytes - cursor);
 }
 
-// IEEE binary16 to binary32, exact. By hand, since the baseline processor has no instruction for
-// it. The exponent's bias changes from 15 to 127; infinities and NaN keep all its bits set.
-float half_to_float(std::uint16_t h) {
-  const std::uint32_t sign = std::uint32_t(h & 0x8000u) << 16;
-  const std::uint32_t exponent = (h >> 10) & 0x1fu, fraction = h & 0x3ffu;
-  if (exponent == 0) {  // zero and subnormals: a multiple of 2^-24
-    const float f = static_cast<float>(fraction) * 0x1p-24f;
-    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(f) | sign);
-  }
-  const std::uint32_t biased = exponent == 31 ? 255 : exponent + 112;
-  return std::bit_cast<float>(sign | biased << 23 | fraction << 13);
-}
-
 }  // namespace
 
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
@@ -293,10 +304,18 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   f.file_ = std::make_shared<const File>(File::open(path, Exit::data));
   const std::string name = path.string();
   const std::uint64_t size = f.file_->size();
+  if (size < 8) refuse_other_kind(path, Exit::data, other_format);
   WEFT_CHECK(size >= 8, Exit::data, damaged, "{} has {} bytes: too short for safetensors", name,
              size);
   std::uint64_t length = 0;
   f.file_->read(std::as_writable_bytes(std::span(&length, 1)), 0);
+  if (length > size - 8) {
+    refuse_other_kind(path, Exit::data, other_format);
+    const std::string_view begin(reinterpret_cast<const char*>(&length), 8);
+    WEFT_CHECK(
+        !std::ranges::all_of(begin, [](char c) { return c == '\n' || std::isprint(c) != 0; }),
+        Exit::data, other_format, "{} is text, which begins with \"{}\"", name, printable(begin));
+  }
   WEFT_CHECK(length <= longest_header, Exit::data, damaged,
              "{}: a header of {} bytes; the format allows {}", name, length, longest_header);
   WEFT_CHECK(length <= size - 8, Exit::data, damaged,
@@ -305,7 +324,8 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
 
   std::string json(length, '\0');
   f.file_->read(std::as_writable_bytes(std::span(json)), 8);
-  WEFT_CHECK(!json.empty() && json[0] == '{', Exit::data, damaged,
+  if (!json.starts_with('{')) refuse_other_kind(path, Exit::data, other_format);
+  WEFT_CHECK(json.starts_with('{'), Exit::data, damaged,
              "{}: the header does not begin with a brace", name);
   detail::SafetensorsHeader header = detail::parse_safetensors_header(json, name);
   f.entries_ = std::move(header.entries);
@@ -404,18 +424,16 @@ void SafetensorsFile::read(const SafetensorEntry& entry, std::span<std::byte> ou
 }
 
 std::vector<float> SafetensorsFile::read_f32(const SafetensorEntry& entry) const {
-  std::vector<float> values((entry.end - entry.begin) / size_of(entry.dtype));
+  check_floating(entry, path_);
+  std::vector<float> values((entry.end - entry.begin) / size_of(*entry.dtype));
   read_f32(entry, 0, values);
   return values;
 }
 
 void SafetensorsFile::read_part(const SafetensorEntry& entry, std::int64_t first,
                                 std::span<std::byte> out) const {
-  WEFT_CHECK(entry.dtype == DType::f32 || entry.dtype == DType::f16 || entry.dtype == DType::bf16,
-             Exit::data, "F32, F16 or BF16 is wanted here", "{}: tensor {} is {}", path_.string(),
-             printable(entry.name), format_name(entry.dtype));
   const std::uint64_t begin =
-      entry.begin + static_cast<std::uint64_t>(first) * size_of(entry.dtype);
+      entry.begin + static_cast<std::uint64_t>(first) * size_of(*entry.dtype);
   WEFT_ASSERT(first >= 0 && begin + out.size() <= entry.end);
   if (out.size() == entry.end - entry.begin) return read(entry, out);
   file_->read(out, data_offset_ + begin);
@@ -434,12 +452,14 @@ void SafetensorsFile::read_part(const SafetensorEntry& entry, std::int64_t first
 
 void SafetensorsFile::read_f32(const SafetensorEntry& entry, std::int64_t first,
                                std::span<float> out) const {
-  if (size_of(entry.dtype) != 2) return read_part(entry, first, std::as_writable_bytes(out));
+  check_floating(entry, path_);
+  if (entry.dtype == DType::f32) return read_part(entry, first, std::as_writable_bytes(out));
   std::vector<std::uint16_t> raw(out.size());
   read_part(entry, first, std::as_writable_bytes(std::span(raw)));
   const bool half = entry.dtype == DType::f16;
   for (std::size_t i = 0; i < raw.size(); ++i)
-    out[i] = half ? half_to_float(raw[i]) : std::bit_cast<float>(std::uint32_t{raw[i]} << 16);
+    out[i] = half ? static_cast<float>(std::bit_cast<f16>(raw[i]))
+                  : static_cast<float>(std::bit_cast<bf16>(raw[i]));
 }
 
 void SafetensorsFile::read_bf16(const SafetensorEntry& entry, std::int64_t first,
@@ -451,12 +471,12 @@ void SafetensorsFile::read_bf16(const SafetensorEntry& entry, std::int64_t first
 }
 
 std::vector<std::int64_t> SafetensorsFile::read_i64(const SafetensorEntry& entry) const {
-  const std::size_t width = size_of(entry.dtype), n = (entry.end - entry.begin) / width;
-  std::vector<std::byte> raw(n * width);
   const bool whole = entry.dtype == DType::i64 || entry.dtype == DType::i32 ||
                      entry.dtype == DType::u8 || entry.dtype == DType::boolean;
   WEFT_CHECK(whole, Exit::data, "I64, I32, U8 or BOOL is wanted here", "{}: tensor {} is {}",
-             path_.string(), printable(entry.name), format_name(entry.dtype));
+             path_.string(), printable(entry.name), entry.type);
+  const std::size_t width = size_of(*entry.dtype), n = (entry.end - entry.begin) / width;
+  std::vector<std::byte> raw(n * width);
   read(entry, raw);
   std::vector<std::int64_t> values(n);
   for (std::size_t i = 0; i < n; ++i) {
@@ -577,6 +597,44 @@ void SafetensorsWriter::finish() {
   rename_file(temporary_, path_, Exit::data);
   temporary_.clear();
   sync_directory(path_.parent_path(), Exit::data);
+}
+
+namespace {
+
+template <class T>
+std::vector<std::byte> rounded(std::span<const float> values, const std::filesystem::path& file,
+                               const std::string& tensor) {
+  std::vector<std::byte> bytes(values.size() * sizeof(T));
+  auto* to = reinterpret_cast<T*>(bytes.data());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    to[i] = T(values[i]);
+    WEFT_CHECK(std::isfinite(static_cast<float>(to[i])) || !std::isfinite(values[i]), Exit::data,
+               "take bf16, which has the range of f32, or f32",
+               "{}: tensor {} has the value {:g}, which is beyond the range of {}", file.string(),
+               tensor, values[i], name_of(dtype_of<T>::value));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<std::byte> floats_as(std::span<const float> values, DType dtype,
+                                 const std::filesystem::path& file, const std::string& tensor) {
+  if (dtype == DType::bf16) return rounded<bf16>(values, file, tensor);
+  if (dtype == DType::f16) return rounded<f16>(values, file, tensor);
+  return rounded<float>(values, file, tensor);
+}
+
+bool is_floating(const SafetensorEntry& entry) {
+  return entry.dtype == DType::f32 || entry.dtype == DType::f16 || entry.dtype == DType::bf16;
+}
+
+void check_floating(const SafetensorEntry& entry, const std::filesystem::path& file) {
+  const bool other = entry.type.starts_with("F");  // fp8 or F64
+  WEFT_CHECK(is_floating(entry), Exit::data,
+             other ? "convert_weights.py (docs/checkpoints.md) makes BF16 or F32 of it"
+                   : "F32, F16 or BF16 is wanted here",
+             "{}: tensor {} is {}", file.string(), printable(entry.name), entry.type);
 }
 
 void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorWrite> tensors,

@@ -24,7 +24,8 @@ namespace weft {
 // all of them or none. If it has them, every read of a whole tensor compares.
 struct SafetensorEntry {
   std::string name;
-  DType dtype = DType::f32;
+  std::optional<DType> dtype;  // none: a type of the format's that weft does not read, such as fp8
+  std::string_view type;       // the format's word for it: "F32"
   std::vector<std::int64_t> shape;
   std::uint64_t begin = 0, end = 0;  // bytes within the data section
   std::optional<Hash128> hash;
@@ -33,9 +34,9 @@ struct SafetensorEntry {
 class SafetensorsFile {
  public:
   // Reads and checks the header: length at most 100 MB and within the file, JSON, no duplicate
-  // names, known dtypes, products that do not overflow, ranges that match shapes and tile the data
-  // section exactly, the header's hash if it has one. Anything else throws Exit::data naming file,
-  // tensor and fault. Memory: a few times the header.
+  // names, types of the format, products that do not overflow, ranges that match shapes and tile
+  // the data section exactly, the header's hash if it has one. Anything else throws Exit::data
+  // naming file, tensor and fault. Memory: a few times the header.
   static SafetensorsFile open(const std::filesystem::path& path);
 
   const std::vector<SafetensorEntry>& entries() const { return entries_; }  // in order of the data
@@ -123,6 +124,15 @@ class SafetensorsWriter {
   std::string header_;            // with zeros for the hashes
   std::uint64_t missing_ = 0;     // bytes
 };
+
+// Floats as a file holds them in that type. Exit::data, naming file and tensor, where it has no
+// finite number for a finite value.
+std::vector<std::byte> floats_as(std::span<const float> values, DType dtype,
+                                 const std::filesystem::path& file, const std::string& tensor);
+
+// Whether that is a floating tensor that weft reads: F32, F16 or BF16; and Exit::data if not.
+bool is_floating(const SafetensorEntry& entry);
+void check_floating(const SafetensorEntry& entry, const std::filesystem::path& file);
 
 namespace detail {
 

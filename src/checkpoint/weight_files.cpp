@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "checkpoint/safetensors.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/file_kind.h"
 #include "core/log.h"
 
 namespace weft::detail {
@@ -38,7 +40,19 @@ std::string names_of(const std::vector<fs::path>& files) {
   return text;
 }
 
-fs::path find_in_folder(const fs::path& folder) {
+// All shards of one model, which no index names; empty if the files are others too.
+std::vector<fs::path> shards_without_index(const fs::path& folder, std::vector<fs::path> files) {
+  std::ranges::sort(files);
+  const std::string all = shards_of(files.front());
+  if (all.empty() || std::ranges::any_of(files, [&](const auto& f) { return shards_of(f) != all; }))
+    return {};
+  WEFT_CHECK(files.size() == std::stoul(all.substr(all.rfind('-') + 1)), Exit::data,
+             "copy the missing ones, and the index", "{} holds only {} of the shards {}: {}",
+             folder.string(), files.size(), all, names_of(files));
+  return files;
+}
+
+std::vector<fs::path> find_in_folder(const fs::path& folder) {
   std::vector<fs::path> indices, files;
   bool pytorch = false;
   for (const fs::path& file : entries_of(folder, Exit::data)) {
@@ -53,12 +67,14 @@ fs::path find_in_folder(const fs::path& folder) {
   for (const char* ending : {".safetensors", index_ending})
     for (const char* stem : {"model", "diffusion_pytorch_model"}) {
       const fs::path file = folder / (std::string(stem) + ending);
-      if (is_there(file, Exit::data)) return file;
+      if (is_there(file, Exit::data)) return {file};
     }
+  if (indices.empty())
+    if (const auto shards = shards_without_index(folder, files); !shards.empty()) return shards;
   const std::vector<fs::path>& among = indices.empty() ? files : indices;
   WEFT_CHECK(among.size() == 1, Exit::data, "name the one that is meant",
              "{} holds {} sets of weights: {}", folder.string(), among.size(), names_of(among));
-  return among.front();
+  return among;
 }
 
 // Takes "weight_map" from the parser's events and skips everything else in the index, however
@@ -144,11 +160,19 @@ class IndexReader : public json::json_sax_t {
 
 bool is_index(const fs::path& file) { return ends_with(file, index_ending); }
 
-fs::path find_weights(const fs::path& path) {
+std::string shards_of(const fs::path& file) {
+  static const std::regex form(R"((.+-)\d+-of-(\d{1,6})\.safetensors)");
+  const std::string name = file.filename().string();
+  std::smatch parts;
+  if (!std::regex_match(name, parts, form) || std::stoi(parts[2]) < 2) return "";
+  return fmt::format("{}*-of-{}.safetensors", parts[1].str(), parts[2].str());
+}
+
+std::vector<fs::path> find_weights(const fs::path& path) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) return find_in_folder(path);
   WEFT_CHECK(!is_pytorch(path), Exit::data, convert, "{} is not a safetensors file", path.string());
-  return path;
+  return {path};
 }
 
 std::map<std::string, std::string> read_weight_index(const fs::path& file) {
@@ -158,6 +182,7 @@ std::map<std::string, std::string> read_weight_index(const fs::path& file) {
              "{} has {} bytes: too long for an index", name, input.size());
   std::string text(input.size(), '\0');
   input.read(std::as_writable_bytes(std::span(text)), 0);
+  if (!text.starts_with('{')) refuse_other_kind(file, Exit::data, "name an index or its folder");
   IndexReader reader(name);
   // The JSON library takes a zero byte as the end of the text and would ignore the rest.
   if (text.find('\0') != text.npos) reader.refuse("not JSON: it holds a zero byte");
@@ -211,23 +236,49 @@ void open_shards(const std::filesystem::path& index, std::vector<SafetensorsFile
 WeightFiles WeightFiles::open(const std::filesystem::path& path) {
   WeightFiles w;
   w.path_ = path;
-  const std::filesystem::path file = detail::find_weights(path);
-  if (detail::is_index(file)) {
-    open_shards(file, w.shards_, w.tensors_);
+  const std::vector<std::filesystem::path> files = detail::find_weights(path);
+  if (detail::is_index(files.front())) {
+    open_shards(files.front(), w.shards_, w.tensors_);
   } else {
-    w.shards_.push_back(SafetensorsFile::open(file));
-    for (const SafetensorEntry& e : w.shards_[0].entries()) w.tensors_.push_back({e, 0});
+    for (const std::filesystem::path& file : files) {
+      w.shards_.push_back(SafetensorsFile::open(file));
+      for (const SafetensorEntry& e : w.shards_.back().entries())
+        w.tensors_.push_back({e, w.shards_.size() - 1});
+    }
   }
-  std::sort(w.tensors_.begin(), w.tensors_.end(),
-            [](const Tensor& a, const Tensor& b) { return a.entry.name < b.entry.name; });
+  for (Tensor& t : w.tensors_) {
+    t.name = t.entry.name;
+    // Parts of names that torch.compile, FSDP, gradient checkpointing and DeepSpeed put in.
+    for (const std::string_view wrapper :
+         {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_forward_module."})
+      for (std::size_t at; (at = t.name.find(wrapper)) != t.name.npos;)
+        t.name.erase(at, wrapper.size());
+  }
+  w.sort_names();
   return w;
 }
 
+void WeightFiles::strip(const std::string& prefix) {
+  for (Tensor& t : tensors_)
+    if (t.name.starts_with(prefix)) t.name.erase(0, prefix.size());
+  sort_names();
+}
+
+void WeightFiles::sort_names() {
+  std::ranges::sort(tensors_, {}, &Tensor::name);
+  const auto twin = std::ranges::adjacent_find(tensors_, {}, &Tensor::name);
+  if (twin == tensors_.end()) return;
+  const Tensor &a = twin[0], &b = twin[1];
+  throw Error(Exit::data,
+              fmt::format("tensor {} is twice there: {} in {} and {} in {}", printable(a.name),
+                          printable(a.entry.name), file_of(a).string(), printable(b.entry.name),
+                          file_of(b).string()),
+              "name the file that is meant, or leave one of the tensors out", __FILE__, __LINE__);
+}
+
 const WeightFiles::Tensor* WeightFiles::find(const std::string& name) const {
-  const auto it =
-      std::lower_bound(tensors_.begin(), tensors_.end(), name,
-                       [](const Tensor& t, const std::string& n) { return t.entry.name < n; });
-  return it != tensors_.end() && it->entry.name == name ? &*it : nullptr;
+  const auto it = std::ranges::lower_bound(tensors_, name, {}, &Tensor::name);
+  return it != tensors_.end() && it->name == name ? &*it : nullptr;
 }
 
 std::vector<std::filesystem::path> WeightFiles::files() const {
@@ -239,12 +290,12 @@ std::vector<std::filesystem::path> WeightFiles::files() const {
 
 void WeightFiles::read_f32(const Tensor& t, std::int64_t first, std::span<float> out) const {
   shards_[t.shard].read_f32(t.entry, first, out);
-  bytes_read_ += out.size() * size_of(t.entry.dtype);
+  bytes_read_ += out.size() * size_of(*t.entry.dtype);
 }
 
 void WeightFiles::read_bf16(const Tensor& t, std::int64_t first, std::span<bf16> out) const {
   shards_[t.shard].read_bf16(t.entry, first, out);
-  bytes_read_ += out.size() * size_of(t.entry.dtype);
+  bytes_read_ += out.size() * size_of(*t.entry.dtype);
 }
 
 }  // namespace weft

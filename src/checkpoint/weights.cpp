@@ -1,7 +1,9 @@
 #include "checkpoint/weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -46,8 +48,20 @@ bool is_meant(const Parameter& p, const WeightNames& names) {
   return p.role != Parameter::Role::adapter && p.name.starts_with(names.prefix);
 }
 
-bool same_shape(const WeightFiles::Tensor& t, const Parameter& p) {
-  return std::ranges::equal(t.entry.shape, p.shape.dims());
+bool fits(const WeightFiles::Tensor& t, const Parameter& p) {
+  return std::ranges::equal(t.entry.shape, p.shape.dims()) && is_floating(t.entry);
+}
+
+// Damage, or a training that diverged, would show only in the results.
+template <class T>
+void check_finite(std::span<const T> values, const WeightFiles& files,
+                  const WeightFiles::Tensor& from) {
+  bool finite = true;  // without a way out of the loop, which can then take many at once
+  for (const T v : values) finite &= std::isfinite(static_cast<float>(v));
+  WEFT_CHECK(finite, Exit::data,
+             "weft inspect lists such tensors: copy the file again, or take another",
+             "{}: tensor {} has values that are not finite", files.file_of(from).string(),
+             printable(from.entry.name));
 }
 
 void read_parameter(const WeightFiles& files, const WeightFiles::Tensor& from, Parameter& p) {
@@ -56,10 +70,12 @@ void read_parameter(const WeightFiles& files, const WeightFiles::Tensor& from, P
     if (p.value.defined() || p.sharded) {
       std::vector<float> values(n);
       files.read_f32(from, first, values);
+      check_finite<float>(values, files, from);
       p.set(first, values);
     } else {  // bf16_only: no f32 copy is made
       std::vector<bf16> values(n);
       files.read_bf16(from, first, values);
+      check_finite<bf16>(values, files, from);
       p.working.view({p.shape.numel()}).slice(first, first + n).set(std::span<const bf16>(values));
     }
   }
@@ -83,24 +99,31 @@ void log_match(const WeightFiles& files, const ParameterTable& whole, const Weig
       ++row->tensors;
   };
   std::int64_t loaded = 0, missing = 0, reshaped = 0;
+  std::vector<std::string> kept, unread;
   for (const auto& p : whole.all()) {
     if (!is_meant(*p, names)) continue;
     const WeightFiles::Tensor* t = find(files, *p, names);
     const std::string name = name_in_files(*p, names);
+    if (t != nullptr && fits(*t, *p)) {
+      ++loaded;
+      add(name, "loaded");
+      continue;
+    }
+    kept.push_back(name);
     if (t == nullptr) {
       ++missing;
       add(name, "missing: keeps its initial value");
-    } else if (same_shape(*t, *p)) {
-      ++loaded;
-      add(name, "loaded");
     } else {
       ++reshaped;
-      add(name, fmt::format("skipped: [{}] in the file, {} in the model, keeps its initial value",
-                            fmt::join(t->entry.shape, ", "), p->shape.str()));
+      add(name,
+          fmt::format("skipped: {} [{}] in the file, {} in the model, keeps its initial value",
+                      t->entry.type, fmt::join(t->entry.shape, ", "), p->shape.str()));
     }
   }
-  for (const WeightFiles::Tensor* t : unexpected)
+  for (const WeightFiles::Tensor* t : unexpected) {
+    unread.push_back(t->entry.name);
     add(t->entry.name, "unexpected: not a parameter of this model, not read");
+  }
   WEFT_CHECK(loaded > 0, Exit::data,
              fmt::format("check that the deck's [{}] is the one these weights belong to; such as "
                          "\"{}\" is in the file",
@@ -112,6 +135,11 @@ void log_match(const WeightFiles& files, const ParameterTable& whole, const Weig
       "unexpected",
       files.path().string(), loaded, missing, reshaped, unexpected.size());
   for (const Row& r : rows) log::info("weights   {:<48} {:>4}  {}", r.kind, r.tensors, r.what);
+  const auto all = loaded + std::ssize(kept);
+  if (log::rank() == 0 && 2 * loaded < all)
+    log::warn(
+        "only {} of the model's {} tensors come from {}; random: {}; of the file not used: {}",
+        loaded, all, files.path().string(), few_of(kept), few_of(unread));
 }
 
 }  // namespace
@@ -147,38 +175,79 @@ WeightNames to_start_from(const ModelDeck& deck, WeightNames names) {
   return names;
 }
 
-void check_weights(const WeightFiles& files, const ParameterTable& whole,
-                   const WeightNames& names) {
+std::string few_of(const std::vector<std::string>& names) {
+  constexpr std::size_t most = 3;
+  std::string text = names.empty() ? "nothing" : "";
+  for (std::size_t i = 0; i < std::min(names.size(), most); ++i)
+    text += fmt::format("{}\"{}\"", i > 0 ? ", " : "", printable(names[i]));
+  return text + (names.size() > most ? fmt::format(" and {} more", names.size() - most) : "");
+}
+
+std::string strip_prefix(WeightFiles& files, const std::set<std::string>& known) {
+  std::map<std::string, std::size_t> counts;
+  for (const WeightFiles::Tensor& t : files.tensors())
+    for (std::size_t at = 0; at < t.name.size(); at = t.name.find('.', at), at += at != t.name.npos)
+      if (known.contains(t.name.substr(at))) ++counts[t.name.substr(0, at)];
+  const auto most = std::ranges::max_element(counts, {}, [](const auto& c) { return c.second; });
+  if (most == counts.end() || most->second <= counts[""] ||
+      2 * most->second <= std::min(known.size(), files.tensors().size()))
+    return "";
+  files.strip(most->first);
+  log::info("weights   {}: names without their prefix \"{}\"", files.path().string(), most->first);
+  return most->first;
+}
+
+void check_weights(WeightFiles& files, const ParameterTable& whole, const WeightNames& names) {
   const std::string path = files.path().string();
-  std::vector<std::string> known, others, held;
+  std::vector<std::string> known, held;
+  std::set<std::string> taken;  // with other names
   for (const auto& p : whole.all()) {
     if (!is_meant(*p, names)) continue;
     known.push_back(name_in_files(*p, names));
+    taken.insert(known.back());
     if (names.others)
-      for (std::string& other : names.others(known.back())) others.push_back(std::move(other));
+      for (const std::string& other : names.others(known.back())) taken.insert(other);
   }
-  std::sort(others.begin(), others.end());
+  const std::string prefix = strip_prefix(files, taken);
   std::vector<const WeightFiles::Tensor*> unexpected;
+  std::vector<std::string> surplus, buffers;
   for (const WeightFiles::Tensor& t : files.tensors()) {
-    const std::string& name = t.entry.name;
-    held.push_back(name);
-    const Parameter* p = whole.find(names.prefix + name);
-    const bool ours = (p != nullptr && is_meant(*p, names)) || (names.spare && names.spare(name)) ||
-                      std::binary_search(others.begin(), others.end(), name);
-    if (!ours) unexpected.push_back(&t);
-    WEFT_CHECK(ours || names.matching, Exit::data,
-               nearest(name, known, "the model's", names.section),
-               "{}: tensor \"{}\" is not a parameter of this model", path, name);
+    held.push_back(t.name);
+    if (taken.contains(t.name)) {
+      if (!names.matching) check_floating(t.entry, files.file_of(t));
+    } else if (!t.name.ends_with(".num_batches_tracked") && !(names.spare && names.spare(t.name))) {
+      unexpected.push_back(&t);
+      // Parameters are floating: the rest are counts, positions, a tokenizer's bytes.
+      (t.entry.type.find('F') == t.entry.type.npos ? buffers : surplus).push_back(t.entry.name);
+    }
   }
   if (names.matching) return log_match(files, whole, names, unexpected);
+  if (!surplus.empty()) {
+    const bool part = !prefix.empty() && !surplus.front().starts_with(prefix);
+    const std::string first = surplus.front();
+    surplus.erase(surplus.begin());
+    throw Error(
+        Exit::data,
+        fmt::format("{}: tensor \"{}\" is not a parameter of this model{}", path, printable(first),
+                    surplus.empty() ? "" : ", nor is " + few_of(surplus)),
+        part ? fmt::format("convert_weights.py --only {} takes the part that is meant", prefix)
+             : nearest(first, known, "the model's", names.section),
+        __FILE__, __LINE__);
+  }
+  if (!buffers.empty())
+    log::info("weights   {}: {} that are no weights are not read: {}", path,
+              counted(std::ssize(buffers), "tensor"), few_of(buffers));
   for (const auto& p : whole.all()) {
     if (!is_meant(*p, names)) continue;
     const std::string name = name_in_files(*p, names);
     const WeightFiles::Tensor* t = find(files, *p, names);
     if (t == nullptr && names.may_lack && names.may_lack(name)) continue;
-    WEFT_CHECK(t != nullptr, Exit::data, nearest(name, held, "the file's", names.section),
+    const std::string shards = detail::shards_of(files.path());
+    WEFT_CHECK(t != nullptr, Exit::data,
+               shards.empty() ? nearest(name, held, "the file's", names.section)
+                              : fmt::format("it is one of {}: name their folder", shards),
                "{} has no tensor {}", path, name);
-    WEFT_CHECK(same_shape(*t, *p), Exit::data,
+    WEFT_CHECK(fits(*t, *p), Exit::data,
                fmt::format("check the sizes in the deck's [{}]", names.section),
                "{}: tensor \"{}\" has shape [{}], but the model expects {}", path, t->entry.name,
                fmt::join(t->entry.shape, ", "), p->shape.str());
@@ -192,7 +261,7 @@ void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNa
   for (const auto& p : part.all()) {
     if (!is_meant(*p, names) || (skip && skip(*p))) continue;
     const WeightFiles::Tensor* t = find(files, *p, names);
-    if (t != nullptr && (!names.matching || same_shape(*t, *p))) {
+    if (t != nullptr && (!names.matching || fits(*t, *p))) {
       reads.emplace_back(t, p.get());
     } else if (!names.matching) {  // one that files may lack
       WEFT_ASSERT(p->init.kind == Init::Kind::constant);
@@ -222,7 +291,7 @@ std::string hash_of(const WeightFiles& files) {
 
 std::string load_weights(const std::filesystem::path& path, ParameterTable& table,
                          const WeightNames& names) {
-  const WeightFiles files = WeightFiles::open(path);
+  WeightFiles files = WeightFiles::open(path);
   check_weights(files, table, names);
   read_weights(files, table, names);
   return describe(files, names.hashed);
@@ -248,39 +317,22 @@ std::vector<Item> items_of(const ParameterTable& table, const SaveWeights& how) 
   return items;
 }
 
-std::uint64_t bytes_of(const Item& item, DType dtype) {
+std::uint64_t stored_size(const Item& item, DType dtype) {
   std::uint64_t n = size_of(dtype);
   for (const std::int64_t d : item.shape) n *= static_cast<std::uint64_t>(d);
   return n;
 }
 
-template <class T>
-std::vector<std::byte> converted(std::span<const float> values) {
-  std::vector<std::byte> bytes(values.size() * sizeof(T));
-  auto* to = reinterpret_cast<T*>(bytes.data());
-  for (std::size_t i = 0; i < values.size(); ++i) to[i] = T(values[i]);
-  return bytes;
-}
-
-void write_item(SafetensorsWriter& file, std::size_t place, const Item& item,
-                const SaveWeights& how) {
-  Tensor host;
-  std::span<const float> values;
-  if (item.buffer != nullptr) {
-    values = *item.buffer;
-  } else {
-    const Parameter& p = *item.parameter;
-    const std::int64_t n = p.shape.numel();
-    const bool replaced = how.values.defined() && p.trainable;
-    host = (replaced ? how.values.slice(p.offset, p.offset + n) : p.value.view({n})).to_host();
-    values = host.span<float>();
-  }
-  if (how.dtype == DType::bf16)
-    file.write(place, converted<bf16>(values));
-  else if (how.dtype == DType::f16)
-    file.write(place, converted<f16>(values));
-  else
-    file.write(place, std::as_bytes(values));
+// Of a file that is or will be `path`.
+std::vector<std::byte> bytes_of(const Item& item, const SaveWeights& how,
+                                const std::filesystem::path& path) {
+  if (item.buffer != nullptr) return floats_as(*item.buffer, how.dtype, path, item.name);
+  const Parameter& p = *item.parameter;
+  const std::int64_t n = p.shape.numel();
+  const bool replaced = how.values.defined() && p.trainable;
+  const Tensor host =
+      (replaced ? how.values.slice(p.offset, p.offset + n) : p.value.view({n})).to_host();
+  return floats_as(host.span<float>(), how.dtype, path, item.name);
 }
 
 void write_file(const std::filesystem::path& path, std::span<const Item> items,
@@ -288,7 +340,7 @@ void write_file(const std::filesystem::path& path, std::span<const Item> items,
   std::vector<SafetensorWrite> list;
   for (const Item& i : items) list.push_back({i.name, how.dtype, i.shape, {}});
   SafetensorsWriter file(path, list, {{"format", "pt"}, {"producer", "weft"}});
-  for (std::size_t i = 0; i < items.size(); ++i) write_item(file, i, items[i], how);
+  for (std::size_t i = 0; i < items.size(); ++i) file.write(i, bytes_of(items[i], how, path));
   file.finish();
 }
 
@@ -300,7 +352,7 @@ void save_weights(const std::filesystem::path& path, const ParameterTable& table
   std::vector<std::size_t> begins;  // of the shards
   std::uint64_t filled = 0, all = 0;
   for (std::size_t i = 0; i < items.size(); ++i) {
-    const std::uint64_t bytes = bytes_of(items[i], how.dtype);
+    const std::uint64_t bytes = stored_size(items[i], how.dtype);
     if (i == 0 || (how.shard_bytes > 0 && filled + bytes > how.shard_bytes)) {
       begins.push_back(i);
       filled = 0;
@@ -310,6 +362,8 @@ void save_weights(const std::filesystem::path& path, const ParameterTable& table
   }
   if (begins.size() <= 1) return write_file(path, items, how);
   begins.push_back(items.size());
+  // What does not fit the type must show before the first shard is written.
+  for (const Item& i : items) bytes_of(i, how, path);
   const std::string stem = path.stem().string();
   nlohmann::ordered_json index = {{"metadata", {{"total_size", all}}}};
   for (std::size_t s = 0; s + 1 < begins.size(); ++s) {

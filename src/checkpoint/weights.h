@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -40,23 +41,30 @@ std::string renamed_parts(std::string name,
 WeightNames to_start_from(const ModelDeck& deck, WeightNames names = {});
 
 // Every parameter of the table, adapters aside, must be in the files (a file, an index, a folder:
-// checkpoint/weight_files.h) with its shape, and they must hold nothing else; otherwise Exit::data
-// names the tensor, both shapes and the nearest name (with `matching`: unless nothing fits). Reads
-// piece by piece into place, rounded to bf16 where the table keeps that: memory holds nothing
-// beyond the table and one piece. Returns what was read, for the log: "dl/hf, 89 tensors".
+// checkpoint/weight_files.h) with its shape, and they must hold no other floating tensor; otherwise
+// Exit::data names the tensors, both shapes and the nearest name (with `matching`: unless nothing
+// fits). One prefix in front of the names is taken off, and the log says so. Reads piece by piece
+// into place, rounded to bf16 where the table keeps that: memory holds nothing beyond the table and
+// one piece; Exit::data for a value that is not finite. Returns what was read, for the log: "dl/hf,
+// 89 tensors".
 std::string load_weights(const std::filesystem::path& path, ParameterTable& table,
                          const WeightNames& names = {});
 std::string describe(const WeightFiles& files, bool hashed = false);
 // "spatial_blocks.3.mlp.fc1.bias" as "spatial_blocks.*.mlp.fc1.bias", for lists with a line for
 // each kind of tensor.
 std::string kind_of_tensor(const std::string& name);
+// The first names and how many there are besides: "\"a\", \"b\", \"c\" and 5 more".
+std::string few_of(const std::vector<std::string>& names);
 // XXH3-128 of the file, which is read, as 32 digits (xxhsum -H2); of a model in shards that of its
 // files' digits, in the order of their names.
 std::string hash_of(const WeightFiles& files);
 // The same in two steps, for a rank that has some of a model's parameters: `whole` has all of them
-// (it needs no memory), `part` those to read. `skip`, if given, selects those that another rank
-// reads.
-void check_weights(const WeightFiles& files, const ParameterTable& whole, const WeightNames& names);
+// (it needs no memory), `part` those to read. check_weights() takes the prefix off. `skip`, if
+// given, selects those that another rank reads. Takes off what most names of the files have in
+// front of `known` ones, such as "module.", and logs it. Returns it; "" where as many names are
+// known as they are.
+std::string strip_prefix(WeightFiles& files, const std::set<std::string>& known);
+void check_weights(WeightFiles& files, const ParameterTable& whole, const WeightNames& names);
 void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNames& names,
                   const std::function<bool(const Parameter&)>& skip = nullptr);
 

@@ -79,7 +79,7 @@ void load_merged(const ExportRequest& request, const Adapter& adapter, Denoiser&
   const std::string& base = request.base.empty() ? adapter.facts.base : request.base;
   WEFT_CHECK(is_there(base, Exit::data), Exit::data, "say where the base is: --base FILE",
              "the base of these adapters, {}, does not exist", base);
-  const WeightFiles files = WeightFiles::open(base);
+  WeightFiles files = WeightFiles::open(base);
   check_base(adapter, base, hash_of(files));
   check_weights(files, model.params(), model.weight_names());
   read_weights(files, model.params(), model.weight_names());
@@ -146,13 +146,15 @@ int export_weights(const ExportRequest& request) {
                            : detector     ? detector->params()
                                           : model->params();
   params.allocate_for_inference(false);
+  const MayLack lacks = vae ? vae->weight_names().spare : nullptr;
   const bool by_decay = request.ema_decay >= 0, ema = request.ema || by_decay;
   if (adapters)
     load_merged(request, adapter_of(checkpoint, ema), *model);
   else if (ema)
-    restore_ema(checkpoint, params, by_decay ? std::optional(request.ema_decay) : std::nullopt);
+    restore_ema(checkpoint, params, by_decay ? std::optional(request.ema_decay) : std::nullopt,
+                lacks);
   else
-    restore_state(checkpoint, params);
+    restore_state(checkpoint, params, lacks);
   save_weights(request.output, params, how);
   log::info("{} tensors of step {} ({}, {}) in {}", params.all().size() + how.buffers.size(),
             checkpoint.info().step,

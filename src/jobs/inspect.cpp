@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 #include <optional>
 #include <set>
 
@@ -34,9 +35,9 @@ std::string shape_text(const SafetensorEntry& e) {
 
 // "-0.031 to 0.029, norm 1.2" of a tensor's values: enough to see zeros, explosions and NaN.
 std::string values_text(const SafetensorsFile& file, const SafetensorEntry& e) {
-  const bool floating = e.dtype == DType::f32 || e.dtype == DType::f16 || e.dtype == DType::bf16;
   if (e.begin == e.end) return "empty";
-  if (!floating) {
+  if (!e.dtype) return "a type whose values are not read";
+  if (!is_floating(e)) {
     const std::vector<std::int64_t> v = file.read_i64(e);
     const auto [low, high] = std::minmax_element(v.begin(), v.end());
     return fmt::format("{} to {}", *low, *high);
@@ -62,17 +63,18 @@ std::string values_text(const SafetensorsFile& file, const SafetensorEntry& e) {
 // Reads every value: this compares the hashes, if the file has any, and shows NaN.
 void inspect_safetensors(const std::string& path) {
   const SafetensorsFile file = SafetensorsFile::open(path);
-  std::uint64_t bytes = 0;
-  std::int64_t elements = 0;
+  std::uint64_t bytes = 0, elements = 0;
   std::size_t widest = 4, widest_shape = 5;
   for (const SafetensorEntry& e : file.entries()) {
     bytes += e.end - e.begin;
-    elements += static_cast<std::int64_t>((e.end - e.begin) / size_of(e.dtype));
+    elements +=
+        std::accumulate(e.shape.begin(), e.shape.end(), std::uint64_t{1}, std::multiplies<>());
     widest = std::max(widest, std::min<std::size_t>(printable(e.name).size(), 72));
     widest_shape = std::max(widest_shape, shape_text(e).size());
   }
   fmt::print("safetensors {}\n  {}, {}, {:.1f} MB\n", printable(path),
-             counted(std::ssize(file.entries()), "tensor"), counted(elements, "element"),
+             counted(std::ssize(file.entries()), "tensor"),
+             counted(static_cast<std::int64_t>(elements), "element"),
              static_cast<double>(bytes) / 1e6);
   for (const auto& [key, value] : file.metadata()) {
     // A stored deck has many lines; the first tells which it is.
@@ -85,7 +87,7 @@ void inspect_safetensors(const std::string& path) {
     const std::string values = values_text(file, e);
     if (values.ends_with(not_finite)) ++strange;
     fmt::print("  {:<{}}  {:<{}}  {:<4}  {}\n", printable(e.name), widest, shape_text(e),
-               widest_shape, name_of(e.dtype), values);
+               widest_shape, e.dtype ? name_of(*e.dtype) : e.type, values);
   }
   fmt::print(
       "safetensors {}: {}, {}{}\n", printable(path), counted(std::ssize(file.entries()), "tensor"),
@@ -284,7 +286,8 @@ int inspect(const std::string& path, const std::vector<std::string>& overrides,
       inspect_safetensors(path);
     } catch (const Error& e) {
       throw Error(e.code(), fmt::format("neither a clip store nor safetensors: {}", e.what()),
-                  "weft inspect reads clip stores (.h5), .safetensors and run directories",
+                  "weft inspect reads clip stores (.h5), .safetensors, lists of pictures with text "
+                  "(.jsonl), decks (.toml) and run directories",
                   __FILE__, __LINE__);
     }
   }

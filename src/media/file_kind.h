@@ -1,20 +1,13 @@
-// What the bytes of a file tell before anything decodes them: its kind, and how its picture lies.
+// How the picture in a file lies, by its bytes, before anything decodes them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "core/file_kind.h"
+
 namespace weft {
-
-struct FileKind {
-  const char* what = nullptr;  // "a Parquet table"; null: none that is known here
-  const char* hint = nullptr;  // what to do with it
-};
-
-// What a file is that neither FFmpeg nor the picture libraries read, by its first bytes. Of the
-// beginning of a file that should be footage, a picture or sound; 512 bytes are enough.
-FileKind unreadable_kind(std::span<const std::byte> begin);
 
 // How the picture in a file lies, as EXIF numbers it from 1 (upright) to 8: of a JPEG, PNG, WebP or
 // TIFF, from its first EXIF block. 1 where the file has none, or one that makes no sense.

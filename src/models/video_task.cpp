@@ -82,7 +82,7 @@ std::string VideoTask::start_weights() {
 
 // On every rank, which reads these files anyway: all must know that it is the right base.
 std::string VideoTask::load_base() {
-  const WeightFiles files = WeightFiles::open(deck_.model.weights);
+  WeightFiles files = WeightFiles::open(deck_.model.weights);
   check_weights(files, params(), model().weight_names());
   read_weights(files, params(), model().weight_names());
   const LoraDeck& lora = lora_deck(deck_);

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/file_kind.h"
 #include "text/utf8.h"
 
 namespace weft {
@@ -11,6 +12,7 @@ namespace weft {
 Tokenizer::Tokenizer(const std::filesystem::path& model, Ids ids)
     : model_(std::make_unique<sentencepiece::SentencePieceProcessor>()) {
   const auto status = model_->Load(model.string());
+  if (!status.ok()) refuse_other_kind(model, Exit::data, "t5.tokenizer names T5's spiece.model");
   WEFT_CHECK(status.ok(), Exit::data, "t5.tokenizer names T5's spiece.model",
              "{} is not a readable SentencePiece model: {}", model.string(), status.ToString());
   const bool fit = model_->pad_id() == 0 && model_->eos_id() == end_mark &&

@@ -92,6 +92,29 @@ TEST_F(StateTest, WhatWasNotTrainedIsFoundByAnyTable) {
   }
 }
 
+TEST_F(StateTest, TensorsThatTheModelLacksAreNamed) {
+  VideoVae trained(deck_.get<VaeDeck>());
+  ParameterTable& table = trained.params();
+  table.add("discriminator.w", {4}, {});
+  const Checkpoint checkpoint = run_of(false, trained);
+  VideoVae smaller(deck_.get<VaeDeck>());
+  smaller.params().allocate(1 << 18, false, true);
+  OptimizerState state(smaller.params(), true, rank, ranks, true, {0.5});
+  const std::vector<std::function<void()>> reads = {
+      [&] { restore_state(checkpoint, smaller.params()); },
+      [&] { restore_ema(checkpoint, smaller.params()); },
+      [&] { restore_state(checkpoint, smaller.params(), state); }};
+  for (const auto& read : reads) try {
+      read();
+      ADD_FAILURE();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::checkpoint);
+      EXPECT_THAT(e.what(), testing::HasSubstr("lacks 1: \"discriminator.w\""));
+    }
+  restore_state(checkpoint, smaller.params(), trained.weight_names().spare);
+  on_root([&] { fs::remove_all(run); });
+}
+
 // Averages i = 0, 1, 2 are the weights times 2, 3, 4.
 TEST_F(StateTest, AveragesOfSeveralDecays) {
   deck_.train.ema_decay = {0.99, 0.9999, 0.5};

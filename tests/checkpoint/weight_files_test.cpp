@@ -119,6 +119,35 @@ TEST_F(WeightFilesTest, FoldersGiveTheirKnownNamesFirst) {
   EXPECT_NE(WeightFiles::open(dir_).find("w"), nullptr);
 }
 
+TEST_F(WeightFilesTest, ShardsWithoutAnIndexAreOneModelOnceAllAreThere) {
+  shard("model-00001-of-00002.safetensors", {"a", "c"});
+  EXPECT_THAT(refusal(dir_), HasSubstr("1 of the shards model-*-of-00002.safetensors"));
+  EXPECT_EQ(WeightFiles::open(dir_ / "model-00001-of-00002.safetensors").tensors().size(), 2u);
+  shard("model-00002-of-00002.safetensors", {"b"});
+  EXPECT_EQ(WeightFiles::open(dir_).tensors().size(), 3u);
+  shard("model-00002-of-00002.safetensors", {"b", "c"});
+  EXPECT_THAT(refusal(dir_), HasSubstr("tensor c is twice there"));
+  shard("other.safetensors", {"b"});
+  EXPECT_THAT(refusal(dir_), HasSubstr("3 sets of weights"));
+}
+
+TEST_F(WeightFilesTest, SaysWhatStandsInTheFilesPlace) {
+  for (const char* name : {"a.safetensors", "a.safetensors.index.json"}) {
+    write(name, "version https://git-lfs.github.com/spec/v1\noid sha256:00\n");
+    EXPECT_THAT(refusal(dir_ / name),
+                testing::AllOf(HasSubstr("Git LFS"), HasSubstr("git lfs pull")));
+    write(name, "<!DOCTYPE html><html>Not found");
+    EXPECT_THAT(refusal(dir_ / name), HasSubstr("a web page"));
+    write(name, "");
+    EXPECT_THAT(refusal(dir_ / name), HasSubstr("an empty file"));
+  }
+  write("a.safetensors", R"({"metainfo": {"task_name": "textdet"}})");
+  EXPECT_THAT(refusal(dir_ / "a.safetensors"), HasSubstr("text, which begins with"));
+  write("a.safetensors", std::string("PK\x03\x04\x14\0\0\0zip", 11));
+  EXPECT_THAT(refusal(dir_ / "a.safetensors"),
+              testing::AllOf(HasSubstr("a ZIP archive"), HasSubstr("convert_weights.py")));
+}
+
 TEST_F(WeightFilesTest, RefusesWhatHoldsNoWeights) {
   EXPECT_THAT(refusal(dir_), HasSubstr("holds no safetensors file"));
   write("pytorch_model.bin", "PK");

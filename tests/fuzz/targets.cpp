@@ -102,7 +102,8 @@ void safetensors(const std::uint8_t* data, std::size_t size) {
   const std::string_view text = text_of(data, size);
   const auto check = [&](const std::vector<SafetensorEntry>& entries) {
     for (const SafetensorEntry& e : entries) {
-      std::uint64_t bytes = size_of(e.dtype);
+      if (!e.dtype) continue;
+      std::uint64_t bytes = size_of(*e.dtype);
       for (const std::int64_t n : e.shape) bytes *= static_cast<std::uint64_t>(n);
       require(e.begin <= e.end && e.end - e.begin == bytes, "a range is not its shape's");
     }

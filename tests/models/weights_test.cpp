@@ -4,11 +4,13 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
 
 #include "checkpoint/safetensors.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/log.h"
 #include "models/stdit3/options.h"
 #include "models/t5/t5.h"
 #include "models/video_vae/video_vae.h"
@@ -104,6 +106,13 @@ TEST_F(WeightsTest, MatchingTakesWhatFitsAndLeavesTheRest) {
         same_bits(loaded.net.params().find(p->name)->value, from.net.params().find(p->name)->value))
         << p->name;
   }
+  EXPECT_TRUE(std::ranges::none_of(
+      log::warnings(), [](const auto& w) { return w.find("of the model's") != w.npos; }));
+  // Less than half of the model: said loudly.
+  write_safetensors(path_, std::span(list).first(2));
+  load_weights(path_, loaded.net.params(), to_start_from(deck));
+  EXPECT_THAT(log::warnings().back(), testing::AllOf(HasSubstr("only 2 of the model's"),
+                                                     HasSubstr("\"" + list[2].name + "\"")));
   // Nothing at all fits: another model.
   write_safetensors(path_,
                     std::vector<SafetensorWrite>{
@@ -276,6 +285,79 @@ TEST_F(WeightsTest, OldNamesAndSpareTensorsOfReleasedFiles) {
   EXPECT_THROW(load_weights(path_, t5, t5_weight_names()), Error);
 }
 
+// Names and tensors of training programs, of which a model's own are a part.
+TEST_F(WeightsTest, OneCommonPrefixIsTakenOffAndWrappersInside) {
+  const std::vector<float> one = {1, 1};
+  const auto load = [&](const std::vector<std::string>& in_file, WeightNames names = {}) {
+    std::vector<SafetensorWrite> list;
+    for (const std::string& n : in_file)
+      list.push_back({n, DType::f32, {2}, std::as_bytes(std::span(one))});
+    write_safetensors(path_, list);
+    Table table({"blocks.0.w", "blocks.1.w", "head.w"});
+    try {
+      load_weights(path_, table, names);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::data);
+      return std::string(e.what()) + " | " + e.hint();
+    }
+    return std::string(table.first("head.w") == 1 ? "" : "not read");
+  };
+  for (const std::string& p :
+       {"module.", "_orig_mod.", "pipe.dit.", "generator_ema.model.", "any.other."})
+    EXPECT_EQ(load({p + "blocks.0.w", p + "blocks.1._checkpoint_wrapped_module.w", p + "head.w"}),
+              "")
+        << p;
+  EXPECT_THAT(load({"m.blocks.0.w", "m.blocks.1.w", "m.head.w", "vae.x", "vae.y"}),
+              testing::AllOf(HasSubstr("\"vae.x\" is not a parameter"), HasSubstr("\"vae.y\""),
+                             HasSubstr("--only m.")));
+  EXPECT_THAT(load({"m.blocks.0.w", "blocks.1.w", "blocks.0.w", "head.w"}),
+              HasSubstr("\"m.blocks.0.w\" is not a parameter"));
+  EXPECT_THAT(load({"blocks.0.w", "_orig_mod.blocks.0.w"}), HasSubstr("twice"));
+  EXPECT_EQ(load({"a.head.w", "a.blocks.0.w"}, {.matching = true}), "");
+}
+
+TEST_F(WeightsTest, TensorsThatAreNoWeightsAreLeftUnread) {
+  const std::vector<float> one = {1, 1};
+  const std::vector<std::int64_t> positions = {0, 1};
+  const auto load = [&](const std::string& name) {
+    write_safetensors(path_, std::vector<SafetensorWrite>{
+                                 {"head.w", DType::f32, {2}, std::as_bytes(std::span(one))},
+                                 {name, DType::i64, {2}, std::as_bytes(std::span(positions))}});
+    Table table({"head.w"});
+    load_weights(path_, table);
+    return table.first("head.w");
+  };
+  EXPECT_EQ(load("position_ids"), 1);
+  EXPECT_EQ(load("bn.num_batches_tracked"), 1);
+}
+
+TEST_F(WeightsTest, ValuesThatAreNotFiniteAreTheFiles) {
+  Model model(tiny_model());
+  const std::vector<float> bad = {0, 1, 2, 3, 4, 5, std::nanf(""), 7, 8, 9, 10, 11};
+  const std::string said = load_changed(model, [&](auto& list) {
+    for (auto& w : list)
+      if (w.name == "t_embedder.mlp.0.bias") w.bytes = std::as_bytes(std::span(bad));
+  });
+  EXPECT_THAT(said, HasSubstr("t_embedder.mlp.0.bias has values that are not finite"));
+}
+
+TEST_F(WeightsTest, AValueBeyondTheRangeOfATypeIsNamedAndNothingIsWritten) {
+  Model model(tiny_model(), 4);
+  model.net.params().find("t_block.1.bias")->value.data<float>()[3] = 1e5f;
+  for (const std::uint64_t shard : {0, 20000}) {
+    try {
+      save_weights(path_, model.net.params(), {.dtype = DType::f16, .shard_bytes = shard});
+      ADD_FAILURE();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::data);
+      EXPECT_THAT(e.what(), testing::AllOf(HasSubstr("t_block.1.bias"), HasSubstr("100000")));
+      EXPECT_THAT(e.hint(), HasSubstr("bf16"));
+    }
+    EXPECT_TRUE(std::filesystem::is_empty(dir_));
+  }
+  save_weights(path_, model.net.params(), {.dtype = DType::bf16});
+}
+
 TEST_F(WeightsTest, APartReadsItsOwnAndNothingTwice) {
   const std::vector<float> v = {5, 6};
   std::vector<SafetensorWrite> list;
@@ -284,7 +366,7 @@ TEST_F(WeightsTest, APartReadsItsOwnAndNothingTwice) {
   write_safetensors(path_, list);
   const Table whole({"a", "b", "c"});
   Table part({"b", "c"});
-  const WeightFiles files = WeightFiles::open(path_);
+  WeightFiles files = WeightFiles::open(path_);
   check_weights(files, whole, {});
   EXPECT_THROW(check_weights(files, part, {}), Error) << "a is none of its parameters";
   read_weights(files, part, {}, [](const Parameter& p) { return p.name == "c"; });

@@ -13,7 +13,7 @@ int probe_clip(const Deck& deck, const ProbeRequest& request) {
   const RankDevice device = choose_device(deck.device.kind, true, MPI_COMM_SELF);
   set_threads(static_cast<int>(deck.run.threads), device.core_sharers);
   const ClipDeck& clip = deck.get<ClipDeck>();
-  const WeightFiles files = WeightFiles::open(clip.weights);
+  WeightFiles files = WeightFiles::open(clip.weights);
   const ClipShape shape = clip_shape(files);
   const ClipImageEncoder image(files, shape);
   const ClipTextEncoder text(files, shape);

@@ -40,7 +40,7 @@ int probe_detector(const Deck& deck, const ProbeRequest& request) {
   const bool offsets = has_offsets(WeightFiles::open(request.weights));
   Dbnet model(d, d.deformable == "on" || (d.deformable == "auto" && offsets));
   model.params().allocate_for_inference(bf16);
-  load_weights(request.weights, model.params(), dbnet_weight_names());
+  load_weights(request.weights, model.params());
   model.scale_conv2(static_cast<float>(d.conv2_gain));
   const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
   const ArenaScope scope(*arena);

@@ -68,7 +68,7 @@ struct Networks {
   Networks(const Deck& deck, const ClipMeasures& m) {
     const ClipDeck& clip = deck.get<ClipDeck>();
     if (m.clip()) {
-      const WeightFiles files = WeightFiles::open(clip.weights);
+      WeightFiles files = WeightFiles::open(clip.weights);
       shape = clip_shape(files);
       if (m.match) {
         text = std::make_unique<ClipTextEncoder>(files, *shape);

@@ -98,7 +98,7 @@ Tensor stacked(std::initializer_list<Parameter*> parts) {
 }
 
 // A whole model's files hold both encoders; each reads its own.
-void load(const WeightFiles& files, ParameterTable& params, const std::string& prefix,
+void load(WeightFiles& files, ParameterTable& params, const std::string& prefix,
           const std::string& projection) {
   params.allocate_for_inference(false);
   WeightNames names;
@@ -148,8 +148,9 @@ ClipShape::Tower tower_of(const WeightFiles& files, const std::string& prefix) {
 
 }  // namespace
 
-ClipShape clip_shape(const WeightFiles& files) {
+ClipShape clip_shape(WeightFiles& files) {
   ClipShape s;
+  strip_prefix(files, {"visual_projection.weight", std::string(vision) + "post_layernorm.weight"});
   s.vision = tower_of(files, vision);
   const std::string embeddings = std::string(vision) + "embeddings.";
   const SafetensorEntry& patch = entry_of(files, embeddings + "patch_embedding.weight", 4);
@@ -232,7 +233,7 @@ Tensor ClipLayers::forward(Tensor x, const Attend& attend) const {
 
 // ---- Pictures
 
-ClipImageEncoder::ClipImageEncoder(const WeightFiles& files, const ClipShape& shape)
+ClipImageEncoder::ClipImageEncoder(WeightFiles& files, const ClipShape& shape)
     : shape_(shape), layers_(params_, vision, shape.vision) {
   const std::int64_t C = shape.vision.width, tokens = shape.grid * shape.grid + 1;
   const std::string name = vision, embeddings = name + "embeddings.";
@@ -312,7 +313,7 @@ MemoryNeed ClipImageEncoder::plan(std::int64_t count, std::size_t capacity) cons
 
 // ---- Captions
 
-ClipTextEncoder::ClipTextEncoder(const WeightFiles& files, const ClipShape& shape)
+ClipTextEncoder::ClipTextEncoder(WeightFiles& files, const ClipShape& shape)
     : shape_(shape), layers_(params_, text, shape.text) {
   WEFT_CHECK(shape.text.layers > 0, Exit::data,
              "take the whole CLIP model, with text_model.* and text_projection.weight",

@@ -30,7 +30,7 @@ struct ClipShape {
   std::int64_t side() const { return patch * grid; }  // of a picture, in pixels
 };
 // Exit::data where the files are not those of a CLIP model under Hugging Face's names.
-ClipShape clip_shape(const WeightFiles& files);
+ClipShape clip_shape(WeightFiles& files);
 
 // What the image encoder is shown of a picture: u8 [side, side, 3], the picture with its shorter
 // side at `side`, bicubic as Pillow, and the middle of its longer one, as OpenAI's transform does.
@@ -60,7 +60,7 @@ class ClipLayers {
 class ClipImageEncoder {
  public:
   // Allocates and reads the weights. Exit::data if they do not fit.
-  ClipImageEncoder(const WeightFiles& files, const ClipShape& shape);
+  ClipImageEncoder(WeightFiles& files, const ClipShape& shape);
 
   // pixels u8 [N, side, side, 3] -> features f32 [N, channels], not normalised. In the current
   // arena.
@@ -83,7 +83,7 @@ class ClipImageEncoder {
 // Captions to features.
 class ClipTextEncoder {
  public:
-  ClipTextEncoder(const WeightFiles& files, const ClipShape& shape);
+  ClipTextEncoder(WeightFiles& files, const ClipShape& shape);
 
   // Ids of each caption, as ClipTokenizer gives them -> features f32 [captions, channels], not
   // normalised: those at the first mark of the end, which is the greatest id. Tokens behind it do

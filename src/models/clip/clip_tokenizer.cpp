@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/file_kind.h"
 #include "core/log.h"
 #include "data/lists/table.h"
 #include "text/cleaning.h"
@@ -74,6 +75,7 @@ ClipTokenizer::ClipTokenizer(const fs::path& merges, std::int64_t size)
   const std::string text = read_text_file(
       merges.string(), std::uint64_t{16} << 20,
       "name merges.txt, or bpe_simple_vocab_16e6.txt unpacked with gunzip, in clip.merges");
+  refuse_other_kind(merges, Exit::data, "unpack it, and name it in clip.merges");
   std::int64_t line = 0, rank = 0;
   for (std::size_t at = 0; at < text.size() && rank < wanted;) {
     const std::size_t end = std::min(text.find('\n', at), text.size());

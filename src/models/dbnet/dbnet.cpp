@@ -148,12 +148,6 @@ double Dbnet::flops(std::int64_t height, std::int64_t width, bool with_threshold
   return 2 * sum;
 }
 
-WeightNames dbnet_weight_names() {
-  WeightNames names;
-  names.spare = counts_batches;
-  return names;
-}
-
 bool has_offsets(const WeightFiles& files) {
   return files.find("backbone.layer2.0.conv2.conv_offset.weight") != nullptr;
 }
@@ -170,12 +164,11 @@ constexpr std::array backbone_heads = {"fc.", "attnpool."};
 bool is_offset(const std::string& name) { return name.find(".conv_offset.") != std::string::npos; }
 
 std::string load_backbone(const ModelDeck& model, const std::string& path, ParameterTable& table) {
-  WeightNames names = to_start_from(model, dbnet_weight_names());
+  WeightNames names = to_start_from(model);
   names.prefix = "backbone.";
-  names.spare = [usual = names.spare](const std::string& name) {
-    return usual(name) || std::ranges::any_of(backbone_heads, [&](const char* head) {
-             return name.starts_with(head);
-           });
+  names.spare = [](const std::string& name) {
+    return std::ranges::any_of(backbone_heads,
+                               [&](const char* head) { return name.starts_with(head); });
   };
   names.may_lack = is_offset;
   return load_weights(path, table, names);
@@ -198,7 +191,7 @@ std::string load_dbnet(const ModelDeck& model, const DbnetDeck& deck, ParameterT
              "{} has deformable convolutions (conv_offset), and model.deformable = \"{}\" trains "
              "without them",
              whole, deck.deformable);
-  return load_weights(whole, table, to_start_from(model, dbnet_weight_names()));
+  return load_weights(whole, table, to_start_from(model));
 }
 
 }  // namespace weft

@@ -71,9 +71,6 @@ class Dbnet {
   Head probability_, threshold_;
 };
 
-// How released files may differ from the table: they count batches (num_batches_tracked)
-// (docs/models/dbnet.md, Weights).
-WeightNames dbnet_weight_names();
 // Whether files have offsets of deformable convolutions.
 bool has_offsets(const WeightFiles& files);
 

@@ -91,7 +91,7 @@ Detector::Detector(const Deck& deck, const DetectorSource& source)
     : deck_(deck),
       own_(std::make_unique<Dbnet>(deck.get<DbnetDeck>(), source.deformable())),
       model_(*own_) {
-  source.model().load(model_.params(), dbnet_weight_names(), deck.model.dtype == "bf16");
+  source.model().load(model_.params(), {}, deck.model.dtype == "bf16");
   model_.scale_conv2(static_cast<float>(deck.get<DbnetDeck>().conv2_gain));
 }
 

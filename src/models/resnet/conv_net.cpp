@@ -35,8 +35,6 @@ Init start_of(ConvStart start, double taps, double in, double out, double groups
 
 }  // namespace
 
-bool counts_batches(const std::string& name) { return name.ends_with(".num_batches_tracked"); }
-
 ConvLayer& ConvNet::layer(const Feature& in, std::int64_t out, const ops::Conv& geometry) {
   ConvLayer& l = layers_.emplace_back();
   l.geometry = geometry;

@@ -196,7 +196,4 @@ class ConvNet {
   std::vector<Work> work_;
 };
 
-// Whether `name` is a norm's count of batches, which nothing reads: for WeightNames::spare.
-bool counts_batches(const std::string& name);
-
 }  // namespace weft

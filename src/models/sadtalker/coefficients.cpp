@@ -23,8 +23,7 @@ WeightNames sadtalker_weight_names(std::vector<std::string> prefixes,
   names.section = "sadtalker";
   names.spare = [prefixes = std::move(prefixes),
                  unused = std::move(unused)](const std::string& name) {
-    return counts_batches(name) || !begins_with_any(name, prefixes) ||
-           begins_with_any(name, unused);
+    return !begins_with_any(name, prefixes) || begins_with_any(name, unused);
   };
   return names;
 }

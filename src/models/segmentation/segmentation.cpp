@@ -49,20 +49,16 @@ namespace {
 constexpr std::array imagenet_heads = {"fc.",           "classifier.",      "features.18.",
                                        "incre_modules", "downsamp_modules", "final_layer."};
 
-bool is_spare(const std::string& name, bool encoder) {
-  if (counts_batches(name)) return true;
-  return encoder && std::ranges::any_of(imagenet_heads,
-                                        [&](const char* head) { return name.starts_with(head); });
-}
-
 }  // namespace
 
 WeightNames segmentation_weight_names(const std::string& prefix) {
   WeightNames names;
   names.prefix = prefix;
-  names.spare = [encoder = prefix == "encoder."](const std::string& name) {
-    return is_spare(name, encoder);
-  };
+  if (prefix == "encoder.")
+    names.spare = [](const std::string& name) {
+      return std::ranges::any_of(imagenet_heads,
+                                 [&](const char* head) { return name.starts_with(head); });
+    };
   names.may_lack = [](const std::string& name) {
     return name.ends_with("._tmp_running_mean") || name.ends_with("._tmp_running_var") ||
            name.ends_with("._running_iter");

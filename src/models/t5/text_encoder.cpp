@@ -364,7 +364,7 @@ std::uint64_t load_part(const T5Deck& config, T5Encoder* part, const T5Job& job,
   std::uint64_t bytes = 0;
   if (part != nullptr) {
     part->params().allocate_for_inference(config.dtype == "bf16");
-    const WeightFiles files = WeightFiles::open(config.weights);
+    WeightFiles files = WeightFiles::open(config.weights);
     T5Encoder whole(config, 0, config.num_layers);  // its names and shapes: it has no memory
     check_weights(files, whole.params(), t5_weight_names(config));
     read_weights(files, part->params(), t5_weight_names(config),

@@ -93,10 +93,10 @@ void VaeTask::open(std::span<const Bucket> buckets) {
 std::string VaeTask::start_weights() {
   params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
   if (deck_.get<VaeDeck>().weights.empty()) return "";
-  const WeightFiles files = WeightFiles::open(deck_.get<VaeDeck>().weights);
+  WeightFiles files = WeightFiles::open(deck_.get<VaeDeck>().weights);
   const WeightNames names = to_start_from(deck_.model, vae_weight_names());
   const bool whole = std::any_of(files.tensors().begin(), files.tensors().end(), [](const auto& t) {
-    return t.entry.name.starts_with("temporal_vae.");
+    return t.name.find("temporal_vae.") != t.name.npos;
   });
   // What the files must hold: a table of names and shapes, without memory.
   ParameterTable wanted;

@@ -229,7 +229,11 @@ WeightNames vae_weight_names() {
     }
     return names;
   };
-  return {"vae", [](const std::string& n) { return n == "scale" || n == "shift"; }, others};
+  return {"vae",
+          [](const std::string& n) {
+            return n == "scale" || n == "shift" || n.starts_with("discriminator.");
+          },
+          others};
 }
 
 namespace {

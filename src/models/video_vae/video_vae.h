@@ -104,9 +104,9 @@ class VideoVae : public VideoCodec {
   Tensor scaled_2d_, unscaled_2d_, normalised_, denormalised_;
 };
 
-// Buffers "scale" and "shift" are spare; query, key, value, proj_attn are old names of to_q, to_k,
-// to_v, to_out.0; a 2D VAE by itself has its names without "spatial_vae.module."
-// (docs/models/video_vae.md, Spatial VAE).
+// Buffers "scale" and "shift" and a discriminator are spare; query, key, value, proj_attn are old
+// names of to_q, to_k, to_v, to_out.0; a 2D VAE by itself has its names without
+// "spatial_vae.module." (docs/models/video_vae.md, Spatial VAE).
 WeightNames vae_weight_names();
 
 }  // namespace weft

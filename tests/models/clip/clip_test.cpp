@@ -141,7 +141,7 @@ TEST_F(ClipTest, ShapeFollowsFromTheWeights) {
 }
 
 TEST_F(ClipTest, PicturesAsTransformers) {
-  const WeightFiles weights = files();
+  WeightFiles weights = files();
   const ClipImageEncoder encoder(weights, clip_shape(weights));
   std::vector<std::uint8_t> pixels;
   for (std::uint32_t i = 0; i < 2 * 12 * 12 * 3; ++i)
@@ -157,7 +157,7 @@ TEST_F(ClipTest, PicturesAsTransformers) {
 }
 
 TEST_F(ClipTest, CaptionsAsTransformers) {
-  const WeightFiles weights = files();
+  WeightFiles weights = files();
   const ClipTextEncoder encoder(weights, clip_shape(weights));
   // What stands behind the mark of the end does not count.
   const Vec found =
@@ -171,7 +171,7 @@ TEST_F(ClipTest, OtherFilesAreRefused) {
   const auto said = [&](std::vector<NamedShape> model) -> std::string {
     write_model(path("other.safetensors"), model);
     try {
-      const WeightFiles other = WeightFiles::open(path("other.safetensors"));
+      WeightFiles other = WeightFiles::open(path("other.safetensors"));
       const ClipShape shape = clip_shape(other);
       const ClipImageEncoder image(other, shape);
       const ClipTextEncoder text(other, shape);

@@ -136,7 +136,7 @@ class TextEncoder : public testing::Test {
     EXPECT_GT(greatest, 0.5) << "values, not zeros";
     EXPECT_LE(worst, tolerance * greatest);
     std::size_t bytes = 0;
-    const WeightFiles files = WeightFiles::open(dir_);
+    WeightFiles files = WeightFiles::open(dir_);
     for (const auto& t : files.tensors())
       if (!t.entry.name.starts_with("decoder.")) bytes += t.entry.end - t.entry.begin;
     EXPECT_EQ(done.weight_bytes_read, bytes) << "each byte once";

@@ -196,13 +196,6 @@ std::array<RetinaFace::Level, RetinaFace::levels> RetinaFace::forward(const Tens
   return all;
 }
 
-WeightNames retina_face_weight_names() {
-  WeightNames names;
-  names.spare = counts_batches;
-  names.others = [](const std::string& name) { return std::vector<std::string>{"module." + name}; };
-  return names;
-}
-
 namespace {
 
 // The softmax of two logits, as PyTorch computes it.
@@ -223,7 +216,7 @@ void append(std::span<const float> values, std::vector<float>& to) {
 
 FaceDetector::FaceDetector(const Deck& deck, const ModelSource& source)
     : dtype_(model_dtype(deck)) {
-  source.load(net_.params(), retina_face_weight_names(), dtype_ == DType::bf16);
+  source.load(net_.params(), {}, dtype_ == DType::bf16);
   net_.fold();
 }
 

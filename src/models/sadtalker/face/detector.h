@@ -105,9 +105,6 @@ class RetinaFace {
   std::array<Head, levels> heads_{};
 };
 
-// How released files differ from the table.
-WeightNames retina_face_weight_names();
-
 // Which byte of an RGB pixel meets which of the network's means, 104, 117 and 123. The network was
 // trained on bgr; SadTalker's crop shows it rgb, which moves boxes by fractions of a pixel.
 enum class ChannelOrder { rgb, bgr };

@@ -162,7 +162,6 @@ Tensor Fan::forward(const Tensor& image) const {
 WeightNames fan_weight_names() {
   WeightNames names;
   names.section = "sadtalker";
-  names.spare = counts_batches;
   return names;
 }
 

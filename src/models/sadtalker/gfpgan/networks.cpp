@@ -272,9 +272,7 @@ Tensor with_border(const Tensor& x, int up = 1) {
 
 WeightNames parse_net_names() {
   WeightNames names;
-  names.spare = [](const std::string& name) {
-    return counts_batches(name) || name.starts_with("out_img_conv.");
-  };
+  names.spare = [](const std::string& name) { return name.starts_with("out_img_conv."); };
   return names;
 }
 
