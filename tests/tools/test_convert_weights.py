@@ -81,6 +81,50 @@ class ConvertWeights(unittest.TestCase):
         self.assertTrue(same(found["spatial_vae.module.turned"], weights["turned"].bfloat16()))
         self.assertEqual(found["spatial_vae.module.turned"].dtype, torch.bfloat16)
 
+    def test_safetensors_of_other_programs(self):
+        """Prefixes, wrappers, one part of a file, values beyond f16; fp8 with its scales where this PyTorch has it."""
+        source, low = self.dir / "x.safetensors", self.dir / "low.safetensors"
+
+        def write(tensors):
+            kinds = {torch.float32: "F32", torch.uint8: "U8", getattr(torch, "float8_e4m3fn", None): "F8_E4M3"}
+            header, data = {}, b""
+            for name, t in tensors.items():
+                raw = t.reshape(-1).view(torch.uint8).numpy().tobytes()
+                header[name] = {"dtype": kinds[t.dtype], "shape": list(t.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+                data += raw
+            text = json.dumps(header | {"__metadata__": None}).encode()
+            source.write_bytes(struct.pack("<Q", len(text)) + text + data)
+        a, b = torch.randn(2, 3), torch.randn(4)
+        write({"pipe.dit.a": a, "pipe.dit.x._checkpoint_wrapped_module.b": b})
+        self.assert_same(self.converted(source, low), {"a": a, "x.b": b})
+        write({"dit.a": a, "vae.b": b})
+        self.assert_same(self.converted(source, low, "--only", "dit."), {"a": a})
+        low.unlink()
+        write({"a": a, "b": b * 1e6})
+        done = self.convert(source, low, "--dtype", "f16")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("b has the value", done.stderr)
+        self.assertEqual(sorted(self.dir.iterdir()), [source])
+        source.write_text("version https://git-lfs.github.com/spec/v1")
+        self.assert_refused(source, "git-lfs")
+        if hasattr(torch, "float8_e4m3fn"):
+            write({"model.l.weight": a.to(torch.float8_e4m3fn), "model.l.scale_weight": torch.tensor(0.5),
+                   "model.n.bias": b, "scaled_fp8": torch.zeros(2).to(torch.float8_e4m3fn)})
+            wanted = {"l.weight": a.to(torch.float8_e4m3fn).float() / 2, "n.bias": b}
+            self.assert_same(self.converted(source, low, "--dtype", "f32"), wanted)
+            self.assertEqual(self.converted(source, low)["l.weight"].dtype, torch.bfloat16)
+
+    def test_mobilenet_of_torchvision(self):
+        names = {"features.0.0.weight": "features.0.0.weight", "features.1.conv.0.0.weight": "features.1.conv.0.weight",
+                 "features.1.conv.0.1.bias": "features.1.conv.1.bias", "features.1.conv.1.weight": "features.1.conv.3.weight",
+                 "features.1.conv.2.bias": "features.1.conv.4.bias", "features.2.conv.1.0.weight": "features.2.conv.3.weight",
+                 "features.2.conv.1.1.bias": "features.2.conv.4.bias", "features.2.conv.2.weight": "features.2.conv.6.weight",
+                 "features.2.conv.3.bias": "features.2.conv.7.bias", "features.18.0.weight": None, "classifier.1.bias": None}
+        weights = {n: torch.randn(3) for n in names}
+        torch.save(weights, self.dir / "mobilenet_v2-b0353104.pth")
+        self.assert_same(self.converted(self.dir / "mobilenet_v2-b0353104.pth", self.dir / "m.safetensors"),
+                         {new: weights[n] for n, new in names.items() if new})
+
     def test_the_format_before_1_6(self):
         weights = {"a": torch.randn(3, 2).t()}
         torch.save(weights, self.dir / "old.pt", _use_new_zipfile_serialization=False)

@@ -129,7 +129,8 @@ Vec row(const Vec& all, std::size_t i) {
 }
 
 TEST_F(ClipTest, ShapeFollowsFromTheWeights) {
-  const ClipShape s = clip_shape(files());
+  WeightFiles weights = files();
+  const ClipShape s = clip_shape(weights);
   EXPECT_EQ(s.side(), 12);
   EXPECT_EQ(s.vision.heads(), 2);
   EXPECT_EQ(s.vision.layers, 2);
