@@ -166,7 +166,7 @@ class ConvertWeights(unittest.TestCase):
             found = self.converted(folder / file, (self.dir / file).with_suffix(".safetensors"))
             self.assert_same(found, weights)
             self.assertEqual({n: t.dtype for n, t in found.items()}, {n: t.dtype for n, t in weights.items()})
-        self.assert_refused(folder, "2 sets of PyTorch weights: name the file you mean (Wan2.1_VAE.pth, models_t5_")
+        self.assert_refused(folder, "2 sets of weights: name the file you mean (Wan2.1_VAE.pth, models_t5_")
 
     def test_the_files_of_sadtalker_and_its_enhancer(self):
         def values(*names):
