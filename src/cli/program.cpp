@@ -23,6 +23,7 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "core/progress.h"
+#include "core/warnings.h"
 #include "doctor/doctor.h"
 #include "ops/dispatch.h"
 #include "tensor/device.h"
@@ -33,7 +34,7 @@ namespace {
 // The request of the command line; run() returns the exit code and throws Error.
 struct Invocation {
   std::function<int(MPI_Comm world)> run;
-  // It takes SIGTERM, SIGINT and SIGUSR1 for requests to save its state and stop.
+  // It takes stop_signals for requests to save its state and stop.
   bool heeds_stops = false;
 };
 
@@ -278,6 +279,7 @@ Invocation parse_command_line(const Program& program, int argc, char** argv) {
 int end_with(Error& e, int size) {
   // The launcher sends SIGTERM when another rank has reported the same and ended.
   if (log::rank() != 0) crash::end_on_stop_signal(e.code());
+  log::sum_up_warnings();
   log::report(e);
   const int code = static_cast<int>(e.code());
   crash::end_within(10, e.code());  // the status file may lie on what hangs
@@ -331,9 +333,10 @@ void warn_if_alone(int size) {
 }  // namespace
 
 int run_program(int argc, char** argv, const Program& program) {
-  limit_spinning(argv);
-  // A request to stop that comes from now on is heeded once the command is known.
+  // A request to stop that comes from now on is heeded once the command is known. A program that
+  // starts anew keeps what is blocked.
   block_stop_signals();
+  limit_spinning(argv);
   // A limit on file sizes is an error of write(), not the death of the job.
   std::signal(SIGXFSZ, SIG_IGN);
   crash::watch();
@@ -390,6 +393,7 @@ int run_program(int argc, char** argv, const Program& program) {
               "this is a bug in weft, please report it with the log");
     code = end_with(bug, size);
   }
+  log::sum_up_warnings();
   // Step 4: the documented exit code.
 #if defined(MPICH_NUMVERSION) && MPICH_NUMVERSION < 40200000
   // MPICH before 4.2 can hang in MPI_Finalize over UCX's TCP: a rank that has closed its

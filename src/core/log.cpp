@@ -5,18 +5,23 @@
 #include <unicode/utf8.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <sstream>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "core/host.h"
+#include "core/warnings.h"
 
 namespace weft {
 namespace {
@@ -88,7 +93,13 @@ struct State {
   int size = 1;
   std::mutex mutex;
   std::vector<std::string> warnings;
-  std::mutex terminal;  // of the line below
+  struct Kind {
+    std::uint64_t count = 0, hidden = 0;
+    std::string last;  // that was shown
+  };
+  std::map<std::string, Kind> kinds;
+  void show(const std::string& warning);  // with the mutex held
+  std::mutex terminal;                    // of the line below
   std::string live;
 };
 
@@ -163,6 +174,11 @@ std::string prefix() {
   return fmt::format("[rank {} on {}] ", state().rank, host_name());
 }
 
+void State::show(const std::string& warning) {
+  warnings.push_back(warning);
+  put(prefix() + "WARN: " + warning);
+}
+
 }  // namespace
 
 void set_rank(int rank, int size) {
@@ -184,11 +200,39 @@ void live(const std::string& line) {
 
 void write_info(const std::string& line) { put(printable(line, longest_line)); }
 
+std::string kind_of_warning(std::string_view text) {
+  std::string kind;
+  std::istringstream words{std::string(text)};
+  for (std::string word; words >> word;) {
+    // A name or a number; several stand for one.
+    if (word.find_first_of("0123456789/_\"") != word.npos || word.find('.') < word.size() - 1)
+      word = "*";
+    if (word != "*" || !kind.ends_with("* ")) kind += word + " ";
+  }
+  return kind;
+}
+
 void write_warn(const std::string& line) {
-  const std::string text = printable(line, longest_line);
+  constexpr std::uint64_t most_alike = 10;
+  std::string text = printable(line, longest_line);
   std::lock_guard lock(state().mutex);
-  state().warnings.push_back(text);
-  put(prefix() + "WARN: " + text);
+  State::Kind& kind = state().kinds[kind_of_warning(text)];
+  const std::uint64_t n = ++kind.count;
+  if (n > most_alike && !std::has_single_bit(n)) {
+    ++kind.hidden;
+    return;
+  }
+  kind.last = text;
+  if (n == most_alike) text += " (more of this kind are counted)";
+  if (n > most_alike) text += fmt::format(" (number {} of this kind)", n);
+  state().show(text);
+}
+
+void sum_up_warnings() {
+  std::lock_guard lock(state().mutex);
+  for (const auto& [name, kind] : std::exchange(state().kinds, {}))
+    if (kind.hidden > 0)
+      state().show(fmt::format("{} warnings more like this: {}", kind.hidden, kind.last));
 }
 
 void write_error(const std::string& line, const std::string& below) {

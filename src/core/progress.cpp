@@ -1,6 +1,7 @@
 #include "core/progress.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,6 +21,7 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/warnings.h"
 
 namespace weft {
 namespace {
@@ -36,15 +38,17 @@ std::string shortened(const std::string& text) {
 }  // namespace
 
 std::string to_text(const JobStatus& s) {
-  Json j = {{"command", s.command}, {"noun", s.noun},        {"state", s.state},
-            {"code", s.code},       {"done", s.done},        {"total", s.total},
-            {"before", s.before},   {"rate", s.rate},        {"left", s.left},
-            {"ranks", s.ranks},     {"host", s.host},        {"started", s.started},
-            {"updated", s.updated}, {"advanced", s.advanced}};
+  Json j = {{"command", s.command}, {"noun", s.noun},       {"state", s.state},
+            {"code", s.code},       {"done", s.done},       {"total", s.total},
+            {"before", s.before},   {"rate", s.rate},       {"left", s.left},
+            {"ranks", s.ranks},     {"host", s.host},       {"pid", s.pid},
+            {"started", s.started}, {"updated", s.updated}, {"advanced", s.advanced}};
   j["values"] = Json::object();
   for (const auto& [name, value] : s.values) j["values"][name] = value;
   j["warnings"] = Json::array();
   for (const std::string& w : s.warnings) j["warnings"].push_back(shortened(w));
+  for (const auto& [text, count] : s.earlier_warnings)
+    j["earlier_warnings"].push_back({shortened(text), count});
   if (!s.error.empty()) j["error"] = shortened(s.error);
   return seal_json(dump_json(j, -1, ' ', false, Json::error_handler_t::replace)) + "\n";
 }
@@ -82,6 +86,10 @@ std::optional<JobStatus> read_status(const fs::path& file) {
       s.values.emplace_back(name, value.is_number() ? value.get<double>() : NAN);
     for (const Json& w : j.at("warnings")) s.warnings.push_back(text_of(w));
     if (j.contains("error")) s.error = text_of(j.at("error"));
+    if (j.contains("pid")) s.pid = whole_number<std::int64_t>(j.at("pid"));
+    if (j.contains("earlier_warnings"))
+      for (const Json& w : j.at("earlier_warnings"))
+        s.earlier_warnings.emplace_back(text_of(w.at(0)), whole_number<std::int64_t>(w.at(1)));
     return s;
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;
@@ -102,10 +110,26 @@ namespace {
 constexpr double redraw_seconds = 0.2, line_seconds = 10;
 constexpr auto heartbeat = std::chrono::seconds(5), patience = std::chrono::seconds(1);
 constexpr double rate_window = 180, sample_seconds = 0.5;
-constexpr std::size_t most_warnings = 20;
+constexpr std::size_t most_warnings = 100;
 
 double unix_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// What the start before knew, for one that goes on from it.
+void take_over(const JobStatus& before, JobStatus& now) {
+  now.values = before.values;
+  now.earlier_warnings = before.earlier_warnings;
+  for (const std::string& w : before.warnings) {
+    const std::string kind = log::kind_of_warning(w);
+    const auto same = std::ranges::find_if(now.earlier_warnings, [&](const auto& earlier) {
+      return log::kind_of_warning(earlier.first) == kind;
+    });
+    if (same == now.earlier_warnings.end())
+      now.earlier_warnings.emplace_back(w, 1);
+    else
+      *same = {w, same->second + 1};
+  }
 }
 
 }  // namespace
@@ -221,12 +245,15 @@ Progress::Progress(Job job) : state_(std::make_shared<State>()) {
   s.status.before = s.status.done = s.job.before;
   s.status.ranks = s.job.ranks;
   s.status.host = host_name();
+  s.status.pid = getpid();
   s.status.started = s.status.advanced = unix_seconds();
   s.told_at = now_seconds();
   s.items.add(now_seconds(), static_cast<double>(s.job.before));
   s.work.add(now_seconds(), 0);
   current() = state_;
   if (!s.tells() || s.job.file.empty()) return;
+  if (const auto before = read_status(s.job.file); before && s.job.before > 0)
+    take_over(*before, s.status);
   s.write();
   // An item may take minutes: between items the file shows that the job lives.
   s.beat = std::jthread([state = &s](const std::stop_token& stop) {

@@ -17,16 +17,19 @@ namespace weft {
 
 // What the status file says.
 struct JobStatus {
-  std::string command, noun;                     // "generate" makes "clip"s
-  std::string state = "running";                 // finished, stopped (exit code 75) or failed
-  std::string error;                             // why it failed
+  std::string command, noun;      // "generate" makes "clip"s
+  std::string state = "running";  // finished, stopped (exit code 75) or failed
+  std::string error;              // why it failed, or why it is finished before its total
   std::int64_t done = 0, total = 0, before = 0;  // items; `before`: by earlier starts, part of done
   double rate = 0, left = 0;                     // items a second; seconds; 0: unknown
   int ranks = 1, code = 0;
-  std::string host;
+  std::string host;  // the writer's, and its process there; 0: not known
+  std::int64_t pid = 0;
   double started = 0, updated = 0, advanced = 0;  // seconds since 1970; advanced: the last item
   std::vector<std::pair<std::string, double>> values;  // the loss and the like
   std::vector<std::string> warnings;                   // the last of rank 0
+  // Of earlier starts: the last of each kind, and how many there were.
+  std::vector<std::pair<std::string, std::int64_t>> earlier_warnings;
 };
 std::string to_text(const JobStatus& status);
 // Nothing for a file that is not there, is damaged or is no status.

@@ -343,19 +343,22 @@ std::string section(const std::string& title, const std::string& note, const std
   return fmt::format("<section><h2>{}</h2>{}{}</section>\n", title,
                      note.empty() ? "" : "<p class=\"note\">" + note + "</p>", body);
 }
-std::string warning_section(const std::string& title, const std::vector<std::string>& warnings) {
+std::string warning_section(const std::string& title, const std::vector<std::string>& warnings,
+                            const std::string& note) {
   if (warnings.empty()) return "";
   std::string rows = "<div class=\"scroll\"><table>";
   for (const std::string& w : warnings) rows += "<tr><td>" + escape(w) + "</td></tr>\n";
-  return section(title, "From rank 0's last start, oldest first.", rows + "</table></div>");
+  return section(title, note, rows + "</table></div>");
 }
 std::string status_sections(const JobStatus& s, const std::string& of) {
   std::string html;
-  if (s.state == "failed" || s.state == "stopped")
+  if (s.state == "failed" || s.state == "stopped" || !s.error.empty())
     html = section("State" + of, "",
                    swatch("var(--part4)", escape(state_text(s)), true) +
                        (s.error.empty() ? "" : "<p class=\"note\">" + escape(s.error) + "</p>"));
-  return html + warning_section("Warnings" + of, s.warnings);
+  return html + warning_section("Warnings" + of, s.warnings) +
+         warning_section("Warnings of earlier starts" + of, warnings_of_before(s),
+                         "Of rank 0: the last of each kind.");
 }
 std::string swatch(const std::string& color, const std::string& text, bool box) {
   return fmt::format("<span><i {}style=\"background:{}\"></i>{}</span>",

@@ -55,8 +55,9 @@ void write_page(const std::filesystem::path& page, const std::string& html);
 std::string tile(const std::string& value, const std::string& label);
 // `note` and `body` are HTML; an empty note is left out.
 std::string section(const std::string& title, const std::string& note, const std::string& body);
-// The warnings of a job's last start; "" without any.
-std::string warning_section(const std::string& title, const std::vector<std::string>& warnings);
+// "" without any warnings.
+std::string warning_section(const std::string& title, const std::vector<std::string>& warnings,
+                            const std::string& note = "From rank 0's last start, oldest first.");
 // How a job's last start ended, unless it goes on or has finished, and its warnings; `of`, HTML,
 // ends the titles: " of a".
 std::string status_sections(const JobStatus& status, const std::string& of = "");

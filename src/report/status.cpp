@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <ctime>
 #include <iterator>
@@ -19,6 +21,7 @@
 #include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "report/data.h"
@@ -32,9 +35,15 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 // A job that lives writes its status every five seconds.
-constexpr double silent_after = 60;
+constexpr double silent_after = 60, gone_after = 15;
 constexpr int deepest = 5;                   // folders below the one that is named
 constexpr std::size_t most_folders = 20000;  // that are looked at
+
+// Whether the job's first rank was a process of this host, and is none any more.
+bool is_gone(const JobStatus& s) {
+  return s.pid > 0 && s.host == host_name() && kill(static_cast<pid_t>(s.pid), 0) != 0 &&
+         errno == ESRCH;
+}
 
 std::int64_t steps_of_deck(const std::string& deck) {
   try {
@@ -165,8 +174,9 @@ Json json_of(const KnownJob& job, double now) {
   if (has_advanced(s)) j["seconds_since_item"] = std::max(0.0, now - s.advanced);
   if (!s.host.empty()) j["host"] = s.host;
   if (s.state != "running" && s.state != "silent" && job.measured) j["exit_code"] = s.code;
-  if (!s.error.empty()) j["error"] = s.error;
+  if (!s.error.empty()) j[s.state == "finished" ? "reason" : "error"] = s.error;
   j["warnings"] = s.warnings;
+  j["earlier_warnings"] = warnings_of_before(s);
   return j;
 }
 
@@ -177,8 +187,15 @@ std::string time_text(double seconds) {
   return fmt::format("{:%Y-%m-%d %H:%M:%S}", fmt::localtime(static_cast<std::time_t>(seconds)));
 }
 
+std::vector<std::string> warnings_of_before(const JobStatus& s) {
+  std::vector<std::string> lines;
+  for (const auto& [text, count] : s.earlier_warnings)
+    lines.push_back(count == 1 ? text : fmt::format("{} ({} of this kind)", text, count));
+  return lines;
+}
+
 std::string state_text(const JobStatus& s) {
-  if (s.state == "silent") return "silent since " + time_text(s.updated);
+  if (s.state == "silent") return "no sign of life since " + time_text(s.updated);
   if (s.state == "stopped") return "stopped early";
   if (s.state == "failed") return fmt::format("failed (exit code {})", s.code);
   return s.state;
@@ -214,7 +231,9 @@ std::optional<KnownJob> find_job(const fs::path& path, double now) {
   // Before its first lines of status, an old run's steps tell how long silence may last.
   const double patience =
       job.measured || !(s.rate > 0) ? silent_after : std::max(silent_after, 10 / s.rate);
-  if (s.state == "running" && now - s.updated > patience) s.state = "silent";
+  const double quiet = now - s.updated;
+  if (s.state == "running" && (quiet > patience || (quiet > gone_after && is_gone(s))))
+    s.state = "silent";
   if (s.command == "train") {
     job.checkpoint = newest_checkpoint(path);
     count_steps(path, job);
@@ -258,7 +277,7 @@ std::string describe_job(const KnownJob& job, double now) {
   else if (goes_on(s) && s.advanced > 0)
     state += fmt::format(", no {} yet{}", s.noun, s.before > 0 ? " by this start" : "");
   row("state", state);
-  row("error", s.error);
+  row(s.state == "finished" ? "reason" : "error", s.error);
   std::string done = share_text(s) + " " + s.noun + "s";
   if (s.total > 0)
     done += fmt::format(" ({:.1f} %)",
@@ -279,6 +298,7 @@ std::string describe_job(const KnownJob& job, double now) {
                                duration_text(std::max(0.0, until - s.started))));
   }
   for (const std::string& w : s.warnings) row("warned", w);
+  for (const std::string& w : warnings_of_before(s)) row("earlier", w);
   return text;
 }
 

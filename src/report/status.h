@@ -30,7 +30,9 @@ std::string describe_job(const KnownJob& job, double now);
 std::string table_of_jobs(const std::vector<KnownJob>& jobs, double now);
 std::string jobs_as_json(const std::vector<KnownJob>& jobs, double now);
 
-// "running", "silent since 2026-11-24 10:00:12", "stopped early", "failed (exit code 3)".
+// JobStatus::earlier_warnings as lines.
+std::vector<std::string> warnings_of_before(const JobStatus& status);
+// "running", "no sign of life since 2026-11-24 10:00:12", "stopped early", "failed (exit code 3)".
 std::string state_text(const JobStatus& status);
 // "120 of 600", or "120" where the total is unknown.
 std::string share_text(const JobStatus& status);

@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "core/log.h"
+#include "core/warnings.h"
 
 namespace weft {
 namespace {
@@ -11,6 +14,37 @@ TEST(Log, CountedNouns) {
   EXPECT_EQ(counted(2, "file"), "2 files");
   EXPECT_EQ(counted(1, "class", "classes"), "1 class");
   EXPECT_EQ(counted(2, "class", "classes"), "2 classes");
+}
+
+int lines_of(const std::string& text) { return static_cast<int>(std::ranges::count(text, '\n')); }
+
+TEST(Log, OfManyWarningsOfAKindSomeAreShownAndAllAreCounted) {
+  log::sum_up_warnings();
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 100; ++i) log::warn("left out: pictures/{}/cat.png has {} labels", i, 2 * i);
+  log::warn("the disk is slow");
+  std::string said = testing::internal::GetCapturedStderr();
+  // 10 and the 16th, 32nd and 64th, and the other kind.
+  EXPECT_EQ(lines_of(said), 14) << said;
+  EXPECT_NE(said.find("pictures/63/cat.png has 126 labels (number 64 of this kind)"), said.npos);
+  EXPECT_NE(said.find("the disk is slow"), said.npos);
+  testing::internal::CaptureStderr();
+  log::sum_up_warnings();
+  log::sum_up_warnings();
+  said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(lines_of(said), 1) << said;
+  EXPECT_NE(said.find("WARN: 87 warnings more like this: left out:"), said.npos) << said;
+  EXPECT_EQ(log::warnings().back(), said.substr(6, said.size() - 7));
+}
+
+TEST(Log, KindsOfWarnings) {
+  using log::kind_of_warning;
+  EXPECT_EQ(kind_of_warning("step 12: loss spike: 0.5 (samples 1 2 3)"),
+            kind_of_warning("step 120: loss spike: 7e-3 (samples 4 5)"));
+  EXPECT_EQ(kind_of_warning("no clip from a/b.mp4: it ends."),
+            kind_of_warning("no clip from c_d: it ends."));
+  EXPECT_NE(kind_of_warning("no clip from a.mp4: it ends"),
+            kind_of_warning("no clip from a.mp4: too dark"));
 }
 
 // A name with a line break must not look like a message of weft's own.

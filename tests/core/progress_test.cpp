@@ -94,6 +94,25 @@ TEST_F(ProgressFile, AJobThatHasEndedFailsNoMore) {
   EXPECT_EQ(read().state, "finished");
 }
 
+// A page shows the warnings of all starts.
+TEST_F(ProgressFile, ARestartKeepsWhatWasKnown) {
+  JobStatus before;
+  before.command = "generate";
+  before.values = {{"loss", 2}};
+  before.warnings = {"step 3: loss spike", "the disk is slow"};
+  before.earlier_warnings = {{"step 1: loss spike", 4}};
+  std::ofstream(dir_ / "status.json") << to_text(before);
+  { Progress progress(job()); }
+  EXPECT_EQ(read().values, before.values);
+  EXPECT_THAT(read().earlier_warnings, testing::ElementsAre(testing::Pair("step 3: loss spike", 5),
+                                                            testing::Pair("the disk is slow", 1)));
+  EXPECT_EQ(read().pid, getpid());
+  Progress::Job anew = job();
+  anew.before = 0;
+  { Progress progress(anew); }
+  EXPECT_TRUE(read().earlier_warnings.empty()) << "it begins anew";
+}
+
 TEST_F(ProgressFile, WhatIsNoStatusIsRefused) {
   const fs::path file = dir_ / "status.json";
   EXPECT_FALSE(read_status(file));

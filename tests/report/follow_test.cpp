@@ -127,7 +127,7 @@ TEST_F(Follow, ARestartDropsStepsAndRepeatsThem) {
   EXPECT_THAT(follower.poll(now), HasSubstr("step     31/40"));
   // Killed: it is silent, which is no end.
   for (int i = 1; i < 10; ++i) EXPECT_EQ(follower.poll(now + 5), "");
-  EXPECT_THAT(follower.poll(now + 90), HasSubstr("  silent since "));
+  EXPECT_THAT(follower.poll(now + 90), HasSubstr("  no sign of life since "));
   EXPECT_FALSE(follower.ended());
   fs::remove(dir_ / "run/metrics.jsonl");
   steps("run", 0, 25);

@@ -2,11 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/host.h"
 #include "core/json.h"
 #include "report/data.h"
 #include "report/report.h"
@@ -119,7 +121,7 @@ TEST_F(Status, AJobThatIsNoLongerHeardOfIsSilent) {
   const auto job = find_job(dir_ / "run", now);
   ASSERT_TRUE(job);
   EXPECT_EQ(job->status.state, "silent");
-  EXPECT_THAT(describe_job(*job, now), HasSubstr("state     silent since 20"));
+  EXPECT_THAT(describe_job(*job, now), HasSubstr("state     no sign of life since 20"));
   EXPECT_THAT(describe_job(*job, now), Not(HasSubstr("left")));
   s.updated = now - 59;
   write("run/status.json", to_text(s));
@@ -132,6 +134,37 @@ TEST_F(Status, AJobThatIsNoLongerHeardOfIsSilent) {
   const std::string text = describe_job(*find_job(dir_ / "run", now), now);
   EXPECT_THAT(text, HasSubstr("state     failed (exit code 3)\n"));
   EXPECT_THAT(text, HasSubstr("error     clips.h5 is damaged\n"));
+}
+
+TEST_F(Status, AProcessThatIsGoneIsSeenOnItsHost) {
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  waitpid(child, nullptr, 0);
+  JobStatus s = running();
+  const auto state = [&](const std::string& host, std::int64_t pid, double quiet) {
+    s.host = host;
+    s.pid = pid;
+    s.updated = now - quiet;
+    write("run/status.json", to_text(s));
+    return find_job(dir_ / "run", now)->status.state;
+  };
+  EXPECT_EQ(state(host_name(), child, 20), "silent");
+  EXPECT_EQ(state(host_name(), child, 10), "running") << "its last words may be on their way";
+  EXPECT_EQ(state(host_name(), getpid(), 20), "running");
+  EXPECT_EQ(state("another", child, 20), "running");
+}
+
+TEST_F(Status, OfARunThatStoppedEarlyWithTheReason) {
+  JobStatus s = running();
+  s.state = "finished";
+  s.error = "stopped early after step 30 of 120";
+  s.earlier_warnings = {{"the disk is slow", 3}};
+  write("run/status.json", to_text(s));
+  const auto job = find_job(dir_ / "run", now);
+  const std::string text = describe_job(*job, now);
+  EXPECT_THAT(text, HasSubstr("state     finished\nreason    stopped early after step 30"));
+  EXPECT_THAT(text, HasSubstr("earlier   the disk is slow (3 of this kind)\n"));
+  EXPECT_THAT(jobs_as_json({*job}, now), HasSubstr("\"reason\": \"stopped early"));
 }
 
 TEST_F(Status, OfAllJobsBelowAFolder) {

@@ -17,6 +17,7 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "core/mpi.h"
+#include "core/warnings.h"
 
 namespace weft {
 namespace {
@@ -378,6 +379,7 @@ void ListEngine::print(const ListReport& report) const {
   log::info("{:<9} {} made, {} finished before, {} failed, of {}", settings_.item_name + "s",
             report.made(), report.finished_before, report.failures.size(), report.wanted);
   for (const std::string& failure : report.failures) log::info("failed    {}", failure);
+  log::sum_up_warnings();
   for (const std::string& warning : log::warnings()) log::info("warned    {}", warning);
 }
 
