@@ -201,6 +201,10 @@ TrainingData split(const DataDeck& data, const MediaDeck& limits, const HeldOutC
 
 }  // namespace
 
+std::string HeldOut::content_id() const {
+  return clips ? clips->content_id() : images ? images->content_id() : texts->content_id();
+}
+
 std::vector<std::int64_t> held_out_of(std::int64_t count, double share, std::uint64_t seed,
                                       std::int64_t list) {
   const auto wanted =

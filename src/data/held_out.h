@@ -20,6 +20,7 @@ struct HeldOut {
   std::unique_ptr<LabelledImages> images;
   std::unique_ptr<TextImages> texts;
   bool any() const { return clips || images || texts; }
+  std::string content_id() const;  // as ClipSource's, of the whole source; there are some
 };
 
 // A store as in data.path, or a share of each bucket (or of all images) of data.path. At most one

@@ -37,6 +37,14 @@ class HeldOutLoss {
   // After it.
   void begin() {
     history_ = ValidationHistory::from_text(trainer_.validation_note());
+    const ValidationHistory before = history_;
+    if (history_.go_on_with(identity_of_losses(deck_, trainer_.held_out())) &&
+        trainer_.first_rank())
+      log::warn(
+          "the held-out samples (or validation.timesteps, run.seed) are not those of before, {}: "
+          "their losses cannot be compared. A new best, a new curve and validation.patience begin "
+          "here",
+          before.best_text());
     const WorkPlan::Groups& g = trainer_.groups();
     const int rank = trainer_.communicator().rank();
     work_ = std::make_unique<Validation>(*set_, trainer_.communicator(),
@@ -64,16 +72,14 @@ class HeldOutLoss {
     best_ = history_.add(done, result_->total.loss);
     trainer_.set_validation_note(history_.to_text());
     seconds_ = now_seconds() - start;
-    if (lines_) lines_->write(result_->json(done));
+    if (lines_) lines_->write(result_->json(done, history_.set));
     return best_;
   }
   // Of the last measure(), once behind the line of its step.
   void print() {
     if (seconds_ < 0) return;
     log::info("held out  step {}: {}, {}; {:.3f} s", history_.newest, result_->text(),
-              best_ ? "the best so far"
-                    : fmt::format("best {:.5f} at step {}", history_.best, history_.best_step),
-              seconds_);
+              best_ ? "the best so far" : history_.best_text(), seconds_);
     seconds_ = -1;
   }
   // Whether patience is at its end.
@@ -148,8 +154,14 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_ou
   }
 
   const std::int64_t before = trainer.steps_done();
-  Progress progress({std::filesystem::path(deck.run.dir) / "status.json", "train", "step", "",
-                     deck.train.steps, before, log::rank(), trainer.communicator().size()});
+  const auto exhausted = [&] { return held_out != nullptr && held_out->exhausted(); };
+  const std::filesystem::path status = std::filesystem::path(deck.run.dir) / "status.json";
+  const std::optional<JobStatus> known = read_status(status);
+  // A repeat of a finished run has nothing to add to what stands there.
+  const bool repeats = (before >= deck.train.steps || exhausted()) && known &&
+                       known->state == "finished" && known->done == before;
+  Progress progress({repeats ? "" : status, "train", "step", "", deck.train.steps, before,
+                     log::rank(), trainer.communicator().size()});
 
   // 2. Steps, until done or asked to stop.
   bool last = false;
@@ -169,7 +181,8 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_ou
     }
     if (held_out != nullptr) held_out->print();
   };
-  const auto exhausted = [&] { return held_out != nullptr && held_out->exhausted(); };
+  // A job that dies after a save goes on from it: the lines until then must be there.
+  trainer.before_saves(report);
   // True if a measurement was due, and this checkpoint is to be kept as the best.
   const auto measure = [&] {
     return held_out != nullptr && held_out->due() && held_out->measure() && deck.train.keep_best;
@@ -213,10 +226,11 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_ou
              "the last checkpoint of {} (step {}) could not be written", deck.run.dir,
              trainer.steps_done());
   if (trainer.steps_done() < deck.train.steps && exhausted()) {
-    log::info("stopped early after step {} of {}: {} (validation.patience = {})",
-              trainer.steps_done(), deck.train.steps, held_out->verdict(),
-              deck.get<ValidationDeck>().patience);
-    if (trainer.first_rank()) progress.end(0, trainer.steps_done());
+    const std::string why = fmt::format(
+        "stopped early after step {} of {}: {} (validation.patience = {})", trainer.steps_done(),
+        deck.train.steps, held_out->verdict(), deck.get<ValidationDeck>().patience);
+    log::info("{}", why);
+    if (trainer.first_rank()) progress.end(0, trainer.steps_done(), why);
     return 0;
   }
   if (trainer.steps_done() < deck.train.steps) {

@@ -166,28 +166,36 @@ void load_metrics(Run& run) {
   run.distinct_samples = ids.size();
 }
 
-// Optional. The last line of a step counts.
+// Optional. The last line of a step and a set of samples counts.
 void load_held_out(Run& run) {
   std::ifstream in = open_regular(run.dir / "validation.jsonl");
-  std::map<std::int64_t, json> last;
+  std::map<std::pair<std::int64_t, int>, json> last;
+  int sets = 0;
+  std::string set;
   for (std::string line; std::getline(in, line);) {
     const bool torn = in.eof();
     json j = try_parse_json(line);
     const auto step = j.is_object() ? j.find("step") : j.end();
     if (j.is_object() && step != j.end() && step->is_number_integer() && seal_holds(line)) {
-      const std::int64_t n = step->get<std::int64_t>();
-      last[n] = std::move(j);
+      // Lines of older versions name no set.
+      const std::string of_line = j.contains("set") ? dump_json(j["set"]) : set;
+      if (!set.empty() && of_line != set) ++sets;
+      set = of_line;
+      const std::pair key(step->get<std::int64_t>(), sets);
+      last[key] = std::move(j);
     } else if (!is_cut_off(line, torn) && !line.empty()) {
       ++run.broken_lines;
     }
   }
   HeldOutSteps& h = run.held_out;
-  for (const auto& [step, j] : last) {
-    h.step.push_back(static_cast<double>(step));
+  int before = -1;
+  for (const auto& [key, j] : last) {
+    if (std::exchange(before, key.second) != key.second) h.sets.push_back(std::ssize(h.step));
+    h.step.push_back(static_cast<double>(key.first));
     h.loss.push_back(number(j, "loss"));
-    for (const auto& [key, series] :
+    for (const auto& [name_of, series] :
          {std::pair{"buckets", &h.buckets}, std::pair{"terms", &h.terms}})
-      for (const auto& [name, value] : object(j, key).items()) {
+      for (const auto& [name, value] : object(j, name_of).items()) {
         if (!series->contains(name) && series->size() >= most_terms) continue;
         std::vector<double>& values = (*series)[name];
         values.resize(h.step.size() - 1, nan);

@@ -71,6 +71,7 @@ struct HeldOutSteps {
   std::vector<double> step;  // steps done before it
   std::vector<double> loss;
   std::map<std::string, std::vector<double>> buckets, terms;  // by name
+  std::vector<std::ptrdiff_t> sets;  // where losses of each set of samples begin; 0 is the first
 };
 
 struct Run {

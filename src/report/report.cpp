@@ -120,7 +120,12 @@ std::string loss_plot(std::span<const Run> runs) {
   }
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (finite(runs[i].held_out.loss).empty()) continue;
-    const Binned b = bin(runs[i].held_out.step, runs[i].held_out.loss, most_points);
+    HeldOutSteps h = runs[i].held_out;
+    for (std::size_t set = h.sets.size(); set-- > 1;) {  // a gap before each other set
+      h.step.insert(h.step.begin() + h.sets[set], h.step[h.sets[set]]);
+      h.loss.insert(h.loss.begin() + h.sets[set], NAN);
+    }
+    const Binned b = bin(h.step, h.loss, most_points);
     curves.push_back(
         {runs[i].name + " held out", b.x, b.mean, held_out_color(runs, i), 2.4, 1, {}, {}});
   }
@@ -448,13 +453,28 @@ std::string samples(const fs::path& base, const Run& run, bool named, Embedder& 
   return body;
 }
 
+// Of more ranks than the metrics list one by one, the wait of the median one.
+std::string wait_tile(const Run& r) {
+  const RankTimes& t = r.ranks;
+  double step = 0;
+  for (const std::size_t i : t.steps) step += r.steps.seconds[i];
+  step /= static_cast<double>(t.steps.size());
+  const auto [least, most] = std::ranges::minmax(t.wait);
+  const double wait = t.each ? total(t.wait) / static_cast<double>(t.wait.size()) : t.wait[1];
+  return tile(percent(wait, step),
+              fmt::format("waiting for the slowest, {} of the ranks ({} to {})",
+                          t.each ? "mean" : "median", percent(least, step), percent(most, step)));
+}
+
 // The few numbers that a reader looks for first.
 std::string tiles(const Run& r) {
   const Steps& s = r.steps;
   std::string t = "<div class=\"tiles\">\n";
   t += tile(short_number(s.step.back()), "steps done");
   t += tile(loss_text(last_loss(r)), "loss, from " + loss_text(first_loss(r)));
-  if (const std::vector<double> held = finite(r.held_out.loss); !held.empty())
+  std::vector<double> held = r.held_out.loss;  // those of the last set
+  if (!r.held_out.sets.empty()) held.erase(held.begin(), held.begin() + r.held_out.sets.back());
+  if (held = finite(held); !held.empty())
     t += tile(loss_text(held.back()), "held-out loss, best " + loss_text(std::ranges::min(held)));
   t += tile(seconds_text(median(s.seconds)), "median step");
   if (!s.samples.empty())
@@ -462,8 +482,7 @@ std::string tiles(const Run& r) {
               "samples a second");
   if (!finite(s.part[data_wait]).empty())
     t += tile(percent(total(s.part[data_wait]), total(s.seconds)), "of the time waiting for data");
-  if (const double wait = total(s.part[wait_slowest]); r.ranks.busy.size() > 1)
-    t += tile(percent(wait, total(s.seconds)), "waiting for the slowest, rank 0");
+  if (r.ranks.busy.size() > 1) t += wait_tile(r);
   if (!finite(s.resident).empty())
     t += tile(bytes_text(greatest(s.resident)), "resident at most, rank 0");
   return t + "</div>\n";

@@ -26,6 +26,15 @@
 namespace weft {
 namespace {
 
+// Of a key of the deck, for messages.
+std::string value_of(const Deck& deck, const std::string& key) {
+  const std::string text = to_toml(deck);
+  const std::size_t dot = key.find('.'), table = text.find("[" + key.substr(0, dot) + "]\n");
+  const std::string name = "\n" + key.substr(dot + 1) + " = ";
+  const std::size_t at = text.find(name, table) + name.size();
+  return printable(text.substr(at, text.find('\n', at) - at), 80);
+}
+
 // A run may go on under another deck, but the log must show it. Keys that do not affect the
 // computation may differ.
 void warn_of_changes(const Checkpoint& checkpoint, const Deck& deck) {
@@ -33,10 +42,12 @@ void warn_of_changes(const Checkpoint& checkpoint, const Deck& deck) {
   Deck before = parse_deck(checkpoint.info().deck, checkpoint.dir().string(), {}), now = deck;
   // Older decks name the values that "the model's own" stands for now.
   for (Deck* d : {&before, &now}) d->train = optimizer_of(d->train, "adamw", 0, 0, 1);
-  const std::vector<std::string> keys = changed_keys(before, now, true);
+  std::vector<std::string> keys = changed_keys(before, now, true);
+  for (std::string& key : keys)
+    key += fmt::format(" {} -> {}", value_of(before, key), value_of(now, key));
   if (!keys.empty())
-    log::warn("resuming with a changed deck: {} differ from those of {}", fmt::join(keys, ", "),
-              checkpoint.dir().string());
+    log::warn("resuming from {} with a changed deck: {}", checkpoint.dir().string(),
+              fmt::join(keys, ", "));
 }
 
 // The least of all ranks' values, on every rank.
@@ -133,6 +144,15 @@ void Trainer::open_data() {
                    held_out_.clips->buckets().end());
   task_->open(buckets);
   batch_sizes_ = batch_sizes(deck_.train, source_->buckets());
+  std::vector<std::string> small;
+  for (std::size_t b = 0; b < batch_sizes_.size(); ++b)
+    if (const auto clips = samples_in_batch(source_->buckets()[b], batch_sizes_[b]);
+        clips > 0 && clips < batch_sizes_[b])
+      small.push_back(
+          fmt::format("{} ({} of {})", source_->buckets()[b].name, clips, batch_sizes_[b]));
+  if (first_rank() && !small.empty())
+    log::warn("micro-batches have all clips of their bucket, fewer than train.batch_size(s): {}",
+              fmt::join(small, ", "));
 }
 
 void Trainer::start() {
@@ -469,6 +489,8 @@ void Trainer::complete(IssuedStep step) {
   const std::optional<double> timeout = review_.hang_timeout(m.seconds);
   if (timeout && deck_.parallel.hang_timeout <= 0) set_timeout(*timeout);
   comm_->progress(m.step, "log");
+  m.split.checkpoint = std::exchange(saves_.uncounted, 0);
+  m.seconds += m.split.checkpoint;
   finished_.push_back(m);
 }
 
@@ -562,14 +584,13 @@ void Trainer::save(bool best) {
     info.notes["classes"] = names;
   if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;
   if (!validation_note_.empty()) info.notes["validation"] = validation_note_;
+  if (before_saves_) before_saves_();
   saves_.newest = done_;
   saves_.writing = true;  // until all ranks have reported that they are done
   saves_.stall = checkpoints_->save(
       info, flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()), best);
+  saves_.uncounted += saves_.stall;
   comm_->progress(done_, nullptr);
-  if (finished_.empty()) return;
-  finished_.back().split.checkpoint += saves_.stall;
-  finished_.back().seconds += saves_.stall;
 }
 
 void Trainer::save_if_free() {

@@ -70,13 +70,15 @@ class Trainer {
   const std::string& validation_note() const { return validation_note_; }
   void set_validation_note(std::string text) { validation_note_ = std::move(text); }
 
-  // Collective. Starts a save of the state; its stall is counted in the last step. Waits for a save
+  // Collective. Starts a save of the state; its stall is counted in the next step. Waits for a save
   // in flight. `best`: as CheckpointWriter::save.
   void save(bool best = false);
   // As save(), for train.checkpoint_every: with train.skip_saves it only logs a WARN line while
   // some rank is still writing the save before. All ranks decide alike, from the report of the
   // newest step that has ended.
   void save_if_free();
+  // What each save calls before there is a checkpoint: the steps until it are finished().
+  void before_saves(std::function<void()> act) { before_saves_ = std::move(act); }
   std::int64_t saves_skipped() const { return saves_.skipped; }
   // Collective. Waits for the save in flight; false if the newest one could not be written.
   bool wait_for_save();
@@ -170,13 +172,15 @@ class Trainer {
   std::unique_ptr<Prefetcher> prefetcher_;
   Requests requests_;
   unsigned requested_ = 0;
+  std::function<void()> before_saves_;
 
   std::unique_ptr<CheckpointWriter> checkpoints_;
   struct Saves {
     std::int64_t newest = -1;  // steps of the newest one
     bool writing = false;      // on some rank, as all know
     std::int64_t skipped = 0;
-    double stall = 0;  // seconds of the newest one
+    double stall = 0;      // seconds of the newest one
+    double uncounted = 0;  // of stalls, in no step's metrics
   } saves_;
 
   std::int64_t done_ = 0;     // steps

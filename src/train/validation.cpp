@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
@@ -124,6 +125,16 @@ HeldOutChoice held_out_choice(const Deck& deck) {
   return {d.path, d.share, static_cast<std::uint64_t>(deck.run.seed)};
 }
 
+std::string identity_of_losses(const Deck& deck, const HeldOut& samples) {
+  const ValidationDeck& d = deck.get<ValidationDeck>();
+  const EvaluateDeck& e = deck.get<EvaluateDeck>();
+  // The seed chooses a share, and the noise.
+  std::string text = fmt::format("{} share {} seed {} timesteps {}", samples.content_id(), d.share,
+                                 deck.run.seed, d.timesteps);
+  if (samples.texts) text += fmt::format(", {} to {}", e.short_side, e.long_side);
+  return to_hex(hash128(text));
+}
+
 std::unique_ptr<ValidationSet> make_clip_validation(const ClipSource& source, ClipMeasure measure) {
   return std::make_unique<ClipValidation>(source, std::move(measure));
 }
@@ -138,8 +149,9 @@ void check_validation_fits(const MemoryNeed& need, std::size_t capacity, const s
 
 // ---- Results ----
 
-std::string ValidationResult::json(std::int64_t step) const {
+std::string ValidationResult::json(std::int64_t step, const std::string& set) const {
   nlohmann::ordered_json j = {{"step", step}, {"loss", total.loss}};
+  if (!set.empty()) j["set"] = set;
   j["buckets"] = nlohmann::ordered_json::object();
   for (const auto& [name, loss] : buckets) j["buckets"][name] = loss;
   for (const auto& [name, value] : total.terms) j["terms"][name] = value;
@@ -217,6 +229,13 @@ ValidationResult Validation::run(const std::function<void()>& progress,
 
 // ---- History ----
 
+bool ValidationHistory::go_on_with(const std::string& now) {
+  const bool other = !set.empty() && set != now && newest > 0;
+  if (other) *this = {};
+  set = now;
+  return other;
+}
+
 bool ValidationHistory::add(std::int64_t step, double loss) {
   newest = step;
   if (!(loss < best)) {
@@ -229,23 +248,30 @@ bool ValidationHistory::add(std::int64_t step, double loss) {
   return true;
 }
 
+std::string ValidationHistory::best_text() const {
+  return fmt::format("best {:.5f} at step {}", best, best_step);
+}
+
 std::string ValidationHistory::to_text() const {
   // A hexadecimal float, so that from_text() restores every bit.
-  return fmt::format("newest {} best_step {} since_best {} best {:a}", newest, best_step,
-                     since_best, best);
+  return fmt::format("newest {} best_step {} since_best {} best {:a} set {}", newest, best_step,
+                     since_best, best, set);
 }
 
 ValidationHistory ValidationHistory::from_text(const std::string& text) {
   ValidationHistory h;
   if (text.empty()) return h;
   long long newest = 0, best_step = 0, since_best = 0;
-  WEFT_CHECK(std::sscanf(text.c_str(), "newest %lld best_step %lld since_best %lld best %la",
-                         &newest, &best_step, &since_best, &h.best) == 4,
-             Exit::checkpoint, "this is a bug in weft, please report it with the log",
+  char set[33] = "";
+  const int fields =
+      std::sscanf(text.c_str(), "newest %lld best_step %lld since_best %lld best %la set %32s",
+                  &newest, &best_step, &since_best, &h.best, set);
+  WEFT_CHECK(fields >= 4, Exit::checkpoint, "this is a bug in weft, please report it with the log",
              "the checkpoint's history of validations reads \"{}\"", text);
   h.newest = newest;
   h.best_step = best_step;
   h.since_best = since_best;
+  h.set = set;
   return h;
 }
 

@@ -30,6 +30,9 @@ struct ValidationDeck {
 };
 DeckTable validation_table();
 HeldOutChoice held_out_choice(const Deck& deck);
+// What losses must have in common to be compared: the samples, and the deck's keys that say how
+// they are measured.
+std::string identity_of_losses(const Deck& deck, const HeldOut& samples);
 
 // The table [evaluate], whose rows are in jobs/evaluate/. A text detector is validated at its
 // sizes.
@@ -90,8 +93,9 @@ struct ValidationResult {
   ValidationScore total;
   std::vector<std::pair<std::string, double>> buckets;  // the loss of each, in the items' order
   std::int64_t items = 0;
-  // {"step", "loss", "buckets", "terms"}: a line of RUN/validation.jsonl, without its hash.
-  std::string json(std::int64_t step) const;
+  // {"step", "loss", "set", "buckets", "terms"}: a line of RUN/validation.jsonl, without its hash.
+  // `set`: identity_of_losses(), if that is to be told.
+  std::string json(std::int64_t step, const std::string& set = {}) const;
   // "loss 0.41234 of 12 samples (240p: 0.40123, ...)"
   std::string text() const;
 };
@@ -124,8 +128,13 @@ struct ValidationHistory {
   std::int64_t best_step = 0;
   std::int64_t since_best = 0;  // validations after the best one
   double best = std::numeric_limits<double>::infinity();
+  std::string set;  // identity_of_losses(); "" in checkpoints of weft 0.2.0 and before
+  // The history goes on with losses of `now`. Another set begins a new one: true if that drops a
+  // best.
+  bool go_on_with(const std::string& now);
   // Adds a result; true if it is the best so far. One that is not a number never is.
   bool add(std::int64_t step, double loss);
+  std::string best_text() const;  // "best 0.41234 at step 40"
   std::string to_text() const;
   // Exit::checkpoint for a text that to_text() does not make; "" is a history without any.
   static ValidationHistory from_text(const std::string& text);

@@ -52,6 +52,18 @@ class Samples(WeftTest):
         self.train("run", "train.steps=8", *CLIPS, EVERY)
         self.assertEqual(self.files("run/samples/8"), before)
 
+    def test_killed_while_they_are_made_no_line_is_missing(self):
+        """The line of a step stands before its checkpoint counts."""
+        options = ("train.steps=6", *CLIPS, EVERY, "train.checkpoint_every=100")
+        job = self.start("train", "deck.toml", "run.dir=run", *options, "sampler.steps=20000", ranks=0)
+        self.until(job, lambda: (self.dir / "run" / "latest").is_symlink())
+        job.kill()
+        job.wait()
+        self.assertEqual(len(self.metrics("run")), 4)
+        again = self.train("run", *options, ranks=0)
+        self.assertEqual(len(self.metrics("run")), 6)
+        self.assertNotIn("metrics.jsonl", again.err)
+
     def test_pages_show_them(self):
         self.train("run", "train.steps=8", *CLIPS, EVERY)
         self.weft("report", "run", ranks=0)

@@ -34,7 +34,7 @@ class HeldOut(WeftTest):
         lines = self.lines("with")
         self.assertEqual([m["step"] for m in lines], list(range(2, 21, 2)))
         for m in lines:
-            self.assertEqual(set(m), {"step", "loss", "buckets"})
+            self.assertEqual(set(m), {"step", "loss", "set", "buckets"})
             (name, a), (_, b) = m["buckets"].items()
             # 3 of 12 and 2 of 8 clips.
             self.assertAlmostEqual(m["loss"], (3 * a + 2 * b) / 5, delta=1e-9)
@@ -105,6 +105,28 @@ class HeldOut(WeftTest):
         self.weft("export", "run/best", "best.safetensors", ranks=0)
         self.assertEqual(self.evaluate("deck.toml", "none", *SHARE, *EVERY, "model.weights=best.safetensors")["loss"],
                          self.lines("run")[0]["loss"])
+
+    def test_other_samples_begin_a_new_best(self):
+        """Nothing of the old ones counts: neither their best loss nor how long ago it was."""
+        options = (*EVERY, "train.lr=0", "train.keep_best=true", "validation.patience=3", "validation.share=0.25")
+        other = "data.path=synthetic:clips=8,frames=3,height=16,width=16,seed=9"
+        self.train("run", *options, "train.steps=6", ranks=0)
+        job = self.train("run", *options, other, "train.steps=10", ranks=0)
+        said = [line for line in job.err.splitlines() if line.startswith("WARN: the held-out samples")]
+        self.assertEqual(len(said), 1, job.err)
+        self.assertIn(f"best {self.lines('run')[0]['loss']:.5f} at step 2", said[0])
+        self.assertNotIn("stopped early", job.err)
+        self.assertEqual([m["step"] for m in self.lines("run")], [2, 4, 6, 6, 8, 10])
+        self.assertEqual(len({m["set"] for m in self.lines("run")}), 2)
+        self.assertEqual(os.readlink(self.dir / "run" / "best"), "step_6")
+        # A repeat of a finished run leaves its figures.
+        before = (self.dir / "run" / "status.json").read_bytes()
+        again = self.train("run", *options, other, "train.steps=10", ranks=0)
+        self.assertNotIn("held-out samples (or", again.err)
+        self.assertEqual((self.dir / "run" / "status.json").read_bytes(), before)
+        self.train("run", *options, other, "train.steps=20", ranks=0)
+        status = json.loads(self.weft("status", "run", "--json", ranks=0).out)[0]
+        self.assertIn("stopped early after step 12 of 20", status["reason"])
 
     def test_a_store_of_its_own(self):
         """Of another shape than what is trained on; the loss of its clips is that of the same clips anywhere."""

@@ -104,6 +104,23 @@ TEST_F(Report, HeldOutLossStandsBesideTheTrainings) {
     EXPECT_NE(events.find(tag), std::string::npos) << tag;
 }
 
+// Losses of other samples are another curve: no line joins the two, and the best is the last one's.
+TEST_F(Report, OtherHeldOutSamplesAreAnotherCurve) {
+  write("metrics.jsonl",
+        "{\"step\":0,\"loss\":2.0,\"seconds\":1}\n"
+        "{\"step\":1,\"loss\":1.0,\"seconds\":1}\n");
+  write("validation.jsonl",
+        "{\"step\":1,\"loss\":1.5}\n{\"step\":2,\"loss\":1.25,\"set\":\"a\"}\n"
+        "{\"step\":2,\"loss\":4.5,\"set\":\"b\"}\n{\"step\":3,\"loss\":4.25,\"set\":\"b\"}\n");
+  const report_page::Run run = load_run(run_);
+  EXPECT_THAT(run.held_out.step, ElementsAre(1, 2, 2, 3));
+  EXPECT_THAT(run.held_out.loss, ElementsAre(1.5, 1.25, 4.5, 4.25));
+  EXPECT_THAT(run.held_out.sets, ElementsAre(0, 2)) << "older lines name no set";
+  const std::string page = make_page(std::vector<report_page::Run>{run});
+  EXPECT_THAT(page, HasSubstr("held-out loss, best 4.2500"));
+  EXPECT_THAT(page, HasSubstr(R"("y":[1.5,1.25,null,4.5,4.25])"));
+}
+
 // Samples and measurements beyond the last step of the metrics are there too, and the norms of a
 // step are at that step alone.
 TEST_F(Report, EventsAreAtTheirSteps) {
@@ -305,7 +322,8 @@ TEST_F(Report, KnowsWhatEveryRankDid) {
   EXPECT_THAT(page, HasSubstr("title=\"compute: 650 ms\""))
       << "rank 1's busy time without its wait for clips";
   EXPECT_THAT(page, HasSubstr("busy 800 ms, slowest in 50 % of steps"));
-  EXPECT_THAT(page, HasSubstr("waiting for the slowest, rank 0"));
+  EXPECT_THAT(
+      page, HasSubstr("7.5 %</b><span>waiting for the slowest, mean of the ranks (5.0 % to 10 %)"));
   EXPECT_THAT(page, HasSubstr("spread of ranks (%)"));
   EXPECT_THAT(page, Not(HasSubstr("nan")));
 }
@@ -336,6 +354,7 @@ TEST_F(Report, OfManyRanksTheRangeIsShown) {
   EXPECT_THAT(page, HasSubstr("<span>fastest</span>"));
   EXPECT_THAT(page, HasSubstr("<span>slowest</span>"));
   EXPECT_THAT(page, HasSubstr("rank 77 in 100 %"));
+  EXPECT_THAT(page, HasSubstr("waiting for the slowest, median of the ranks (0.0 % to 30 %)"));
 }
 
 TEST_F(Report, ARestartOnOtherRanksBeginsTheirMeansAnew) {

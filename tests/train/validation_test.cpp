@@ -34,13 +34,49 @@ TEST(ValidationHistory, KeepsTheBestAndCountsSince) {
   EXPECT_THROW(ValidationHistory::from_text("newest one"), Error);
 }
 
+// Losses of other samples are not compared with those of before.
+TEST(ValidationHistory, OtherSamplesBeginANewOne) {
+  ValidationHistory h;
+  EXPECT_FALSE(h.go_on_with("a")) << "there is nothing to drop";
+  h.add(10, 1.0);
+  h.add(20, 2.0);
+  h = ValidationHistory::from_text(h.to_text());
+  EXPECT_FALSE(h.go_on_with("a"));
+  EXPECT_EQ(h.since_best, 1);
+  EXPECT_TRUE(h.go_on_with("b"));
+  EXPECT_EQ(h.since_best, 0);
+  EXPECT_TRUE(h.add(30, 1.5)) << "worse than the best of the others";
+  // A checkpoint of 0.2.0 names no samples, and goes on.
+  h = ValidationHistory::from_text("newest 20 best_step 10 since_best 1 best 0x1p+0");
+  EXPECT_FALSE(h.go_on_with("b"));
+  EXPECT_EQ(h.best, 1.0);
+}
+
+TEST(ValidationHistory, WhatLossesMustHaveInCommon) {
+  const auto identity = [](double share, const char* store, std::int64_t timesteps = 3) {
+    Deck deck;
+    deck.data.path = "synthetic:clips=20,frames=2,height=8,width=8" + std::string(store);
+    deck.get<ValidationDeck>().share = share;
+    deck.get<ValidationDeck>().timesteps = timesteps;
+    return identity_of_losses(deck,
+                              open_training_data(deck.data, {}, held_out_choice(deck)).held_out);
+  };
+  const std::string same = identity(0.25, "");
+  EXPECT_EQ(same.size(), 32u);
+  EXPECT_EQ(identity(0.25, ""), same);
+  EXPECT_NE(identity(0.2, ""), same) << "fewer clips";
+  EXPECT_NE(identity(0.25, ",seed=5"), same) << "as many of another store";
+  EXPECT_NE(identity(0.25, "", 4), same) << "measured otherwise";
+}
+
 TEST(ValidationResult, IsALineOfJson) {
   ValidationResult r;
   r.total = {0.5, {{"mean_iou", 0.25}}};
   r.buckets = {{"b", 1.0}, {"a", 0.0}};
   r.items = 3;
-  EXPECT_EQ(r.json(7),
-            R"({"step":7,"loss":0.5,"buckets":{"b":1.0,"a":0.0},"terms":{"mean_iou":0.25}})");
+  EXPECT_EQ(
+      r.json(7, "0123"),
+      R"({"step":7,"loss":0.5,"set":"0123","buckets":{"b":1.0,"a":0.0},"terms":{"mean_iou":0.25}})");
   EXPECT_EQ(r.text(), "loss 0.50000, mean_iou 0.25000 of 3 samples (b 1.00000, a 0.00000)");
 }
 
