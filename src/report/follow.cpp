@@ -59,6 +59,11 @@ StepMetrics step_of_line(const json& line, std::int64_t step) {
                                        {"wait_slowest", &m.split.wait_slowest},
                                        {"checkpoint", &m.split.checkpoint}})
       if (const double given = value_of(*split, key); std::isfinite(given)) *seconds = given;
+  const auto wait = line.find("rank_wait");
+  if (wait != line.end() && wait->is_array())
+    for (const json& s : *wait) m.rank_wait.push_back(s.is_number() ? s.get<float>() : 0);
+  else if (wait != line.end() && std::isfinite(value_of(*wait, "mean")))
+    m.rank_wait = {static_cast<float>(value_of(*wait, "mean"))};
   // Of many ranks there are figures of some: a line names the slowest of several.
   const auto busy = line.find("rank_busy");
   if (busy != line.end() && busy->size() > 1) {

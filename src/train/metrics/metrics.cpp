@@ -27,9 +27,10 @@ namespace {
 
 constexpr std::size_t most_ranks = 64;
 
-void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step) {
+// With `each` a step before `first_step` without a line is a WARN.
+void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step, bool each) {
+  std::vector<bool> there(static_cast<std::size_t>(each ? first_step : 0));
   std::ifstream in(path);
-  if (!in) return;
   std::string kept;
   std::int64_t number = 0;
   for (std::string line; std::getline(in, line);) {
@@ -39,10 +40,18 @@ void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step)
         j.is_object() && j.contains("step") && j["step"].is_number_integer() && seal_holds(line);
     if (!whole && !is_cut_off(line, in.eof()))
       log::warn("{}, line {} is damaged: it is left out", path.string(), number);
-    if (whole && j["step"].get<std::int64_t>() < first_step) kept += line + '\n';
+    if (!whole || j["step"].get<std::int64_t>() >= first_step) continue;
+    kept += line + '\n';
+    if (const auto step = j["step"].get<std::int64_t>(); each && step >= 0) there[step] = true;
   }
   // A kill meanwhile leaves the old lines whole.
-  replace_file(path, kept, Exit::checkpoint, Durable::no);
+  if (in.is_open()) replace_file(path, kept, Exit::checkpoint, Durable::no);
+  const auto first = std::ranges::find(there, false);
+  const auto end = std::find(there.rbegin(), there.rend(), false).base();
+  if (first != there.end())
+    log::warn("{} has no line of {} of the {} done, between \"step\" {} and {}: curves have gaps",
+              path.string(), std::ranges::count(there, false), counted(first_step, "step"),
+              first - there.begin(), end - there.begin() - 1);
 }
 
 // Keeps lines short at any number of ranks: each rank's value up to `most_ranks`, beyond that only
@@ -58,6 +67,7 @@ nlohmann::ordered_json of_ranks(std::span<const float> seconds) {
   std::sort(sorted.begin(), sorted.end());
   return {{"min", rounded(sorted.front())},
           {"median", rounded(sorted[sorted.size() / 2])},
+          {"mean", rounded(static_cast<float>(mean_of(seconds)))},
           {"max", rounded(sorted.back())}};
 }
 
@@ -66,6 +76,7 @@ nlohmann::ordered_json of_ranks(std::span<const float> seconds) {
 std::string step_text(const StepMetrics& m, std::int64_t steps) {
   const auto share = [&](double s) { return 100 * s / m.seconds; };
   std::string slowest, mae;
+  const double wait = m.rank_wait.empty() ? m.split.wait_slowest : mean_of(m.rank_wait);
   for (const auto& [name, value] : m.terms)
     if (name == "mae" && value > 0) mae = fmt::format("  MAE {:.2f}/255", value);
   if (m.rank_busy.size() > 1) slowest = fmt::format(", slowest rank {}", m.slowest_rank);
@@ -73,18 +84,22 @@ std::string step_text(const StepMetrics& m, std::int64_t steps) {
       "step {:>6}/{}  loss {:.5f}{}  grad {:.3f}  lr {:.2e}  {:.3f} s  (data {:.1f} %, comm {:.1f} "
       "%, wait {:.1f} %, save {:.1f} %{})",
       m.step + 1, steps, m.loss, mae, m.grad_norm, m.lr, m.seconds, share(m.split.data_wait),
-      share(m.split.comm_exposed), share(m.split.wait_slowest), share(m.split.checkpoint), slowest);
+      share(m.split.comm_exposed), share(wait), share(m.split.checkpoint), slowest);
+}
+
+double mean_of(std::span<const float> v) {
+  return std::accumulate(v.begin(), v.end(), 0.0) / static_cast<double>(v.size());
 }
 
 double spread_of(std::span<const float> busy) {
   if (busy.empty()) return 0;
-  const double mean =
-      std::accumulate(busy.begin(), busy.end(), 0.0) / static_cast<double>(busy.size());
+  const double mean = mean_of(busy);
   return mean > 0 ? (*std::max_element(busy.begin(), busy.end()) - mean) / mean : 0;
 }
 
-StepLines::StepLines(std::filesystem::path path, std::int64_t first_step) : path_(std::move(path)) {
-  drop_lines_from(path_, first_step);
+StepLines::StepLines(std::filesystem::path path, std::int64_t first_step, bool each)
+    : path_(std::move(path)) {
+  drop_lines_from(path_, first_step, each);
   file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
   WEFT_CHECK(file_ >= 0, Exit::checkpoint, "check that run.dir can be written",
              "cannot open {}: {}", path_.string(), std::strerror(errno));
@@ -127,7 +142,9 @@ void StepLines::write(const std::string& object) {
 }
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step)
-    : run_dir_(run_dir), first_step_(first_step), metrics_(run_dir / "metrics.jsonl", first_step) {
+    : run_dir_(run_dir),
+      first_step_(first_step),
+      metrics_(run_dir / "metrics.jsonl", first_step, true) {
   const std::filesystem::path layers = run_dir / "layer_norms.jsonl";
   if (is_there(layers, Exit::checkpoint)) layer_norms_.emplace(layers, first_step);
 }

@@ -56,9 +56,11 @@ struct StepMetrics {
 };
 
 // A step as a line, of the log and of weft status --follow: "step    120/600  loss 0.41207  grad
-// 0.853  lr 2.00e-03  0.031 s  (data 0.1 %, ...)", of `steps` in total.
+// 0.853  lr 2.00e-03  0.031 s  (data 0.1 %, ...)", of `steps` in total. The wait for the slowest
+// rank is the mean of the ranks'.
 std::string step_text(const StepMetrics& m, std::int64_t steps);
 
+double mean_of(std::span<const float> v);  // one value at least
 // (greatest - mean) / mean; 0 for no values or no time at all.
 double spread_of(std::span<const float> busy);
 
@@ -66,8 +68,9 @@ double spread_of(std::span<const float> busy);
 class StepLines {
  public:
   // Appends to `path`. Lines of steps from `first_step` on, which a restart repeats, are dropped
-  // first, as is a last line that a crash cut short.
-  StepLines(std::filesystem::path path, std::int64_t first_step);
+  // first, as is a last line that a crash cut short. `each`: every step before has a line; those
+  // without are a WARN.
+  StepLines(std::filesystem::path path, std::int64_t first_step, bool each = false);
   ~StepLines();
   StepLines(const StepLines&) = delete;
   StepLines& operator=(const StepLines&) = delete;

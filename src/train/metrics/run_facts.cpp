@@ -15,12 +15,15 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/warnings.h"
 #include "ops/dispatch.h"
 #include "tensor/device.h"
 #include "train/data_parallel.h"
 #include "train/metrics/metrics.h"
 
 namespace weft {
+
+namespace fs = std::filesystem;
 
 std::string stored_run_id(const std::filesystem::path& run_dir) {
   std::stringstream text;
@@ -112,9 +115,14 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
   for (const StepMemory& m : memory) kept = std::max(kept, m.kept);
   const std::int64_t sp = deck.parallel.sp;
   slowest_.resize(comm.size());
+  waits_.resize(comm.size());
   rows_ = {
       {"build", version_line()},
-      {"run", deck.run.dir},
+      {"run", fmt::format("{} {}",
+                          trainer.steps_done() == 0
+                              ? "new in"
+                              : fmt::format("resumes after step {} in", trainer.steps_done()),
+                          fs::absolute(deck.run.dir).lexically_normal().string())},
       {"ranks", fmt::format("{} ({}), {} each, {}", comm.size(),
                             sp == 1 ? "data parallel"
                                     : fmt::format("{} of {} that share clips",
@@ -171,9 +179,17 @@ void RunFacts::write(const std::filesystem::path& run_dir) const {
 void RunFacts::count(const StepMetrics& m) {
   seconds_.push_back(m.seconds);
   total_seconds_ += m.seconds;
-  total_.data_wait += m.split.data_wait;
-  total_.compute += m.split.compute;
-  total_.wait_slowest += m.split.wait_slowest;
+  StepSplit split = m.split;
+  // On a GPU the first steps know of no rank.
+  if (m.slowest_rank >= 0 && m.rank_busy[m.slowest_rank] > 0 && waits_.size() > 1) {
+    split.data_wait = mean_of(m.rank_data_wait);
+    split.compute = mean_of(m.rank_busy) - split.data_wait;
+    split.wait_slowest = mean_of(m.rank_wait);
+    for (std::size_t r = 0; r < waits_.size(); ++r) waits_[r] += m.rank_wait[r];
+  }
+  total_.data_wait += split.data_wait;
+  total_.compute += split.compute;
+  total_.wait_slowest += split.wait_slowest;
   total_.comm_exposed += m.split.comm_exposed;
   total_.optimizer += m.split.optimizer;
   total_.checkpoint += m.split.checkpoint;
@@ -198,11 +214,16 @@ void RunFacts::print_end(const Trainer& trainer) const {
         share(total_.checkpoint));
     if (slowest_.size() > 1) {
       const auto worst = std::max_element(slowest_.begin(), slowest_.end());
+      const auto [least, most] = std::ranges::minmax_element(waits_);
       log::info(
-          "ranks     spread of a step {:.1f} % on average; rank {} was the slowest in {} of "
-          "{}",
+          "ranks     spread of a step {:.1f} % on average; rank {} was the slowest in {} of {}; "
+          "the "
+          "times above are means of the ranks, which wait from {:.1f} % (rank {}) to {:.1f} % "
+          "(rank "
+          "{})",
           100 * total_spread_ / static_cast<double>(seconds_.size()), worst - slowest_.begin(),
-          *worst, counted(std::ssize(seconds_), "step"));
+          *worst, counted(std::ssize(seconds_), "step"), share(*least), least - waits_.begin(),
+          share(*most), most - waits_.begin());
     }
     if (const StepGraphs& graphs = trainer.graphs(); graphs.recorded() > 0)
       log::info("graphs    {} recorded, {} of {} micro-batches replayed", graphs.recorded(),
@@ -218,6 +239,7 @@ void RunFacts::print_end(const Trainer& trainer) const {
         "being "
         "written",
         trainer.saves_skipped());
+  log::sum_up_warnings();
   for (const std::string& w : log::warnings()) log::info("warned    {}", w);
 }
 

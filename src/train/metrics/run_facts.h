@@ -38,7 +38,8 @@ class RunFacts {
   std::vector<std::pair<std::string, std::size_t>> memory_;
   std::vector<double> seconds_;
   std::vector<std::int64_t> slowest_;  // [rank] steps in which it was the slowest
-  StepSplit total_;
+  std::vector<double> waits_;          // [rank] seconds of waiting for the slowest
+  StepSplit total_;                    // data_wait, compute and wait_slowest: means of the ranks
   double total_seconds_ = 0, total_spread_ = 0;
 };
 

@@ -9,6 +9,8 @@
 #include <fstream>
 #include <random>
 
+#include "core/warnings.h"
+
 namespace weft {
 namespace {
 
@@ -38,6 +40,7 @@ class Metrics : public testing::Test {
   // What a restart after `step` steps says, and leaves of this content.
   std::string restart(const std::string& before, std::int64_t step = 5) {
     std::ofstream(run_ / "metrics.jsonl", std::ios::binary) << before;
+    log::sum_up_warnings();  // those of before do not count
     testing::internal::CaptureStderr();
     { MetricsWriter writer(run_, step); }
     return testing::internal::GetCapturedStderr();
@@ -99,8 +102,39 @@ TEST_F(Metrics, ALineThatACrashCutShortIsNoFault) {
 
 TEST_F(Metrics, LinesOfAnOlderWeftHaveNoHash) {
   const std::string old = "{\"step\":0,\"loss\":1.0}\n";
-  EXPECT_EQ(restart(old), "");
+  EXPECT_EQ(restart(old, 1), "");
   EXPECT_EQ(content(), old);
+}
+
+TEST_F(Metrics, StepsWithoutALineAreNamed) {
+  const auto from = [&](int step) {
+    return good_.substr(good_.find("{\"step\":" + std::to_string(step)));
+  };
+  const auto until = [&](int step) {
+    return good_.substr(0, good_.find("{\"step\":" + std::to_string(step)));
+  };
+  for (const auto& [there, missing] :
+       {std::pair{std::string(), "5 of the 5 steps done, between \"step\" 0 and 4:"},
+        {until(4), "1 of the 5 steps done, between \"step\" 4 and 4:"},
+        {until(1) + from(3), "2 of the 5 steps done, between \"step\" 1 and 2:"},
+        {from(1).substr(0, from(1).find('\n') + 1) + from(4),
+         "3 of the 5 steps done, between \"step\" 0 and 3:"}}) {
+    EXPECT_THAT(restart(there), HasSubstr(missing));
+    EXPECT_EQ(content(), there);
+  }
+  fs::remove(run_ / "metrics.jsonl");
+  testing::internal::CaptureStderr();
+  { MetricsWriter writer(run_, 5); }
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("no line of 5 of the 5"));
+}
+
+TEST_F(Metrics, TheWaitOfAStepIsTheMeanOfTheRanks) {
+  StepMetrics m;
+  m.seconds = 1;
+  m.split.wait_slowest = 0.006;
+  EXPECT_THAT(step_text(m, 10), HasSubstr("wait 0.6 %"));
+  m.rank_wait = {0.006F, 0.27F};
+  EXPECT_THAT(step_text(m, 10), HasSubstr("wait 13.8 %"));
 }
 
 // WEFT_FLIPS=1000 for more flips than the usual number.
