@@ -13,10 +13,12 @@
 
 namespace weft {
 
-// The signals that ask a job to stop: SIGTERM, SIGINT, SIGUSR1. main blocks them before MPI starts
+// The signals that ask a job to stop: of schedulers and people, a terminal that is closed (nohup
+// ignores that one), a limit of processor time. main blocks them first of all, before MPI starts
 // its threads, which inherit the mask; a signal that arrives during start-up stays pending until
 // the job installs its handler (train/stop.h) or unblocks it.
-inline constexpr std::array<int, 3> stop_signals{SIGTERM, SIGINT, SIGUSR1};
+inline constexpr std::array<int, 6> stop_signals{SIGTERM, SIGINT,  SIGUSR1,
+                                                 SIGUSR2, SIGXCPU, SIGHUP};
 
 inline void mask_stop_signals(int how) {
   sigset_t set;

@@ -205,7 +205,7 @@ std::pair<int, std::string> run(const std::vector<std::string>& command) {
   posix_spawnattr_init(&how);
   sigset_t stops;
   sigemptyset(&stops);
-  for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&stops, signal);
+  for (const int signal : {SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGHUP}) sigaddset(&stops, signal);
   posix_spawnattr_setsigmask(&how, &stops);
   posix_spawnattr_setflags(&how, POSIX_SPAWN_SETSIGMASK);
   pid_t child = 0;

@@ -29,7 +29,8 @@ std::atomic<bool> asked_to_end = false;
 
 void on_signal(int signal) {
   // Only async-signal-safe work here: atomics and _exit.
-  if (signal != SIGUSR1 && asked_to_end.exchange(true)) _exit(64 + signal);
+  // Of the others several may mean one request: SIGXCPU comes every second.
+  if ((signal == SIGTERM || signal == SIGINT) && asked_to_end.exchange(true)) _exit(64 + signal);
   int none = 0;
   received.compare_exchange_strong(none, signal);
 }
@@ -41,7 +42,12 @@ void watch_stop_signals() {
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
-  for (const int signal : stop_signals) sigaction(signal, &action, nullptr);
+  for (const int signal : stop_signals) {
+    struct sigaction now {};
+    sigaction(signal, nullptr, &now);
+    if (signal == SIGHUP && now.sa_handler == SIG_IGN) continue;  // nohup
+    sigaction(signal, &action, nullptr);
+  }
   // A separate thread takes the signals; this thread and all that it starts block them.
   // oneDNN 2.6's sgemm keeps data below the stack's red zone, which a handler on a computing thread
   // would overwrite.
@@ -88,7 +94,9 @@ std::optional<double> end_of_job() {
 }
 
 std::string signal_name(int signal) {
-  return signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT" : "SIGUSR1";
+  constexpr const char* names[] = {"SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP"};
+  static_assert(std::size(names) == stop_signals.size());
+  return names[std::ranges::find(stop_signals, signal) - stop_signals.begin()];
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // External requests to a run: stop, save, write the trace. They arrive as signals
-// (SIGTERM, SIGINT, SIGUSR1), as files in the run directory, and from the approaching end of the
-// Slurm job. The step loop makes all ranks agree on them.
+// (stop_signals of core/faults.h), as files in the run directory, and from the approaching end of
+// the Slurm job. The step loop makes all ranks agree on them.
 #pragma once
 
 #include <array>
@@ -10,9 +10,9 @@
 
 namespace weft {
 
-// Installs the handlers, on a thread of their own: call it before starting any thread that
-// computes. A second SIGTERM or SIGINT ends the process at once with 64 + signal; the last
-// checkpoint stays as it is.
+// Installs the handlers, but for a SIGHUP that is ignored, on a thread of their own: call it before
+// starting any thread that computes. A second SIGTERM or SIGINT ends the process at once with 64 +
+// signal; the last checkpoint stays as it is.
 void watch_stop_signals();
 // The first signal received, 0 if none.
 int stop_signal();

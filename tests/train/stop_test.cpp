@@ -190,19 +190,22 @@ TEST_F(RequestsTest, AStopOfAnotherRankIsToldOnce) {
 }
 
 // In a process of its own: the handlers and the thread that takes the signals stay for good.
-TEST_F(RequestsTest, ASignalIsARequestToStop) {
+// Returns what it says; "" if `signal` is no request.
+std::string answer_to(int signal, int times, const fs::path& dir) {
   int lines[2];
-  ASSERT_EQ(pipe(lines), 0);
+  if (pipe(lines) != 0) return "no pipe";
   const pid_t child = fork();
-  ASSERT_GE(child, 0);
   if (child == 0) {
     dup2(lines[1], STDERR_FILENO);
     watch_stop_signals();
-    Requests requests(dir_, 120);
+    Requests requests(dir, 120);
     if (requests.look(0, 0) != 0) _exit(1);
-    kill(getpid(), SIGUSR1);
-    for (int i = 0; i < 6000 && stop_signal() == 0; ++i) usleep(10000);
-    _exit(requests.look(0, 0) == request::stop && requests.look(0, 0) == request::stop ? 0 : 2);
+    for (int i = 0; i < times; ++i) {
+      kill(getpid(), signal);
+      for (int wait = 0; wait < 100 && (stop_signal() == 0 || i > 0); ++wait) usleep(1000);
+    }
+    const unsigned asked = stop_signal() == 0 ? 0 : request::stop;
+    _exit(requests.look(0, 0) == asked && requests.look(0, 0) == asked ? 0 : 2);
   }
   close(lines[1]);
   std::string said;
@@ -211,9 +214,30 @@ TEST_F(RequestsTest, ASignalIsARequestToStop) {
   close(lines[0]);
   int status = 0;
   waitpid(child, &status, 0);
-  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_TRUE(WIFEXITED(status)) << WTERMSIG(status);
   EXPECT_EQ(WEXITSTATUS(status), 0);
-  EXPECT_EQ(said, "asked to stop by SIGUSR1\n");
+  return said;
+}
+
+TEST_F(RequestsTest, ASignalIsARequestToStop) {
+  for (const auto& [signal, name] : {std::pair{SIGTERM, "SIGTERM"},
+                                     {SIGINT, "SIGINT"},
+                                     {SIGUSR1, "SIGUSR1"},
+                                     {SIGUSR2, "SIGUSR2"},
+                                     {SIGXCPU, "SIGXCPU"},
+                                     {SIGHUP, "SIGHUP"}})
+    EXPECT_EQ(answer_to(signal, 1, dir_), "asked to stop by " + std::string(name) + "\n");
+}
+
+TEST_F(RequestsTest, SomeSignalsComeAgainAndAgain) {
+  for (const int signal : {SIGUSR1, SIGUSR2, SIGXCPU, SIGHUP})
+    EXPECT_EQ(times(answer_to(signal, 3, dir_), "asked to stop"), 1) << signal;
+}
+
+TEST_F(RequestsTest, NohupsIsNone) {
+  std::signal(SIGHUP, SIG_IGN);
+  EXPECT_EQ(answer_to(SIGHUP, 1, dir_), "");
+  std::signal(SIGHUP, SIG_DFL);
 }
 
 }  // namespace
