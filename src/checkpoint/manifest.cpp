@@ -13,7 +13,9 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/error.h"
 #include "core/file.h"
@@ -422,12 +424,25 @@ std::vector<std::int64_t> list_steps(const fs::path& run_dir) {
   return steps;
 }
 
+// The step of a copy that stands where a link was: programs that copy files, such as scp -r, follow
+// links.
+static std::optional<std::int64_t> step_of_copy(const fs::path& link) {
+  std::error_code none;
+  const fs::path file = link / manifest_name;
+  if (!fs::is_directory(fs::symlink_status(link, none)) || !fs::is_regular_file(file, none))
+    return std::nullopt;
+  std::ostringstream text;
+  text << std::ifstream(file, std::ios::binary).rdbuf();
+  return manifest_from_text(text.str(), file.string()).info.step;
+}
+
 std::optional<std::string> read_latest(const fs::path& run_dir) {
   std::error_code ec;
   const fs::path latest = run_dir / "latest";
   const fs::file_status status = fs::symlink_status(latest, ec);
   if (!fs::exists(status)) return std::nullopt;
-  // A file or directory in its place is not weft's; the text returned names no step.
+  if (const auto step = step_of_copy(latest)) return step_name(*step);
+  // Anything else in its place is not weft's; the text returned names no step.
   if (status.type() != fs::file_type::symlink) return "(not a link)";
   return fs::read_symlink(latest, ec).string();
 }
@@ -460,7 +475,11 @@ void probe_directory(const fs::path& run_dir, int rank) {
   fs::create_directories(run_dir, ec);
   if (ec)
     throw Error(Exit::checkpoint,
-                fmt::format("cannot create directory {}: {}", run_dir.string(), ec.message()),
+                fmt::format("cannot create directory {}: {}", run_dir.string(),
+                            fs::is_symlink(run_dir)
+                                ? fmt::format("it is a link to {}, which does not exist",
+                                              fs::read_symlink(run_dir).string())
+                                : ec.message()),
                 "set run.dir to a place that every host can write to", __FILE__, __LINE__);
   const fs::path probe = run_dir / fmt::format(".probe_{}_{}", rank, getpid());
   ::unlink(probe.c_str());
@@ -488,7 +507,7 @@ void check_own_files(const fs::path& run_dir) {
     const fs::path path = run_dir / name;
     if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) continue;
     const bool link = name == std::string_view("latest") || name == std::string_view("best");
-    if (link && !S_ISDIR(status.st_mode)) continue;  // is replaced
+    if (link && (!S_ISDIR(status.st_mode) || step_of_copy(path))) continue;  // is replaced
     WEFT_CHECK(false, Exit::checkpoint, "remove it, or choose another run.dir",
                "{} is {}, not a file of weft's", path.string(),
                S_ISLNK(status.st_mode)   ? "a link"
@@ -619,6 +638,12 @@ void point_link(const fs::path& run_dir, const char* name, std::int64_t step) {
     refuse(fmt::format("cannot create link {}", link.string()), errno,
            "the file system must know symbolic links");
   pass("linked");
+  if (const fs::path copy = run_dir / name; step_of_copy(copy)) {
+    const fs::path aside = run_dir / (std::string(name) + ".copy");
+    log::warn("{} was a folder, as copies that follow links have it (scp -r): it is {} now",
+              copy.string(), aside.string());
+    rename_file(copy, aside, Exit::checkpoint);
+  }
   rename_file(link, run_dir / name, Exit::checkpoint);
   sync_directory(run_dir, Exit::checkpoint);
 }

@@ -254,6 +254,27 @@ TEST_F(CheckpointTest, LinkLatestMayBeAnything) {
   EXPECT_EQ(newest(), 10);
 }
 
+// scp -r copies what a link names in its place.
+TEST_F(CheckpointTest, LinksThatACopyMadeFoldersOfAreLinksAgain) {
+  save_steps({10, 20});
+  const auto copy_as = [&](const char* step, const char* link) {
+    on_root([&] {
+      fs::remove_all(run / link);
+      fs::copy(run / step, run / link, fs::copy_options::recursive);
+    });
+  };
+  copy_as("step_10", "latest");
+  copy_as("step_10", "best");
+  EXPECT_EQ(newest(), 10) << "as the link did";
+  save_steps({30}, 2, 30);
+  EXPECT_EQ(newest(), 30);
+  on_root([&] {
+    EXPECT_EQ(fs::read_symlink(run / "best"), "step_30");
+    for (const char* copy : {"latest.copy", "best.copy"})
+      EXPECT_TRUE(fs::exists(run / copy / "manifest.json")) << "nothing is removed";
+  });
+}
+
 TEST_F(CheckpointTest, NoneUsableIsNeverAFreshStart) {
   save_steps({10, 20});
   on_root([&] {
