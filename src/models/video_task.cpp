@@ -103,6 +103,14 @@ void VideoTask::set_state(const std::string& text) {
                          saved->base_hash, saved->base),
              "model.weights = {} (xxh3 {}) is not the base that the adapters in {} belong to",
              deck_.model.weights, adapters_.base_hash, deck_.run.dir);
+  // It does not go on with what was learned: all at once the same values add more, or less.
+  WEFT_CHECK(
+      saved->alpha == adapters_.alpha, Exit::usage,
+      fmt::format("set lora.alpha = {:.9g} again, or train in another run.dir; generate takes "
+                  "adapters of any strength: generate.adapters = [\"RUN=0.5\"]",
+                  saved->alpha),
+      "lora.alpha = {:.9g} would multiply what the adapters in {} add by {:.4g}", adapters_.alpha,
+      deck_.run.dir, adapters_.alpha / saved->alpha);
 }
 
 void VideoTask::share_clips(Communicator* group) {

@@ -147,6 +147,14 @@ class Adapters(LoraCase):
         self.train("bf16", *LORA, "model.dtype=bf16")
         self.assert_close(self.losses("bf16"), losses, 0.05)
 
+    def test_another_alpha_is_refused(self):
+        """It would multiply what was learned at once."""
+        self.train("run", *LORA, "train.steps=3", ranks=0)
+        job = self.train("run", *LORA, "train.steps=5", "lora.alpha=12", ranks=0, expect=None)
+        self.refused(job, USAGE, "lora.alpha = 12 would multiply", "by 2", "set lora.alpha = 6 again")
+        job = self.train("run", *LORA, "train.steps=5", "train.lr=2e-3", ranks=0)
+        self.assertRegex(job.err, r"WARN: resuming from run/step_3 with a changed deck: train.lr 0.001 -> 0.002\n")
+
     def test_another_base_is_refused(self):
         self.make_base("other", "run.seed=8")
         self.train("run", *LORA, "train.steps=5")
