@@ -168,17 +168,17 @@ void inspect_run(const fs::path& dir) {
   std::string newest, broken;
   for (const std::int64_t step : steps) {
     const fs::path path = dir / checkpoint::step_name(step);
-    const char* mark =
-        is_there(path / "verified", Exit::checkpoint) ? "verified" : "never verified";
+    const bool verified = is_there(path / "verified", Exit::checkpoint);
     try {
       Checkpoint::open(path);
       // A run that was started anew in this directory leaves those of the one before.
       const bool left = current && step > *current;
-      fmt::print("  {:<14} {}, every byte matches its hash{}\n", checkpoint::step_name(step), mark,
-                 left ? ", left by an earlier run" : "");
+      fmt::print("  {:<14} {}, every byte matches its hash{}\n", checkpoint::step_name(step),
+                 verified ? "verified" : "never verified", left ? ", left by an earlier run" : "");
       if (newest.empty() && !left) newest = path.string();
     } catch (const Error& e) {
-      fmt::print("  {:<14} {}, DAMAGED: {}\n", checkpoint::step_name(step), mark, e.what());
+      fmt::print("  {:<14} DAMAGED{}: {}\n", checkpoint::step_name(step),
+                 verified ? " since it was verified" : ", never verified", e.what());
       if (broken.empty()) broken = e.what();
     }
   }

@@ -181,7 +181,7 @@ class Checkpoints(WeftTest):
         self.cut(5)
         job = self.weft("inspect", "run", ranks=0, expect=None)
         self.refused(job, CHECKPOINT, "step_5/shard_0001.bin")
-        self.assertRegex(job.out, r"\n  step_5 +verified, DAMAGED: ")
+        self.assertRegex(job.out, r"\n  step_5 +DAMAGED since it was verified: ")
         self.assertNotIn("newest intact", job.out)
 
     def test_a_checkpoint_of_another_run(self):

@@ -89,6 +89,12 @@ void check_generate(const GenerateDeck& d, const DeckDemand& demand) {
   demand(d.image_size.empty() || d.image_size.size() == 2,
          fmt::format("generate.image_size has {} numbers", d.image_size.size()),
          "give height and width, as [240, 426]");
+  const double rate = d.save_fps > 0 ? d.save_fps : d.fps / static_cast<double>(d.frame_interval);
+  demand(rate == 0 || rate >= 0.01,
+         fmt::format("generate.save_fps = {:.4g}, or generate.fps / generate.frame_interval = "
+                     "{:.4g}, is less than a frame in 100 seconds",
+                     d.save_fps, d.fps / static_cast<double>(d.frame_interval)),
+         "give frames a second, such as 24, or 0 for the model's own");
 }
 
 }  // namespace

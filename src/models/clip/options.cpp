@@ -18,8 +18,14 @@ void clip_rows(Rows& r, ClipDeck& d) {
       "Safetensors file of the aesthetic predictor: five linear layers on CLIP's image features.");
 }
 
+void check_clip(const ClipDeck& d, const DeckDemand& demand) {
+  demand(d.aesthetic.empty() || !d.weights.empty(),
+         fmt::format("clip.aesthetic = \"{}\" has no effect without clip.weights", d.aesthetic),
+         "name the CLIP model that the predictor was made for, or leave clip.aesthetic out");
+}
+
 }  // namespace
 
-std::vector<DeckTable> clip_tables() { return {deck_table("clip", clip_rows)}; }
+std::vector<DeckTable> clip_tables() { return {deck_table("clip", clip_rows, check_clip)}; }
 
 }  // namespace weft
