@@ -74,7 +74,7 @@ for u, v in points:
 END
 
 # Pieces of 16 frames, so that both ranks have work in one short clip.
-"$mpiexec" -n 2 "$weft" animate "$deck" --picture "$picture" --speech "$speech" "animate.landmarks=$landmarks" \
+"$mpiexec" -n 2 "$weft" animate "$deck" --replace --picture "$picture" --speech "$speech" "animate.landmarks=$landmarks" \
   "animate.output=$run/clips" animate.piece=16
 for clip in "$run"/clips/*.mp4; do echo "look at $clip"; done
 echo "The clip is noise, because the weights are random. For a speaking face use the released weights, which find the" \

@@ -133,7 +133,7 @@ say "encode: clips -> latents, captions -> text features"
 # A small random T5 instead of a download, with letters as tokens: it distinguishes captions but does not understand them.
 python3 -B -c 'import sys; sys.path.insert(0, "tests/e2e"); import tiny_models; tiny_models.write_t5(sys.argv[1])' "$t5"
 echo "the text encoder is a stand-in for T5: two layers of random numbers, letters for tokens"
-"$mpiexec" -n "$ranks" "$weft" encode "$deck" data.path="$store"
+"$mpiexec" -n "$ranks" "$weft" encode "$deck" --replace data.path="$store"
 "$weft" inspect "$latents"
 "$weft" export "$run/vae" "$run/vae.safetensors" --ema --latents "$latents"
 timed "encode"
@@ -148,7 +148,7 @@ timed "second half"
 
 say "generate: prompts -> clips, from the moving average of the weights"
 # The new VAE's latents have their own mean and deviation: encode measures them, and generate reads them from the store.
-"$mpiexec" -n "$ranks" "$weft" generate "$deck" "generate.prompts=$prompts"
+"$mpiexec" -n "$ranks" "$weft" generate "$deck" --replace "generate.prompts=$prompts"
 timed "generate"
 
 say "report"

@@ -17,7 +17,7 @@ folder=${1:-$run/media}
 rm -rf "$run"
 
 "$mpiexec" -n 2 "$weft" train "$deck" train.log_every=50
-"$mpiexec" -n 2 "$weft" evaluate "$deck"
+"$mpiexec" -n 2 "$weft" evaluate "$deck" --replace
 
 make_media() {  # NAME SOURCE [WORDS]
   local words=()
@@ -36,6 +36,6 @@ if [ $# -eq 0 ]; then
 fi
 
 # The detector has learnt letters of 12 to 48 pixels; the letters of these pictures have that size at side 320, not at 1024.
-"$mpiexec" -n 2 "$weft" score "$deck" score.weights="$run" score.input="$folder" score.output="$run/media_ocr.csv" \
+"$mpiexec" -n 2 "$weft" score "$deck" --replace score.weights="$run" score.input="$folder" score.output="$run/media_ocr.csv" \
   score.side=320 postprocess.min_text_score=0.6 score.pictures=50
 echo "look at $run/evaluation/evaluation.html, $run/media_ocr.csv.html and $run/media_ocr.csv.parts/pictures/"

@@ -24,6 +24,6 @@ wait "$job" || code=$?
 echo "(exit code $code: stopped on request; the launcher's words above, of a job that was aborted, are expected)"
 rm -f "$run/stop" "$run/stopped"
 "$mpiexec" -n 2 "$weft" train "$deck" train.log_every=50
-"$mpiexec" -n 2 "$weft" evaluate "$deck"
+"$mpiexec" -n 2 "$weft" evaluate "$deck" --replace
 "$weft" report "$run"
 echo "look at $run/evaluation/evaluation.html and $run/report.html"

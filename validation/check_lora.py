@@ -74,8 +74,8 @@ def main():
         weft("export", "base", "base.safetensors")
         weft("train", "deck.toml", "run.dir=lora", "model.weights=base.safetensors", "lora.rank=4", "lora.alpha=6",
              'lora.targets=["*_blocks.*", "t_block.1", "y_embedder.*", "final_layer.linear"]')
-        weft("export", "lora", "adapter")
-        weft("export", "lora", "merged.safetensors", "--merged")
+        weft("export", "lora", "adapter", "--raw")
+        weft("export", "lora", "merged.safetensors", "--merged", "--raw")
 
         base, merged = (safetensors_io.load(folder / f"{n}.safetensors") for n in ("base", "merged"))
         table = model_of(base)

@@ -36,7 +36,7 @@ def weft_job(args, folder, clips, *options):
     (folder / "deck.toml").write_text(common.toml({
         "run": {"dir": str(folder / "run"), "threads": args.threads}, "model": {"name": args.model}, "vae": {"weights": "random:1"},
         "reconstruct": {"frames": args.frames, "inputs": [clip] * clips}}))
-    return common.run([args.weft, "reconstruct", folder / "deck.toml", f"device.kind={args.device}",
+    return common.run([args.weft, "reconstruct", folder / "deck.toml", "--replace", f"device.kind={args.device}",
                        f"device.tf32={str(args.tf32).lower()}", f"vae.dtype={args.dtype}", *args.small, *options], args.threads)
 
 

@@ -76,7 +76,6 @@ int bench_comm(const BenchCommRequest& request, MPI_Comm world) {
   const auto comm = make_communicator(world);
   const int ranks = comm->size();
   const auto largest = static_cast<std::int64_t>(request.largest_mib * (1 << 20) / 4);
-  WEFT_CHECK(largest >= 1024, Exit::usage, "use --mib 1 or more", "--mib {}", request.largest_mib);
   if (comm->rank() == 0)
     fmt::print(
         "{}\n{} ranks, {}\n{:>12} {:>10} {:>8} {:>8} {:>8} {:>10} {:>7} {:>10} {:>7} {:>7}\n",
@@ -156,8 +155,8 @@ Command bench_comm_command() {
             [r](const Deck&, MPI_Comm world) { return bench_comm(*r, world); }};
   c.option("--device", r->device, "auto, cpu or cuda");
   c.option("--share", r->share, "let several ranks use one GPU");
-  c.option("--mib", r->largest_mib, "largest size");
-  c.option("--json", r->json, "file for the results");
+  c.number("--mib", r->largest_mib, 1, 65536, "largest size");
+  c.path("--json", r->json, "file for the results");
   return c;
 }
 

@@ -179,8 +179,8 @@ Command bench_read_command() {
               return bench_read(r->store, static_cast<int>(r->readers), r->json);
             }};
   c.first_rank_only = true;
-  c.option("store", r->store, "clip store").required = true;
-  c.option("--readers", r->readers, "reader threads (0: chosen)");
+  c.path("store", r->store, "clip store").required = true;
+  c.number("--readers", r->readers, 0, 256, "reader threads (0: chosen)");
   c.option("--json", r->json, "JSON on stdout");
   return c;
 }

@@ -555,9 +555,6 @@ void write_text(const std::string& path, const std::string& text) {
 }  // namespace
 
 int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Comm world) {
-  WEFT_CHECK(request.steps >= 1 && request.rounds >= 1 && request.warmup >= 1, Exit::usage,
-             "--steps, --rounds and --warmup are at least 1", "{} steps, {} rounds, {} to warm up",
-             request.steps, request.rounds, request.warmup);
   if (log::rank() == 0)
     for (const std::string& path : {request.json, request.plot}) write_text(path, "");
   int world_size = 1;
@@ -671,19 +668,20 @@ Command bench_scaling_command() {
             "training on 1, 2, ... ranks in one job: checked against each other, then timed",
             [r](const Deck& deck, MPI_Comm world) { return bench_scaling(deck, *r, world); }};
   c.takes_deck();
-  c.option("--ranks", r->ranks, "rank counts, such as 1,2,4 (default: 1, 2, 4, ... and all)")
+  c.number("--ranks", r->ranks, 1, 1e6,
+           "rank counts, such as 1,2,4 (default: 1, 2, 4, ... and all)")
       .commas = true;
   c.option("--mode", r->mode, "weak: constant work per rank; strong: constant work in total")
       .choices = {"weak", "strong"};
   c.option("--mix", r->mix, "mixed: the deck's buckets; uniform: only the largest").choices = {
       "uniform", "mixed"};
-  c.option("--steps", r->steps, "timed steps per round at the largest rank count");
-  c.option("--warmup", r->warmup, "steps before them");
-  c.option("--rounds", r->rounds, "rounds; results are medians over them");
+  c.number("--steps", r->steps, 1, 1e6, "timed steps per round at the largest rank count");
+  c.number("--warmup", r->warmup, 1, 1e6, "steps before them");
+  c.number("--rounds", r->rounds, 1, 1e6, "rounds; results are medians over them");
   c.option("--no-overlap", r->no_overlap, "also with parallel.overlap = false");
   c.option("--paced", r->paced, "wait for a line on stdin before each round");
-  c.option("--json", r->json, "file for the results (scaling.json)");
-  c.option("--plot", r->plot, "file for a plot (SVG)");
+  c.path("--json", r->json, "file for the results (scaling.json)");
+  c.path("--plot", r->plot, "file for a plot (SVG)");
   return c;
 }
 

@@ -259,8 +259,6 @@ class ProductTable {
 }  // namespace
 
 int bench_step(const Deck& given, const BenchStepRequest& request) {
-  WEFT_CHECK(request.steps >= 1 && request.warmup >= 0, Exit::usage, "--steps is at least 1",
-             "{} steps, {} to warm up", request.steps, request.warmup);
   WEFT_CHECK(find_model(given.model.name) != nullptr, Exit::usage,
              fmt::format("these train: {}", trained_models()), "model.name = \"{}\"",
              given.model.name);
@@ -353,13 +351,14 @@ Command bench_step_command() {
   c.takes_deck();
   c.option("--shape", r->shape,
            "clips x latent frames x height x width (default: the costliest of the deck's data)");
-  c.option("--captions", r->captions, "with --shape: tokens of a caption (default: the most)");
-  c.option("--inputs", r->inputs, "safetensors with a batch of STDiT3 instead");
-  c.option("--weights", r->weights, "safetensors with weights (default: as a training starts)");
-  c.option("--outputs", r->outputs, "weights after all steps");
-  c.option("--steps", r->steps, "timed steps");
-  c.option("--warmup", r->warmup, "steps before them");
-  c.option("--json", r->json, "file for the results");
+  c.number("--captions", r->captions, 0, 1e6,
+           "with --shape: tokens of a caption (default: the most)");
+  c.path("--inputs", r->inputs, "safetensors with a batch of STDiT3 instead");
+  c.path("--weights", r->weights, "safetensors with weights (default: as a training starts)");
+  c.path("--outputs", r->outputs, "weights after all steps");
+  c.number("--steps", r->steps, 1, 1e6, "timed steps");
+  c.number("--warmup", r->warmup, 0, 1e6, "steps before them");
+  c.path("--json", r->json, "file for the results");
   c.option("--profile", r->profile, "time every operation");
   c.option("--untuned", r->untuned, "GPU: the library's first proposals for matrix products");
   return c;

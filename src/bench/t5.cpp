@@ -18,10 +18,6 @@ namespace weft {
 int bench_t5(const Deck& deck, const BenchT5Request& request) {
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, MPI_COMM_SELF);
   set_threads(static_cast<int>(deck.run.threads), device.core_sharers);
-  WEFT_CHECK(!request.lengths.empty() &&
-                 *std::min_element(request.lengths.begin(), request.lengths.end()) >= 1,
-             Exit::usage, "give --lengths as tokens of each caption, such as 20,35,60",
-             "captions must have 1 token or more");
   const T5Deck config = t5_deck(deck);
   T5Encoder t5(config, 0, config.num_layers);
   t5.params().allocate(1, config.dtype == "bf16", false);
@@ -64,9 +60,9 @@ Command bench_t5_command() {
             [r](const Deck& deck, MPI_Comm) { return bench_t5(deck, *r); }};
   c.first_rank_only = true;
   c.takes_deck();
-  c.option("--lengths", r->lengths, "tokens of each caption").commas = true;
-  c.option("--rounds", r->rounds, "timed passes");
-  c.option("--warmup", r->warmup, "passes before them");
+  c.number("--lengths", r->lengths, 1, 1e6, "tokens of each caption").commas = true;
+  c.number("--rounds", r->rounds, 1, 1e6, "timed passes");
+  c.number("--warmup", r->warmup, 0, 1e6, "passes before them");
   c.option("--paced", r->paced, "before each, wait for a line on stdin");
   return c;
 }

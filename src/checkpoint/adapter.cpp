@@ -1,13 +1,17 @@
 #include "checkpoint/adapter.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "checkpoint/safetensors.h"
+#include "checkpoint/weights.h"
 #include "config/deck.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
 
@@ -22,6 +26,7 @@ constexpr const char* adapter_config_name = "adapter_config.json";
 // PEFT's names: base_model.model.LAYER.lora_A.weight.
 constexpr std::string_view peft_prefix = "base_model.model.", a_ending = ".lora_A.weight",
                            b_ending = ".lora_B.weight";
+constexpr std::string_view of_values = "values:";  // begins a hash of values, not of files
 
 // "spatial_blocks.0.attn.qkv" and whether it is A of "spatial_blocks.0.attn.qkv.lora_A.weight";
 // nullopt for another name.
@@ -76,6 +81,33 @@ struct PeftConfig {
   bool root = false;  // use_rslora: alpha / sqrt(rank)
   std::string base;
 };
+// What weft export notes with the tensors, so that a changed configuration is seen.
+constexpr const char* scale_key = "lora";
+std::string scale_text(const PeftConfig& c) {
+  return fmt::format("rank {}, alpha {}{}", c.rank, c.alpha, c.root ? ", use_rslora" : "");
+}
+
+std::string json_text(const ordered_json& value, int indent = -1) {
+  return dump_json(value, indent, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+// Whether the result follows from rank and alpha as far as this entry of PEFT's goes.
+bool is_taken(const std::string& key, const ordered_json& value) {
+  static const std::set<std::string_view> flags = {"use_dora", "use_qalora", "use_bdlora",
+                                                   "lora_bias", "fan_in_fan_out"};
+  static const std::set<std::string_view> lists = {
+      "rank_pattern",      "alpha_pattern", "layers_to_transform",     "layer_replication",
+      "modules_to_save",   "loftq_config",  "trainable_token_indices", "alora_invocation_tokens",
+      "target_parameters", "arrow_config"};
+  if (value.is_null()) return true;
+  if (key == "use_rslora") return value.is_boolean();
+  if (flags.contains(key)) return value == false;
+  if (lists.contains(key)) return value.empty();
+  if (key == "bias") return value == "none";
+  // Others took what the adapter began with from the base: "pissa", "olora", ...
+  return key != "init_lora_weights" || !value.is_string() || value == "gaussian" ||
+         value == "orthogonal" || value == "eva";
+}
 
 PeftConfig read_config(const fs::path& path) {
   const std::string where = path.string();
@@ -85,14 +117,12 @@ PeftConfig read_config(const fs::path& path) {
     const std::string type = j.value("peft_type", "");
     WEFT_CHECK(type == "LORA", Exit::data, "weft takes peft_type \"LORA\" alone",
                "{}: peft_type is \"{}\"", where, printable(type));
-    for (const char* key : {"use_dora", "fan_in_fan_out", "lora_bias"})
-      WEFT_CHECK(!j.contains(key) || j.at(key).is_null() || !j.at(key).get<bool>(), Exit::data,
-                 "merge such an adapter with PEFT, and name the result as the weights",
-                 "{}: {} is true, which weft does not have", where, key);
-    for (const char* key : {"rank_pattern", "alpha_pattern"})
-      WEFT_CHECK(!j.contains(key) || j.at(key).empty(), Exit::data,
-                 "merge such an adapter with PEFT, and name the result as the weights",
-                 "{}: {} is not empty: weft has one rank and one alpha for all layers", where, key);
+    for (const auto& [key, value] : j.items())
+      WEFT_CHECK(is_taken(key, value), Exit::data,
+                 "write flags as true or false; merge other kinds with PEFT, and name the result "
+                 "as the weights",
+                 "{}: {} is {}, which weft does not take", where, key,
+                 printable(json_text(value), 80));
     PeftConfig c;
     c.rank = whole_number<std::int64_t>(j.at("r"));
     c.alpha = j.at("lora_alpha").get<double>();
@@ -127,7 +157,7 @@ std::string AdapterFacts::to_json() const {
   const ordered_json j = {
       {"lora", {{"rank", rank}, {"alpha", alpha}, {"base", base}, {"base_xxh3", base_hash}}}};
   // Paths may hold any bytes.
-  return dump_json(j, -1, ' ', false, ordered_json::error_handler_t::replace);
+  return json_text(j);
 }
 
 std::optional<AdapterFacts> AdapterFacts::from_json(const std::string& text) {
@@ -148,23 +178,47 @@ std::string AdapterFacts::describe() const {
                      base_hash.empty() ? "unknown" : base_hash);
 }
 
+std::string hash_of_values(const ParameterTable& table) {
+  std::map<std::string_view, const Parameter*> sorted;
+  for (const auto& p : table.all())
+    if (p->role != Parameter::Role::adapter) sorted[p->name] = p.get();
+  Hasher hasher;
+  for (const auto& [name, p] : sorted) {
+    hasher.add(std::as_bytes(std::span(name)));
+    const Tensor host = (p->value.defined() ? p->value : p->working).to_host();
+    if (host.dtype() == DType::bf16) {
+      hasher.add(std::as_bytes(host.span<bf16>()));
+    } else {
+      const std::vector<bf16> rounded(host.span<float>().begin(), host.span<float>().end());
+      hasher.add(std::as_bytes(std::span(rounded)));
+    }
+  }
+  return std::string(of_values) + to_hex(hasher.value());
+}
+
 std::optional<AdapterFacts> adapter_facts(const Checkpoint& checkpoint) {
   const auto note = checkpoint.info().notes.find("task");
   if (note == checkpoint.info().notes.end()) return std::nullopt;
   return AdapterFacts::from_json(note->second);
 }
 
-Adapter adapter_of(const Checkpoint& checkpoint, bool ema) {
+Adapter adapter_of(const Checkpoint& checkpoint, bool ema, std::optional<double> decay) {
   const std::optional<AdapterFacts> facts = adapter_facts(checkpoint);
   WEFT_CHECK(facts.has_value(), Exit::data, "name a run that was trained with [lora]",
              "{} holds a whole model, not an adapter", checkpoint.dir().string());
   Adapter adapter{checkpoint.dir().string(), *facts, {}};
+  const std::string array = ema ? ema_array(checkpoint, decay) : "master";
   for (const TensorRange& t : checkpoint.info().tensors)
-    checkpoint.read(ema ? "ema" : "master", t.offset, add_half(adapter, t.name, t.shape));
+    checkpoint.read(array, t.offset, add_half(adapter, t.name, t.shape));
   check_halves(adapter);
   for (auto& [name, layer] : adapter.layers)
     layer.scale = facts->alpha / static_cast<double>(layer.rank);
   return adapter;
+}
+
+bool holds_adapter(const WeightFiles& files) {
+  return std::ranges::any_of(files.tensors(),
+                             [](const auto& t) { return t.entry.name.ends_with(a_ending); });
 }
 
 Adapter read_adapter(const fs::path& path) {
@@ -182,12 +236,24 @@ Adapter read_adapter(const fs::path& path) {
   const PeftConfig config = read_config(config_file);
   const SafetensorsFile tensors = SafetensorsFile::open(file);
   Adapter adapter{path.string(), {config.rank, config.alpha, config.base, ""}, {}};
-  const auto hash = tensors.metadata().find("base_xxh3");
-  if (hash != tensors.metadata().end()) adapter.facts.base_hash = hash->second;
+  const auto noted = [&](const char* key) {
+    const auto found = tensors.metadata().find(key);
+    return found == tensors.metadata().end() ? "" : found->second;
+  };
+  adapter.facts.base_hash = noted("base_xxh3");
+  const std::string scale = noted(scale_key);
+  WEFT_CHECK(scale.empty() || scale == scale_text(config), Exit::data,
+             "copy both files again, as weft export wrote them",
+             "{} says {}, but {} was written with {}", config_file.string(), scale_text(config),
+             file.string(), printable(scale));
   for (const SafetensorEntry& e : tensors.entries())
     add_half(adapter, e.name, e.shape) = tensors.read_f32(e);
   check_halves(adapter);
   for (auto& [name, layer] : adapter.layers) {
+    WEFT_CHECK(layer.rank == config.rank, Exit::data,
+               "the two files do not belong together: copy both again",
+               "{}: r is {}, but layer {} in {} has rank {}", config_file.string(), config.rank,
+               name, file.string(), layer.rank);
     const auto rank = static_cast<double>(layer.rank);
     layer.scale = config.alpha / (config.root ? std::sqrt(rank) : rank);
   }
@@ -195,6 +261,7 @@ Adapter read_adapter(const fs::path& path) {
 }
 
 void write_adapter(const fs::path& folder, const Adapter& adapter, DType dtype) {
+  make_own_folder(folder, Exit::data);
   std::vector<SafetensorWrite> list;
   std::vector<std::vector<std::byte>> bytes;
   const auto add = [&](const std::string& name, std::int64_t rows, std::int64_t columns,
@@ -204,19 +271,17 @@ void write_adapter(const fs::path& folder, const Adapter& adapter, DType dtype) 
   };
   ordered_json targets = ordered_json::array();
   for (const auto& [name, layer] : adapter.layers) {
-    add(name + std::string(a_ending), layer.rank, layer.in, layer.a);
-    add(name + std::string(b_ending), layer.out, layer.rank, layer.b);
+    add(fmt::format("{}{}", name, a_ending), layer.rank, layer.in, layer.a);
+    add(fmt::format("{}{}", name, b_ending), layer.out, layer.rank, layer.b);
     targets.push_back(name);
   }
-  std::error_code failed;
-  fs::create_directories(folder, failed);
-  WEFT_CHECK(!failed, Exit::data, "choose another folder, or check its permissions",
-             "cannot make the folder {}: {}", folder.string(), failed.message());
-  write_safetensors(folder / adapter_weights_name, list,
-                    {{"format", "pt"},
-                     {"producer", "weft"},
-                     {"base", adapter.facts.base},
-                     {"base_xxh3", adapter.facts.base_hash}});
+  write_safetensors(
+      folder / adapter_weights_name, list,
+      {{"format", "pt"},
+       {"producer", "weft"},
+       {"base", adapter.facts.base},
+       {"base_xxh3", adapter.facts.base_hash},
+       {scale_key, scale_text({adapter.facts.rank, adapter.facts.alpha, false, ""})}});
   // What PEFT's LoraConfig needs to be made again; the rest has its defaults.
   const ordered_json config = {{"peft_type", "LORA"},
                                {"task_type", nullptr},
@@ -228,16 +293,51 @@ void write_adapter(const fs::path& folder, const Adapter& adapter, DType dtype) 
                                {"fan_in_fan_out", false},
                                {"inference_mode", true},
                                {"target_modules", targets}};
-  replace_file(folder / adapter_config_name,
-               dump_json(config, 2, ' ', false, ordered_json::error_handler_t::replace) + "\n",
-               Exit::data, Durable::yes);
+  replace_file(folder / adapter_config_name, json_text(config, 2) + "\n", Exit::data, Durable::yes);
 }
 
-void check_base(const Adapter& adapter, const std::string& path, const std::string& hash) {
-  WEFT_CHECK(adapter.facts.base_hash.empty() || adapter.facts.base_hash == hash, Exit::data,
-             fmt::format("name the weights that it was trained on: {}, xxh3 {}", adapter.facts.base,
-                         adapter.facts.base_hash),
-             "adapter {} belongs to another base than {} (xxh3 {})", adapter.path, path, hash);
+NamedAdapter find_adapter(const std::string& key, const std::string& text, MPI_Comm world) {
+  NamedAdapter n{text};
+  // What follows the last = is a factor if it is a number: paths may hold one too.
+  const std::size_t at = text.rfind('=');
+  if (at != text.npos) {
+    const char *const first = text.data() + at + 1, *const last = text.data() + text.size();
+    double factor = 1;
+    const auto [end, failed] = std::from_chars(first, last, factor);
+    const bool number = failed == std::errc{} && end == last;
+    if (number || (!is_there(text, Exit::data) && is_there(text.substr(0, at), Exit::data)))
+      n = {text.substr(0, at), number ? factor : std::nan("")};
+  }
+  WEFT_CHECK(!n.path.empty() && std::isfinite(n.factor), Exit::usage,
+             "write a path, or PATH=FACTOR as in \"styles/ink=0.8\"", "{}: \"{}\"", key, text);
+  const fs::path path = n.path;
+  if (is_there(path / "latest", Exit::checkpoint))
+    n.checkpoint = Checkpoint::newest(path, world);
+  else if (is_there(path / "manifest.json", Exit::checkpoint))
+    n.checkpoint = Checkpoint::open(path);
+  else
+    WEFT_CHECK(is_there(path, Exit::data), Exit::data,
+               "name a run that was trained with [lora], or a folder with "
+               "adapter_model.safetensors and adapter_config.json",
+               "{}: {} does not exist", key, n.path);
+  return n;
+}
+
+void check_base(const std::string& adapter, const AdapterFacts& facts, const std::string& weights,
+                const std::string& values) {
+  const std::string& own = facts.base_hash;
+  if (own.empty()) return;
+  std::string hash = values;
+  if (!own.starts_with(of_values)) {
+    hash = is_there(weights, Exit::data) ? hash_of(WeightFiles::open(weights)) : "";
+    if (hash.empty() && log::rank() == 0)
+      log::warn("adapters {} were trained on {}: whether {} has the same weights is not known",
+                adapter, facts.base, weights);
+  }
+  WEFT_CHECK(
+      hash.empty() || own == hash, Exit::data,
+      fmt::format("name the weights that they were trained on: {}, xxh3 {}", facts.base, own),
+      "the adapters {} belong to another base than {} (xxh3 {})", adapter, weights, hash);
 }
 
 void merge_adapters(ParameterTable& table, std::span<const WeightedAdapter> adapters) {

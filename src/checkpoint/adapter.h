@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/weight_files.h"
 #include "nn/parameters.h"
 
 namespace weft {
@@ -19,14 +20,20 @@ namespace weft {
 struct AdapterFacts {
   std::int64_t rank = 0;
   double alpha = 0;
-  std::string base;       // the files of the weights that they were trained on, as the deck had it
-  std::string base_hash;  // of these (hash_of in checkpoint/weights.h); "": nobody noted it
+  std::string base;  // the files of the weights that they were trained on, as the deck had it
+  // Of their values (hash_of_values); up to weft 0.2 of these files (hash_of in
+  // checkpoint/weights.h); "": nobody noted it.
+  std::string base_hash;
 
   std::string to_json() const;
   // nullopt for a text that to_json() did not write.
   static std::optional<AdapterFacts> from_json(const std::string& text);
   std::string describe() const;  // "rank 8, alpha 16; base FILE, xxh3 0123..."
 };
+// The identity of a base: "values:" and the digits of XXH3-128 of the parameters' names and values
+// as bf16, adapters aside. The same however files store them: in one or in shards, in f32 or
+// rounded to bf16, under other names.
+std::string hash_of_values(const ParameterTable& table);
 // nullopt for a checkpoint of a whole model.
 std::optional<AdapterFacts> adapter_facts(const Checkpoint& checkpoint);
 
@@ -40,8 +47,12 @@ struct Adapter {
   };
   std::map<std::string, Layer> layers;  // by the layer's name in the model
 };
-// The adapters of a checkpoint that has some: trained, or their moving average.
-Adapter adapter_of(const Checkpoint& checkpoint, bool ema);
+// The adapters of a checkpoint that has some: trained, or their moving average: the first, or that
+// of `decay`.
+Adapter adapter_of(const Checkpoint& checkpoint, bool ema,
+                   std::optional<double> decay = std::nullopt);
+// Whether files hold an adapter instead of weights.
+bool holds_adapter(const WeightFiles& files);
 // PEFT's files: a folder with adapter_model.safetensors and adapter_config.json, or the first of
 // them with the other beside it. Exit::data for what is missing, not LoRA, or a kind of it that
 // weft does not have.
@@ -49,13 +60,30 @@ Adapter read_adapter(const std::filesystem::path& path);
 // Writes them into `folder`, which is made. The metadata of the tensors also names the base.
 void write_adapter(const std::filesystem::path& folder, const Adapter& adapter, DType dtype);
 
+// Adapters as keys of a deck name them.
+struct NamedAdapter {
+  std::string path;
+  double factor = 1;
+  std::optional<Checkpoint> checkpoint = std::nullopt;  // otherwise PEFT's files
+
+  Adapter read(bool ema) const {
+    return checkpoint ? adapter_of(*checkpoint, ema) : read_adapter(path);
+  }
+};
+// Collective. `text` of the deck's `key`: "PATH" or "PATH=FACTOR", where PATH is what `weft export`
+// or PEFT wrote, or a run that trained adapters. Exit::usage, Exit::data and Exit::checkpoint name
+// the path.
+NamedAdapter find_adapter(const std::string& key, const std::string& text, MPI_Comm world);
+
 struct WeightedAdapter {
   Adapter adapter;
   double factor = 1;
 };
-// Exit::data unless `hash`, that of the weights in `path`, is of the adapter's base; an adapter
-// that names none passes.
-void check_base(const Adapter& adapter, const std::string& path, const std::string& hash);
+// Exit::data unless the weights `weights`, whose values have that hash, are the base of the
+// adapters `adapter`. Adapters that name none pass, with a WARN where they name one by its files'
+// hash and `weights` are no files.
+void check_base(const std::string& adapter, const AdapterFacts& facts, const std::string& weights,
+                const std::string& values);
 // w += factor * scale * B A for each layer of each adapter, summed in f32 and rounded once to the
 // formats that the table keeps. Exit::data for a layer that the model lacks or has in another size.
 void merge_adapters(ParameterTable& table, std::span<const WeightedAdapter> adapters);

@@ -551,9 +551,8 @@ void restore_state(const Checkpoint& checkpoint, ParameterTable& table, Optimize
   table.refresh_working();
 }
 
-void restore_ema(const Checkpoint& checkpoint, ParameterTable& table, std::optional<double> decay,
-                 const MayLack& lacks) {
-  if (!decay) return read_weights(checkpoint, "ema", table, lacks);
+std::string ema_array(const Checkpoint& checkpoint, std::optional<double> decay) {
+  if (!decay) return "ema";
   const auto stored = stored_averages(checkpoint);
   const std::string name = array_of(stored, *decay);
   std::vector<double> decays;
@@ -561,7 +560,12 @@ void restore_ema(const Checkpoint& checkpoint, ParameterTable& table, std::optio
   WEFT_CHECK(!name.empty(), Exit::usage,
              fmt::format("its averages have the decays {}", fmt::join(decays, ", ")),
              "{} has no moving average of decay {}", checkpoint.dir().string(), *decay);
-  read_weights(checkpoint, name, table, lacks);
+  return name;
+}
+
+void restore_ema(const Checkpoint& checkpoint, ParameterTable& table, std::optional<double> decay,
+                 const MayLack& lacks) {
+  read_weights(checkpoint, ema_array(checkpoint, decay), table, lacks);
 }
 
 }  // namespace weft

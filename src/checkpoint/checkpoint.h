@@ -140,5 +140,7 @@ void restore_state(const Checkpoint& checkpoint, ParameterTable& table, Optimize
 // decays that there are.
 void restore_ema(const Checkpoint& checkpoint, ParameterTable& table,
                  std::optional<double> decay = std::nullopt, const MayLack& lacks = nullptr);
+// The array of that average.
+std::string ema_array(const Checkpoint& checkpoint, std::optional<double> decay);
 
 }  // namespace weft

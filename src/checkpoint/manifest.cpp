@@ -501,19 +501,29 @@ void check_own_files(const fs::path& run_dir) {
   if (::stat(run_dir.c_str(), &status) == 0 && (status.st_mode & S_IWOTH) != 0)
     log::warn("{} can be written by every user of this host, checkpoints too: chmod o-w {}",
               run_dir.string(), run_dir.string());
+  const auto check = [&](const fs::path& path, mode_t kind) {
+    if (::lstat(path.c_str(), &status) != 0 || (status.st_mode & S_IFMT) == kind) return;
+    WEFT_CHECK(false, Exit::checkpoint, "remove it, or choose another run.dir",
+               "{} is {}, not {} of weft's", path.string(),
+               S_ISLNK(status.st_mode)   ? "a link"
+               : S_ISDIR(status.st_mode) ? "a directory"
+               : S_ISREG(status.st_mode) ? "a file"
+                                         : "a pipe or device",
+               kind == S_IFLNK   ? "a link"
+               : kind == S_IFDIR ? "a checkpoint"
+                                 : "a file");
+  };
   for (const char* name : {"deck.toml", "run.json", "metrics.jsonl", "metrics.jsonl.tmp",
                            "validation.jsonl", "validation.jsonl.tmp", "status.json", "matmul.txt",
                            "trace.json", "trace.json.tmp", "latest", "best", "lock"}) {
     const fs::path path = run_dir / name;
-    if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) continue;
     const bool link = name == std::string_view("latest") || name == std::string_view("best");
-    if (link && (!S_ISDIR(status.st_mode) || step_of_copy(path))) continue;  // is replaced
-    WEFT_CHECK(false, Exit::checkpoint, "remove it, or choose another run.dir",
-               "{} is {}, not a file of weft's", path.string(),
-               S_ISLNK(status.st_mode)   ? "a link"
-               : S_ISDIR(status.st_mode) ? "a directory"
-                                         : "a pipe or device");
+    if (link && step_of_copy(path)) continue;  // is replaced
+    check(path, link ? S_IFLNK : S_IFREG);
   }
+  // A save replaces what has its name.
+  for (const fs::path& path : entries_of(run_dir, Exit::checkpoint))
+    if (step_of(path.filename().string()) && !fs::is_symlink(path)) check(path, S_IFDIR);
 }
 
 void check_file_size(const fs::path& shard, std::uint64_t bytes) {

@@ -1,11 +1,11 @@
 #include "checkpoint/model_source.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "config/deck_table.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
@@ -91,31 +91,7 @@ ModelSource::ModelSource(const std::string& key, const std::string& weights,
 void ModelSource::add_adapters(const std::string& key, const std::vector<std::string>& named,
                                MPI_Comm world) {
   for (const std::string& text : named) {
-    Named& n = adapters_.emplace_back();
-    n.path = text;
-    // What follows the last = is a factor if it is a number: paths may hold one too.
-    const std::size_t at = text.rfind('=');
-    if (at != text.npos) {
-      const char *const first = text.data() + at + 1, *const last = text.data() + text.size();
-      double factor = 1;
-      const auto [end, failed] = std::from_chars(first, last, factor);
-      if (failed == std::errc{} && end == last) {
-        n.path = text.substr(0, at);
-        n.factor = factor;
-      }
-    }
-    WEFT_CHECK(!n.path.empty() && std::isfinite(n.factor), Exit::usage,
-               "write a path, or PATH=FACTOR as in \"styles/ink=0.8\"", "{}: \"{}\"", key, text);
-    const fs::path path = n.path;
-    if (is_there(path / "latest", Exit::checkpoint))
-      n.checkpoint = Checkpoint::newest(path, world);
-    else if (is_there(path / "manifest.json", Exit::checkpoint))
-      n.checkpoint = Checkpoint::open(path);
-    else
-      WEFT_CHECK(is_there(path, Exit::data), Exit::data,
-                 "name a run that was trained with [lora], or a folder with "
-                 "adapter_model.safetensors and adapter_config.json",
-                 "{}: {} does not exist", key, n.path);
+    const NamedAdapter& n = adapters_.emplace_back(find_adapter(key, text, world));
     identity_ += fmt::format(
         "; {} x {}", n.factor,
         n.checkpoint ? fmt::format("{} {} {}", file_identity(n.checkpoint->dir() / "manifest.json"),
@@ -136,7 +112,7 @@ std::string ModelSource::describe() const {
   if (checkpoint_)
     text = fmt::format("{} of {}", ema_ ? "EMA" : "weights", checkpoint_->dir().string());
   if (of_checkpoint_) text = of_checkpoint_->base + " + " + text;
-  for (const Named& n : adapters_)
+  for (const NamedAdapter& n : adapters_)
     text +=
         fmt::format(" + {} x {}", n.factor, n.checkpoint ? n.checkpoint->dir().string() : n.path);
   return text;
@@ -178,22 +154,16 @@ void ModelSource::read(ParameterTable& table, const WeightNames& names) const {
 void ModelSource::merge(ParameterTable& table) const {
   std::vector<WeightedAdapter> adapters;
   if (of_checkpoint_) adapters.push_back({adapter_of(*checkpoint_, ema_), 1});
-  for (const Named& n : adapters_)
-    adapters.push_back(
-        {n.checkpoint ? adapter_of(*n.checkpoint, ema_) : read_adapter(n.path), n.factor});
+  for (const NamedAdapter& n : adapters_) adapters.push_back({n.read(ema_), n.factor});
   if (adapters.empty()) return;
   const bool known = std::ranges::any_of(
       adapters, [](const auto& a) { return !a.adapter.facts.base_hash.empty(); });
-  const std::string base = of_checkpoint_ ? of_checkpoint_->base : weights_;
-  const bool files = of_checkpoint_ || (!checkpoint_ && !is_random_source(weights_));
-  const std::string hash = known && files ? hash_of(WeightFiles::open(base)) : "";
-  for (const WeightedAdapter& a : adapters) {
-    if (files)
-      check_base(a.adapter, base, hash);
-    else if (log::rank() == 0 && !a.adapter.facts.base_hash.empty())
-      log::warn("adapter {} was trained on {}: whether {} has the same weights is not known",
-                a.adapter.path, a.adapter.facts.base, describe());
-  }
+  const std::string base = of_checkpoint_ ? of_checkpoint_->base
+                           : checkpoint_  ? "checkpoint " + checkpoint_->dir().string()
+                                          : weights_;
+  const std::string values = known ? hash_of_values(table) : "";
+  if (!is_random_source(weights_))
+    for (const auto& [a, factor] : adapters) check_base(a.path, a.facts, base, values);
   merge_adapters(table, adapters);
 }
 

@@ -31,9 +31,8 @@ class ModelSource {
   ModelSource(const std::string& key, const std::string& weights, const std::string& run_dir,
               bool ema, MPI_Comm world);
 
-  // Collective. Adapters (LoRA) that load() adds to the weights, "PATH" or "PATH=FACTOR" each: what
-  // `weft export` or PEFT wrote (checkpoint/adapter.h), or a run that trained adapters. `key`: the
-  // deck's key for them. Exit::usage, Exit::data and Exit::checkpoint name the path.
+  // Collective. Adapters (LoRA) that load() adds to the weights (find_adapter in
+  // checkpoint/adapter.h). `key`: the deck's key for them.
   void add_adapters(const std::string& key, const std::vector<std::string>& named, MPI_Comm world);
 
   // Distinguishes these weights from others: names, sizes and times of files.
@@ -57,12 +56,7 @@ class ModelSource {
   bool ema_;
   std::optional<Checkpoint> checkpoint_;
   std::optional<AdapterFacts> of_checkpoint_;  // if it holds adapters
-  struct Named {
-    std::string path;
-    double factor = 1;
-    std::optional<Checkpoint> checkpoint;  // otherwise PEFT's files
-  };
-  std::vector<Named> adapters_;
+  std::vector<NamedAdapter> adapters_;
 };
 
 }  // namespace weft

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/adapter.h"
 #include "config/deck.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -199,6 +200,10 @@ std::string strip_prefix(WeightFiles& files, const std::set<std::string>& known)
 
 void check_weights(WeightFiles& files, const ParameterTable& whole, const WeightNames& names) {
   const std::string path = files.path().string();
+  WEFT_CHECK(!holds_adapter(files), Exit::data,
+             "name its base here, and the adapter as generate.adapters or, to go on training it, "
+             "model.adapters; or merge its run into the base: weft export RUN FILE --merged",
+             "{} holds an adapter (LoRA), not weights", path);
   std::vector<std::string> known, held;
   std::set<std::string> taken;  // with other names
   for (const auto& p : whole.all()) {
@@ -287,6 +292,22 @@ std::string hash_of(const WeightFiles& files) {
   std::string digits;
   for (const std::filesystem::path& file : all) digits += to_hex(hash_of_file(file).hash);
   return to_hex(hash128(std::string_view(digits)));
+}
+
+std::string fingerprint_of(WeightFiles files, const ParameterTable& whole,
+                           const WeightNames& names) {
+  check_weights(files, whole, names);
+  constexpr std::int64_t most = 1024;
+  Hasher hasher;
+  for (const auto& p : whole.all()) {
+    const WeightFiles::Tensor* t = find(files, *p, names);
+    if (t == nullptr) continue;
+    std::vector<bf16> values(static_cast<std::size_t>(std::min(p->shape.numel(), most)));
+    files.read_bf16(*t, (p->shape.numel() - std::ssize(values)) / 2, values);
+    hasher.add(std::as_bytes(std::span(p->name)));
+    hasher.add(std::as_bytes(std::span<const bf16>(values)));
+  }
+  return to_hex(hasher.value());
 }
 
 std::string load_weights(const std::filesystem::path& path, ParameterTable& table,

@@ -58,6 +58,11 @@ std::string few_of(const std::vector<std::string>& names);
 // XXH3-128 of the file, which is read, as 32 digits (xxhsum -H2); of a model in shards that of its
 // files' digits, in the order of their names.
 std::string hash_of(const WeightFiles& files);
+// Distinguishes a model's weights from others, in whatever files they lie, as f32 or bf16: XXH3-128
+// of some values of each parameter of `whole`, rounded to bf16. Reads little of large files.
+// Exit::data as load_weights().
+std::string fingerprint_of(WeightFiles files, const ParameterTable& whole,
+                           const WeightNames& names);
 // The same in two steps, for a rank that has some of a model's parameters: `whole` has all of them
 // (it needs no memory), `part` those to read. check_weights() takes the prefix off. `skip`, if
 // given, selects those that another rank reads. Takes off what most names of the files have in

@@ -144,7 +144,7 @@ Command init_command() {
             [o](const Deck&, MPI_Comm) { return init(o->name, o->file); }};
   c.first_rank_only = true;
   c.option("name", o->name, "name of the example deck, or of a job");
-  c.option("file", o->file, "where to write it; NAME.toml otherwise");
+  c.path("file", o->file, "where to write it; NAME.toml otherwise");
   return c;
 }
 

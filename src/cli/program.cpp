@@ -15,7 +15,7 @@
 #include <system_error>
 
 #include "bench/bench.h"
-#include "config/deck.h"
+#include "config/deck_table.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/faults.h"
@@ -44,6 +44,19 @@ struct GivenDeck {
   std::vector<std::string> overrides;
 };
 
+// Throws for a word that is no number in the range; whole numbers CLI11 checks itself.
+std::string check_number(const Argument& a, const std::string& word) {
+  double value = 0;
+  WEFT_CHECK(CLI::detail::lexical_cast(word, value), Exit::usage,
+             std::holds_alternative<double*>(a.target) ? number_hint(word, a.help) : a.help,
+             "{}: expected a number, got '{}'", a.name, word);
+  // This form of the comparison refuses nan too.
+  WEFT_CHECK(value >= a.least && value <= a.most, Exit::usage,
+             fmt::format("it goes from {} to {}: {}", a.least, a.most, a.help),
+             "{} {} is out of range", a.name, word);
+  return "";
+}
+
 void add_argument(CLI::App& app, const Argument& a, GivenDeck& deck) {
   const auto add = [&](auto target) {
     using T = decltype(target);
@@ -60,7 +73,10 @@ void add_argument(CLI::App& app, const Argument& a, GivenDeck& deck) {
   if (a.required) option.required();
   // One word holds the whole list: the next may be a key of the deck.
   if (a.commas) option.delimiter(',')->allow_extra_args(false);
-  if (a.not_negative) option.check(CLI::NonNegativeNumber);
+  if (a.most > a.least)
+    option.check([&a](const std::string& word) { return check_number(a, word); });
+  if (a.path || std::holds_alternative<Argument::DeckFile>(a.target))
+    option.transform([&a](const std::string& word) { return written_path(word, a.name); });
   if (!a.choices.empty()) option.check(CLI::IsMember(a.choices));
   if (!a.name.starts_with('-'))
     option.check([](const std::string& word) { return word.empty() ? "is an empty word" : ""; });

@@ -260,8 +260,6 @@ void check_keys(const Deck& given) {
 int run_selftest(const Deck& given, const std::string& parent,
                  const std::vector<std::string>& names, double timeout, MPI_Comm world) {
   // 1. What was asked for, and where.
-  WEFT_CHECK(timeout >= 1 && timeout <= 1e6, Exit::usage, "seconds that a check may take, 1 to 1e6",
-             "--timeout {:g} is out of range", timeout);
   std::vector<const Check*> wanted;
   for (const Check& c : all_checks())
     if (names.empty() || std::ranges::find(names, c.name) != names.end()) wanted.push_back(&c);
@@ -320,11 +318,11 @@ Command selftest_command() {
             }};
   c.heeds_stops = true;
   c.overrides("keys of [device] and [memory], and run.threads: section.key=value");
-  c.option("--dir", o->parent, "folder, shared by all nodes, for its files (default: this one)");
+  c.path("--dir", o->parent, "folder, shared by all nodes, for its files (default: this one)");
   Argument& checks = c.option("--checks", o->names, "only these, separated by commas");
   checks.commas = true;
   for (const selftest::Check& check : selftest::all_checks()) checks.choices.push_back(check.name);
-  c.option("--timeout", o->timeout, "seconds that a check may take (default: 300)");
+  c.number("--timeout", o->timeout, 1, 1e6, "seconds that a check may take (default: 300)");
   return c;
 }
 

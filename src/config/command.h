@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -30,8 +31,9 @@ struct Argument {
   std::string name, help;
   Target target;
   bool required = false;
-  bool commas = false;  // a list, separated by commas
-  bool not_negative = false;
+  bool commas = false;         // a list, separated by commas
+  double least = 0, most = 0;  // of a number, or of each in a list, inclusive
+  bool path = false;           // names a file or folder: written_path() (config/deck_table.h)
   std::vector<std::string> choices = {};  // empty: any
   std::string key = {};                   // the value is set as this key of the deck
 };
@@ -51,7 +53,22 @@ struct Command {
   // `target` lives as long as the command.
   template <class T>
   Argument& option(const std::string& option_name, T& target, const std::string& what) {
+    static_assert(!std::is_arithmetic_v<T> || std::is_same_v<T, bool>, "number() has its range");
     return arguments.emplace_back(Argument{option_name, what, &target});
+  }
+  template <class T>
+  Argument& path(const std::string& option_name, T& target, const std::string& what) {
+    Argument& a = option(option_name, target, what);
+    a.path = true;
+    return a;
+  }
+  template <class T>
+  Argument& number(const std::string& option_name, T& target, double least, double most,
+                   const std::string& what) {
+    Argument& a = arguments.emplace_back(Argument{option_name, what, &target});
+    a.least = least;
+    a.most = most;
+    return a;
   }
   // Sets a key of the deck: to true, or to the value that follows.
   template <class T>

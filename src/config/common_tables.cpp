@@ -15,7 +15,7 @@ std::vector<std::string>& model_names() {
 }
 
 void run_rows(Rows& r, RunDeck& d) {
-  r.text("dir", d.dir, "Directory of the run: checkpoints, metrics, samples, report.");
+  r.path("dir", d.dir, "Directory of the run: checkpoints, metrics, samples, report.");
   r.number("seed", d.seed, 0, many, "Seed of every random number of the run.").fixed = true;
   r.flag("resume", d.resume,
          "Resume from the run's newest checkpoint if there is one; false starts a new run.");
@@ -72,7 +72,7 @@ void media_rows(Rows& r, MediaDeck& d) {
 
 void data_rows(Rows& r, DataDeck& d) {
   Option& path =
-      r.text("path", d.path,
+      r.path("path", d.path,
              "A store of clips or labelled images, or synthetic:key=value,..., shapes:... or "
              "text:... for data made in memory; to train a text detector also a .jsonl list of "
              "pictures with polygons, or a .txt list or a folder with ICDAR's gt_NAME.txt. A list "
@@ -91,7 +91,7 @@ void data_rows(Rows& r, DataDeck& d) {
          "Share of the clips of some buckets that an epoch trains on, as BUCKET=SHARE with 0 to 1; "
          "BUCKET is a bucket's name or its beginning, up to a dash. Of the others all are kept.")
       .fixed = true;
-  r.text("text_features", d.text_features,
+  r.path("text_features", d.text_features,
          "A safetensors file with T5 features of the captions; empty trains on the null caption.")
       .fixed = true;
   r.number("readers", d.readers, 0, 256,
@@ -169,7 +169,7 @@ void model_rows_behind(Rows& r, ModelDeck& d) {
                "Share of the blocks whose activations are recomputed instead of kept (gradient "
                "checkpointing).");
   recompute.fixed = recompute.decides = false;
-  r.text("weights", d.weights,
+  r.path("weights", d.weights,
          "Safetensors file with weights to start from; empty draws them at random.")
       .decides = false;
   r.text("weights_partial", d.weights_partial,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -34,8 +35,8 @@ struct Origin {
   }
 };
 
-[[noreturn]] void refuse(std::string what, std::string hint) {
-  throw Error(Exit::usage, std::move(what), std::move(hint), __FILE__, __LINE__);
+[[noreturn]] void refuse(const std::string& what, const std::string& hint) {
+  throw_formatted(Exit::usage, hint, __FILE__, __LINE__, "{}", what);
 }
 
 std::string section_of(const std::string& key) { return key.substr(0, key.find('.')); }
@@ -177,16 +178,20 @@ class Assign {
   std::string read(const toml::node& node, const std::string*) const {
     const auto* v = node.as_string();
     if (v == nullptr) wrong_type(node);
+    const std::string where = origin_.at(node.source()) + option_.key;
+    if (v->get().find('\0') != std::string::npos)
+      refuse(fmt::format("{} = \"{}\" has a zero byte", where, v->get()), "leave it out");
     const auto& choices = option_.choices;
     if (!choices.empty() && std::find(choices.begin(), choices.end(), v->get()) == choices.end()) {
       // As near to "cpu" as a name can be, and not what is meant.
       const std::string near = nearest_name(v->get() == "gpu" ? "cuda" : v->get(), choices);
-      refuse(fmt::format("{}{} = \"{}\" is not one of: {}", origin_.at(node.source()), option_.key,
-                         v->get(), list_of(choices)),
+      refuse(fmt::format("{} = \"{}\" is not one of: {}", where, v->get(), list_of(choices)),
              near.empty() ? "take one of the names listed"
                           : fmt::format("did you mean \"{}\"?", near));
     }
-    return v->get();
+    // The deck of a run or a checkpoint has what was made of it.
+    const bool as_written = option_.path && (origin_.from_user || origin_.is_override);
+    return as_written ? written_path(v->get(), where) : v->get();
   }
   template <class T>
   std::vector<T> read(const toml::node& node, const std::vector<T>*) const {
@@ -325,11 +330,14 @@ toml::table parse_value(const std::string& text, const Option& option, const Ori
     if (parsed.size() == 1) return parsed;
   } catch (const toml::parse_error&) {
   }
+  const char* hint = texts || option.list != nullptr
+                         ? "put double quotes around each text, and single quotes around the list"
+                         : "weft help deck shows every key with its type";
+  const bool fraction = std::holds_alternative<double*>(option.target) ||
+                        std::holds_alternative<Numbers*>(option.target);
   refuse(
       fmt::format("{}: {}: expected {}, got '{}'", origin.name, option.key, expected(option), text),
-      texts || option.list != nullptr
-          ? "put double quotes around each text, and single quotes around the list"
-          : "weft help deck shows every key with its type");
+      fraction ? number_hint(text, hint) : hint);
 }
 
 // "train.lr" of "train.lr=2e-4".
@@ -559,6 +567,29 @@ std::vector<DeckLine> identity(const Deck& deck, const std::set<std::string>& ta
   return lines;
 }
 
+std::string written_path(const std::string& text, const std::string& where, Exit code) {
+  const std::string first = text.substr(0, text.find('/'));
+  if (!first.starts_with('$') && !first.starts_with('~')) return text;
+  const char* home = first == "~" ? std::getenv("HOME") : nullptr;
+  WEFT_CHECK(home != nullptr, code,
+             fmt::format("write the whole path, or ./{} if that is its name; on a command line "
+                         "shells replace $NAME outside single quotes",
+                         text),
+             "{} = \"{}\": {}", where, text,
+             first == "~" ? "HOME is not set" : first + " is not replaced here");
+  return home + text.substr(1);
+}
+
+std::string number_hint(const std::string& text, const std::string& other) {
+  const std::size_t comma = text.find(',');
+  if (comma == 0 || comma == text.npos || comma + 1 == text.size() ||
+      text.find_first_not_of("0123456789", comma + 1) != text.npos ||
+      text.find_first_not_of("+-0123456789") != comma)
+    return other;
+  return fmt::format("write {}.{}, with a decimal point", text.substr(0, comma),
+                     text.substr(comma + 1));
+}
+
 std::string default_deck_with_help() { return write(Deck{}, true); }
 
 std::string deck_help(const std::string& name) {
@@ -624,9 +655,9 @@ std::string key_of_value(const Deck& deck, std::string_view message) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (!rows[i].choices.empty()) continue;
     const auto look = [&](const std::string& value) {
-      if (value.size() <= longest || !has_word(message, value)) return;
+      if (value.empty() || value.size() < longest || !has_word(message, value)) return;
+      key = (value.size() == longest ? key + " or " : "") + rows[i].key;
       longest = value.size();
-      key = rows[i].key;
     };
     if (const auto* text = std::get_if<std::string*>(&rows[i].target);
         text != nullptr && **text != *std::get<std::string*>(defaults[i].target))

@@ -38,6 +38,7 @@ struct Option {
   bool decides = true;         // results of running a model depend on it (identity)
   bool or_one = false;         // of a list: a deck may give one value without brackets
   bool alias_is_older = true;  // and its use a WARN
+  bool path = false;           // a text, or each of a list, that names a file or folder
   // Several models may have a row for a key (DeckTable::models); this one is model.name's, or else
   // that of any model, or else the first. The rows of the others:
   std::vector<Option> others = {};
@@ -64,6 +65,12 @@ class Rows {
   Option& text(const char* name, T& target, const char* help,
                std::vector<std::string> choices = {}) {
     return add(name, &target, help, std::move(choices), -no_limit, no_limit);
+  }
+  template <class T>
+  Option& path(const char* name, T& target, const char* help) {
+    Option& o = text(name, target, help);
+    o.path = true;
+    return o;
   }
   // Of the rows that follow: Option::decides.
   void decide(bool results) { decides_ = results; }
@@ -127,6 +134,15 @@ std::vector<DeckLine> identity(const Deck& deck, const std::set<std::string>& ta
 // Every key once, in the order of the reference page, with targets in `deck`; deck.model.name
 // chooses among the rows of several models.
 std::vector<Option> option_table(Deck& deck);
+
+// A path as somebody wrote it, with ~/ in front as the home directory. Error(code) for what else a
+// shell would have put in its place: $SCRATCH/x, ~somebody/x. `where` begins the message.
+std::string written_path(const std::string& text, const std::string& where,
+                         Exit code = Exit::usage);
+
+// What to do where a number was expected: of one with a decimal comma how to write it, else
+// `other`.
+std::string number_hint(const std::string& text, const std::string& other);
 
 // For config/deck.cpp: the tables of the run itself, and all tables in order.
 std::vector<DeckTable> common_tables();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,8 @@ namespace weft {
 // the job installs its handler (train/stop.h) or unblocks it.
 inline constexpr std::array<int, 6> stop_signals{SIGTERM, SIGINT,  SIGUSR1,
                                                  SIGUSR2, SIGXCPU, SIGHUP};
+// The first that the job's handler received, 0 if none.
+inline std::atomic<int> stop_received = 0;
 
 inline void mask_stop_signals(int how) {
   sigset_t set;

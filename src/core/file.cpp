@@ -36,8 +36,8 @@ const char* hint_for(int reason) {
     case EROFS:
       return "the file system is mounted for reading alone on this host";
     case ENOENT:
-      return "check the path, which begins where weft was started; on a cluster, that this host "
-             "mounts it";
+      return "check the path, which begins where weft was started, that of a list in the list's "
+             "folder; on a cluster, that this host mounts it";
     case EIO:
       return "the storage reports an error: check the system log, report it to the administrators";
     case EMFILE:
@@ -50,8 +50,8 @@ const char* hint_for(int reason) {
     case ENOTDIR:
       return "a parent in the path is not a directory";
     case EAGAIN:
-      return "a limit of this user or container is reached: raise ulimit -u, or fewer ranks and "
-             "threads a host";
+      return "a limit of this user or container is reached: raise ulimit -u or -v, or fewer ranks "
+             "and threads a host";
     default:
       return "";
   }
@@ -221,6 +221,8 @@ Error error_of(const std::system_error& e, Exit code) {
     const std::string second = of_file->path2().string();
     what = fmt::format("cannot use {}{}: {}", of_file->path1().string(),
                        second.empty() ? "" : " and " + second, std::strerror(reason));
+  } else if (reason == EAGAIN) {  // std::thread says only that
+    what = "cannot start a thread: " + what;
   }
   return Error(code, what, hint_for(reason), __FILE__, __LINE__);
 }
@@ -270,6 +272,20 @@ std::string folder_identity(const std::string& path) {
   for (const std::filesystem::path& entry : entries_of(folder, Exit::data))
     files.insert(file_identity(entry.string()));
   return fmt::format("{}", fmt::join(files, "; "));
+}
+
+void make_own_folder(const std::filesystem::path& folder, Exit code) {
+  namespace fs = std::filesystem;
+  const fs::path path = folder.has_filename() ? folder : folder.parent_path();  // without a slash
+  std::error_code failed, none;
+  if (path.has_parent_path()) fs::create_directories(path.parent_path(), failed);
+  if (!failed) fs::create_directory(path, failed);
+  const fs::file_type type = fs::symlink_status(path, none).type();
+  WEFT_CHECK(type == fs::file_type::directory, code, "remove it, or choose another output folder",
+             "cannot make the folder {}: {}", path.string(),
+             type == fs::file_type::symlink     ? "a link stands in its place"
+             : type == fs::file_type::not_found ? failed.message()
+                                                : "a file of that name exists");
 }
 
 FolderLock::FolderLock(std::filesystem::path file, const std::string& what, const std::string& key,

@@ -92,6 +92,10 @@ void replace_file(const std::filesystem::path& path, std::string_view text, Exit
 // Renames `from` to `to` atomically; throws Error(code) with both names.
 void rename_file(const std::filesystem::path& from, const std::filesystem::path& to, Exit code);
 
+// Makes the folder, and those above it. Error(code) where a link or a file has its place: a path
+// that a user names may be a link, but below it results must not go elsewhere.
+void make_own_folder(const std::filesystem::path& folder, Exit code);
+
 // One job per folder: a file in it is locked while a job writes there. The kernel releases the lock
 // when the job dies, however it dies; the file names the holder.
 class FolderLock {

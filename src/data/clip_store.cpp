@@ -393,7 +393,7 @@ class ClipStore : public ClipSource {
 }  // namespace
 
 bool is_hdf5(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // it may be a pipe
   if (fd < 0) return false;
   char begin[8] = {};
   const bool same = pread(fd, begin, 8, 0) == 8 && std::memcmp(begin, h5_magic, 8) == 0;
@@ -423,9 +423,8 @@ std::unique_ptr<FolderLock> lock_store(const std::string& path, const std::strin
 
 std::string stored_made_by(const std::string& path) {
   if (!is_hdf5(path)) return "";
-  std::error_code none;
   try {
-    return read_store(path, std::filesystem::file_size(path, none)).made_by;
+    return read_store(path).made_by;
   } catch (const Error& e) {
     log::warn("{}", e.what());
     return "";
@@ -459,6 +458,35 @@ bool is_same_store(const std::string& one, const std::string& other) {
 
 }  // namespace
 
+std::string encoder_in(const std::string& text) {
+  const std::size_t at = text.find(encoder_mark);
+  return at == text.npos ? "" : text.substr(at, text.find('\n', at) - at);
+}
+
+void check_encoders(const std::vector<std::string>& paths) {
+  std::string first, store;
+  for (const std::string& path : log::rank() == 0 ? paths : std::vector<std::string>()) {
+    const std::string encoder = encoder_in(stored_made_by(path));
+    WEFT_CHECK(first.empty() || encoder.empty() || encoder == first, Exit::data,
+               "encode all stores with one tokenizer and one t5.weights",
+               "the captions of {} and {} were encoded by different text encoders", store, path);
+    if (first.empty()) first = encoder, store = path;
+  }
+}
+
+std::vector<std::string> captions_by_id(const ClipSource& source) {
+  std::vector<std::string> captions;
+  for (int b = 0; b < std::ssize(source.buckets()); ++b) {
+    check_holds_clips(source.buckets()[b]);
+    for (std::int64_t i = 0; i < source.buckets()[b].clips; ++i) {
+      const auto id = static_cast<std::size_t>(source.sample_id(b, i));
+      if (captions.size() <= id) captions.resize(id + 1);
+      captions[id] = source.info(b, i).text;
+    }
+  }
+  return captions;
+}
+
 std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data, const MediaDeck& limits) {
   const std::vector<std::string> paths = data.all_paths();
   const auto prefix_of = [&](std::size_t i) {
@@ -466,6 +494,7 @@ std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data, const MediaDe
   };
   if (paths.size() == 1 && data.keep.empty() && prefix_of(0).empty())
     return open_one(paths.front(), data, limits);
+  if (paths.size() > 1) check_encoders(paths);
   std::vector<MixedStore> stores;
   for (std::size_t i = 0; i < paths.size(); ++i) {
     const double weight = data.weights.empty() ? 0 : data.weights.at(i);

@@ -64,6 +64,18 @@ void check_store_path(const std::string& path, const std::string& key);
 // the deck names the store. Exit::checkpoint where one writes it.
 std::unique_ptr<FolderLock> lock_store(const std::string& path, const std::string& key);
 
+// In a line that describes a text encoder: what decides its features follows, by hashes.
+inline constexpr const char* encoder_mark = "tokenizer xxh3";
+// That part of a text with such a line, to compare; "" of one without, or of an older weft.
+std::string encoder_in(const std::string& text);
+
+// Exit::data where the captions of two of these stores were encoded by different text encoders. On
+// rank 0.
+void check_encoders(const std::vector<std::string>& paths);
+
+// The captions of a source's clips by permanent id ("" = none). Exit::usage for images.
+std::vector<std::string> captions_by_id(const ClipSource& source);
+
 // The store's attribute made_by; "" if it has none, or is not a store. Damage gives a WARN.
 std::string stored_made_by(const std::string& path);
 

@@ -86,7 +86,10 @@ StoreReader::StoreReader(const std::string& path, std::uint64_t bytes,
     : path_(path), bytes_(bytes), alive_(alive) {
   const h5::Handle access = h5::file_access();  // its end would clear the reason of a failure
   file_ = {H5Fopen(path.c_str(), H5F_ACC_RDONLY, access), H5Fclose};
-  if (file_.valid()) return;
+  if (file_.valid()) {
+    refuse_links();
+    return;
+  }
   const std::string reason = h5::last_error();
   const bool cut = reason.find("truncated") != std::string::npos;
   throw Error(
@@ -95,6 +98,23 @@ StoreReader::StoreReader(const std::string& path, std::uint64_t bytes,
       cut ? "copy it again, or make it again with `weft ingest`"
           : h5::hint_for(reason, path, remake),
       __FILE__, __LINE__);
+}
+
+// HDF5 follows an external link into any file, or waits for ever where it leads to a pipe. No
+// writer of stores makes other links than hard ones.
+void StoreReader::refuse_links() const {
+  std::pair<const StoreReader*, std::string> found(this, "");
+  const auto look = [](hid_t, const char* name, const H5L_info_t* link, void* out) -> herr_t {
+    auto& [reader, text] = *static_cast<std::pair<const StoreReader*, std::string>*>(out);
+    reader->alive();
+    if (link->type == H5L_TYPE_HARD) return 0;
+    text = fmt::format("has {} link, {}", link->type == H5L_TYPE_SOFT ? "a soft" : "an external",
+                       name);
+    return 1;
+  };
+  const herr_t done = H5Lvisit(file_, H5_INDEX_NAME, H5_ITER_NATIVE, look, &found);
+  check(done >= 0, "", "has unreadable groups: " + h5::last_error());
+  check(found.second.empty(), "", found.second + ", which may lead out of the file");
 }
 
 bool StoreReader::has_format(const char* format) const {
@@ -181,6 +201,9 @@ h5::Handle StoreReader::dataset(hid_t group, const std::string& where, const cha
   check(has(group, name), where, fmt::format("has no dataset {}", name));
   h5::Handle d(H5Dopen2(group, name, H5P_DEFAULT), H5Dclose);
   check(d.valid(), where, fmt::format("has an unreadable dataset {}: {}", name, h5::last_error()));
+  const h5::Handle how(H5Dget_create_plist(d), H5Pclose);
+  check(how.valid() && H5Pget_layout(how) != H5D_VIRTUAL && H5Pget_external_count(how) == 0, where,
+        fmt::format("keeps {} in other files", name));
   return d;
 }
 
@@ -198,7 +221,7 @@ std::uint64_t StoreReader::place_of(hid_t dataset, const std::string& where, con
         fmt::format("claims {} elements of {}, more than the file's {} bytes: damaged or truncated",
                     count, name, bytes_));
   const h5::Handle how(H5Dget_create_plist(dataset), H5Pclose);
-  check(H5Pget_layout(how) == H5D_CONTIGUOUS && H5Pget_external_count(how) == 0, where,
+  check(H5Pget_layout(how) == H5D_CONTIGUOUS, where,
         fmt::format("does not store {} in one piece", name));
   if (count == 0) return 0;  // it has no place in the file
   const haddr_t begin = H5Dget_offset(dataset);

@@ -167,6 +167,7 @@ class StoreReader {
                            std::optional<std::size_t> n) const;
   void read(hid_t dataset, const std::string& where, const char* name, hid_t memory,
             void* out) const;
+  void refuse_links() const;
 
   std::string path_;
   std::uint64_t bytes_;

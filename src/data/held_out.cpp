@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/philox.h"
+#include "data/clip_store.h"
 #include "data/images/image_source.h"
 #include "data/step_plan.h"
 #include "data/store_file.h"
@@ -234,6 +235,9 @@ TrainingData open_training_data(const DataDeck& data, const MediaDeck& limits,
   other.path = choice.path;
   other.paths.clear(), other.weights.clear(), other.prompt_prefixes.clear(), other.keep.clear();
   other.text_features.clear();
+  std::vector<std::string> stores = data.all_paths();
+  stores.push_back(choice.path);
+  check_encoders(stores);
   parts.held_out = open_by_kind(other, limits);
   return parts;
 }

@@ -23,6 +23,7 @@
 #include <thread>
 #include <utility>
 
+#include "config/deck_table.h"
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/host.h"
@@ -43,7 +44,7 @@ constexpr std::uint64_t streams = 4;
 
 // "$TMPDIR/weft", "${TMPDIR}": the folder that it names on this node.
 fs::path folder_of(const std::string& stage) {
-  if (!stage.starts_with('$')) return stage;
+  if (!stage.starts_with('$')) return written_path(stage, "data.stage");
   const bool braces = stage.starts_with("${");
   const std::size_t begin = braces ? 2 : 1;
   const std::size_t end = std::min(stage.size(), stage.find(braces ? '}' : '/', begin));

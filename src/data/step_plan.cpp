@@ -11,6 +11,7 @@
 #include <set>
 #include <utility>
 
+#include "config/deck_table.h"
 #include "core/error.h"
 #include "data/mix_plan.h"
 
@@ -80,7 +81,8 @@ std::vector<T> values_of_buckets(const BucketKey<T>& of, std::span<const std::st
     // This form of the comparison refuses nan too.
     WEFT_CHECK(!name.empty() && error == std::errc() && end == text.data() + text.size() &&
                    value >= of.least && value <= of.most,
-               Exit::usage, of.hint, "{} has \"{}\", which is not {}", of.key, entry, of.form);
+               Exit::usage, std::is_integral_v<T> ? of.hint : number_hint(text, of.hint),
+               "{} has \"{}\", which is not {}", of.key, entry, of.form);
     WEFT_CHECK(entries.emplace(name, value).second, Exit::usage, "leave one of them out",
                "{} names \"{}\" twice", of.key, name);
   }

@@ -4,6 +4,7 @@
 #include "data/store_file.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/prctl.h>
@@ -18,7 +19,10 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/clock.h"
 #include "core/error.h"
+#include "core/faults.h"
+#include "core/file.h"
 #include "core/hash.h"
 #include "core/log.h"
 #include "data/clip_store.h"
@@ -36,10 +40,17 @@ constexpr rlim_t longest_call = 20;
 // system calls than they save; measured with `weft bench read`.
 constexpr std::size_t piece = 256 << 10;
 
-std::vector<std::string>& reader_command() {
-  static std::vector<std::string> command;
+struct ReaderCommand {
+  std::vector<std::string> words;
+  double silence = 0, silence_at_stop = 0;  // seconds
+};
+ReaderCommand& reader_command() {
+  static ReaderCommand command;
   return command;
 }
+
+// What the child writes: signs of life, the end of them, its answer.
+constexpr char alive_mark = '.', answer_mark = '\n';
 
 // Written once, before the trainer starts its threads; they only read it.
 std::map<std::string, std::string>& copies_of_stores() {
@@ -122,7 +133,8 @@ template <class F, class A>
 void each_field(F& f, A& answer) {
   auto& facts = answer.facts;
   auto& images = facts.images;
-  f(answer.fault), f(answer.hint), f(facts.made_by), f(facts.warnings), f(facts.holds_images);
+  f(answer.fault), f(answer.hint), f(facts.bytes), f(facts.made_by), f(facts.warnings);
+  f(facts.holds_images);
   f(images.num_classes), f(images.height), f(images.width), f(images.xxh3);
   f(images.labels_xxh3), f(images.sources), f(images.class_names), f(images.palette);
   f(images.label_images), f(images.label_pixels), f(images.label_image_pixels);
@@ -142,23 +154,40 @@ void each_field(F& f, A& answer) {
   }
 }
 
-// Grants more CPU time for the next HDF5 call.
+bool write_all(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(STDOUT_FILENO, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return true;
+}
+
+// Tells the parent, and grants more CPU time for the next HDF5 call.
 void sign_of_life() {
+  static double told = -1;
+  if (now_seconds() - told < 0.5) return;
+  told = now_seconds();
+  write_all({&alive_mark, 1});
   rusage used{};
   getrusage(RUSAGE_SELF, &used);
   rlimit limit{};
   getrlimit(RLIMIT_CPU, &limit);
   const auto spent = static_cast<rlim_t>(used.ru_utime.tv_sec + used.ru_stime.tv_sec);
-  limit.rlim_cur = std::min(limit.rlim_max, spent + longest_call);
+  // At the hard limit the kernel would send SIGKILL.
+  limit.rlim_cur = std::min(limit.rlim_max - 1, spent + longest_call);
   setrlimit(RLIMIT_CPU, &limit);
 }
 
-int serve(const std::string& path, std::uint64_t bytes) {
+int serve(const std::string& path) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody reads the answer once the rank has died
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   // All tables together are smaller than the file; they are in memory a few times at most.
+  struct stat status {};
+  const rlim_t bytes = stat(path.c_str(), &status) == 0 ? status.st_size : 0;
   rlimit memory{};
   getrlimit(RLIMIT_DATA, &memory);
   memory.rlim_cur = std::min<rlim_t>(memory.rlim_max, 6 * bytes + (rlim_t{2} << 30));
@@ -167,29 +196,24 @@ int serve(const std::string& path, std::uint64_t bytes) {
   Answer answer;
   try {
     sign_of_life();
-    answer.facts = open_checked(path, bytes, sign_of_life);
+    answer.facts = open_checked(path, sign_of_life);
   } catch (const Error& e) {
     answer = {e.what(), e.hint(), {}};
   } catch (const std::bad_alloc&) {
-    answer = {fmt::format("clip store {} is damaged: its tables do not fit into memory", path),
+    answer = {fmt::format("clip store {}: its tables do not fit into memory", path),
+              "raise the limit (ulimit -v, -d) if there is one; otherwise the store is damaged: "
               "copy it again, or make it again with `weft ingest` or `weft encode`",
               {}};
   }
   Packer packed;
   each_field(packed, std::as_const(answer));
-  const std::string& out = packed.bytes();
-  for (std::size_t done = 0; done < out.size();) {
-    const ssize_t n = write(STDOUT_FILENO, out.data() + done, out.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return 1;
-    done += static_cast<std::size_t>(n);
-  }
-  return 0;
+  return write_all(std::string(1, answer_mark) + packed.bytes()) ? 0 : 1;
 }
 
 // Runs the command and reads its standard output until it ends. Returns the wait status and the
-// output.
-std::pair<int, std::string> run(const std::vector<std::string>& command) {
+// output. Throws where it is silent for too long, for example because of a file system that does
+// not answer: no signal ends the child then, so nobody waits for it.
+std::pair<int, std::string> run(const std::vector<std::string>& command, const std::string& path) {
   int ends[2];
   WEFT_CHECK(pipe2(ends, O_CLOEXEC) == 0, Exit::data, "raise the limit of open files (ulimit -n)",
              "cannot make a pipe: {}", std::strerror(errno));
@@ -205,7 +229,8 @@ std::pair<int, std::string> run(const std::vector<std::string>& command) {
   posix_spawnattr_init(&how);
   sigset_t stops;
   sigemptyset(&stops);
-  for (const int signal : {SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGHUP}) sigaddset(&stops, signal);
+  for (const int signal : stop_signals) sigaddset(&stops, signal);
+  sigdelset(&stops, SIGXCPU);  // by which longest_call ends it
   posix_spawnattr_setsigmask(&how, &stops);
   posix_spawnattr_setflags(&how, POSIX_SPAWN_SETSIGMASK);
   pid_t child = 0;
@@ -217,13 +242,31 @@ std::pair<int, std::string> run(const std::vector<std::string>& command) {
   close(ends[1]);
   std::string said;
   std::vector<char> buffer(64 << 10);
-  while (failed == 0) {
-    const ssize_t n = read(ends[0], buffer.data(), buffer.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    said.append(buffer.data(), static_cast<std::size_t>(n));
+  double heard = now_seconds();
+  bool silent = false, stopped = false;
+  while (failed == 0 && !silent) {
+    pollfd output{ends[0], POLLIN, 0};
+    if (poll(&output, 1, 100) > 0) {
+      const ssize_t n = read(ends[0], buffer.data(), buffer.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) break;
+      said.append(buffer.data(), static_cast<std::size_t>(n));
+      heard = now_seconds();
+    }
+    stopped = stop_received != 0;
+    silent = now_seconds() - heard >
+             (stopped ? reader_command().silence_at_stop : reader_command().silence);
   }
   close(ends[0]);
+  if (silent) {
+    kill(child, SIGKILL);
+    WEFT_CHECK(!stopped, Exit::stopped, "run the same command to resume",
+               "stopped on request while clip store {} was opened, which takes long", path);
+    throw Error(Exit::data,
+                fmt::format("clip store {} cannot be read: no sign of life for {:g} s", path,
+                            reader_command().silence),
+                "does its file system answer (df)? Copy the store to another", __FILE__, __LINE__);
+  }
   WEFT_CHECK(failed == 0, Exit::data, "a clip store is opened in a process of its own",
              "cannot start {}: {}", command[0], std::strerror(failed));
   int status = 0;
@@ -243,11 +286,21 @@ std::string end_of(int status) {
 
 }  // namespace
 
-StoreFacts open_checked(const std::string& path, std::uint64_t bytes,
-                        const std::function<void()>& alive) {
-  const h5::QuietErrors quiet;
-  StoreReader reader(path, bytes, alive);
+StoreFacts open_checked(const std::string& path, const std::function<void()>& alive) {
   StoreFacts facts;
+  try {
+    facts.bytes = File::open(path, Exit::data).size();
+  } catch (Error& e) {
+    e.add_hint(
+        "data.path is a store: `weft ingest` makes those of clips and, with ingest.images, of "
+        "labelled images, `weft encode` those of latents; synthetic:... (docs/decks.md) makes "
+        "clips in memory, for example for weft plan");
+    throw;
+  }
+  WEFT_CHECK(is_hdf5(path), Exit::data, "data.path must be a file that `weft ingest` made",
+             "{} is not an HDF5 file and so not a clip store", path);
+  const h5::QuietErrors quiet;
+  StoreReader reader(path, facts.bytes, alive);
   facts.holds_images = reader.has_format(image_store_format);
   if (facts.holds_images)
     read_image_facts(reader, facts);
@@ -256,16 +309,23 @@ StoreFacts open_checked(const std::string& path, std::uint64_t bytes,
   return facts;
 }
 
-void read_stores_with(std::vector<std::string> command) { reader_command() = std::move(command); }
+void read_stores_with(std::vector<std::string> command, double silence, double silence_at_stop) {
+  reader_command() = {std::move(command), silence, silence_at_stop};
+}
 
-StoreFacts read_store(const std::string& path, std::uint64_t bytes) {
-  if (reader_command().empty()) return open_checked(path, bytes);
-  std::vector<std::string> command = reader_command();
+StoreFacts read_store(const std::string& path) {
+  std::vector<std::string> command = reader_command().words;
+  if (command.empty()) return open_checked(path);
   command.push_back(path);
-  command.push_back(std::to_string(bytes));
-  const auto [status, said] = run(command);
+  const auto [status, said] = run(command, path);
+  WEFT_CHECK(!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL, exit_killed,
+             "most often for want of memory (oom_kill in the node's log): more memory for the job, "
+             "or fewer ranks a host; the store need not be damaged",
+             "the process that reads clip store {} was killed (SIGKILL)", path);
   Answer answer;
-  Unpacker unpacker(said);
+  const std::size_t marked = said.find(answer_mark);
+  Unpacker unpacker(marked == said.npos ? std::string_view()
+                                        : std::string_view(said).substr(marked + 1));
   if (status == 0) each_field(unpacker, answer);
   WEFT_CHECK(status == 0 && unpacker.whole(), Exit::data,
              "copy it again, or make it again with `weft ingest` or `weft encode`",
@@ -276,8 +336,7 @@ StoreFacts read_store(const std::string& path, std::uint64_t bytes) {
 }
 
 std::optional<int> serve_as_store_reader(int argc, char** argv) {
-  if (argc == 4 && std::strcmp(argv[1], child_argument) == 0)
-    return serve(argv[2], std::strtoull(argv[3], nullptr, 10));
+  if (argc == 3 && std::strcmp(argv[1], child_argument) == 0) return serve(argv[2]);
   read_stores_with({"/proc/self/exe", child_argument});
   return std::nullopt;
 }
@@ -293,25 +352,12 @@ StoreFile::StoreFile(const std::string& path) : path_(path) {
     opened = copy_ = copy->second;
     path_ = fmt::format("{} (this node's copy of {})", opened, path);
   }
-  fd_ = open(opened.c_str(), O_RDONLY | O_CLOEXEC);
-  WEFT_CHECK(
-      fd_ >= 0, Exit::data,
-      "check data.path, which begins where weft was started; `weft ingest` makes stores of clips "
-      "and, with ingest.images, of labelled images, `weft encode` those of latents; synthetic:... "
-      "(docs/decks.md) makes clips in memory, for example for weft plan",
-      "cannot open clip store {}: {}", path_, std::strerror(errno));
-  try {
-    struct stat status {};
-    WEFT_CHECK(fstat(fd_, &status) == 0 && S_ISREG(status.st_mode), Exit::data,
-               "data.path must be a file that `weft ingest` made", "{} is not a file", path_);
-    bytes_ = static_cast<std::uint64_t>(status.st_size);
-    WEFT_CHECK(is_hdf5(opened), Exit::data, "data.path must be a file that `weft ingest` made",
-               "{} is not an HDF5 file and so not a clip store", path_);
-    facts_ = read_store(opened, bytes_);
-  } catch (...) {
-    close(fd_);
-    throw;
-  }
+  // The child opens it first: this process would wait for a file system that does not answer.
+  facts_ = read_store(opened);
+  bytes_ = facts_.bytes;
+  fd_ = open(opened.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  WEFT_CHECK(fd_ >= 0, Exit::data, "was it replaced meanwhile?", "cannot open clip store {}: {}",
+             path_, std::strerror(errno));
   for (const std::string& warning : facts_.warnings) log::warn("{}", warning);
 }
 

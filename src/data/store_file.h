@@ -16,11 +16,15 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "data/clip_source.h"
 
 namespace weft {
 
 class StoreReader;  // data/hdf5.h
+
+// Of a job of which SIGKILL ended a process, as mpirun says of a rank.
+inline constexpr Exit exit_killed{137};
 
 // Of the clips of a bucket, in addition to Bucket; all of length `clips`.
 struct StoredBucket {
@@ -55,6 +59,7 @@ struct StoreFacts {
   bool holds_images = false;
   StoredImages images;
 
+  std::uint64_t bytes = 0;      // of the file
   std::string made_by;          // the attribute, "" where there is none
   std::vector<Bucket> buckets;  // in the order of their names
   std::vector<StoredBucket> stored;
@@ -80,17 +85,21 @@ std::string content_id_of(std::span<const Bucket> buckets, std::span<const Store
 void read_clip_facts(StoreReader& reader, StoreFacts& facts);
 void read_image_facts(StoreReader& reader, StoreFacts& facts);
 
-// Reads the structure of a store of `bytes` bytes in this process, checks it as open_clip_store()
-// promises, and closes it again. `alive` is called between HDF5 calls.
+// Reads the structure of a store in this process, checks it as open_clip_store() promises, and
+// closes it again. `alive` is called between HDF5 calls.
 StoreFacts open_checked(
-    const std::string& path, std::uint64_t bytes, const std::function<void()>& alive = [] {});
+    const std::string& path, const std::function<void()>& alive = [] {});
 
-// From now on read_store() starts `command` with two more arguments, path and size in bytes.
-// Without a command (the default) it reads in this process.
-void read_stores_with(std::vector<std::string> command);
+// From now on read_store() starts `command` with one more argument, the path. Without a command
+// (the default) it reads in this process. A child that gives no sign of life for `silence` seconds,
+// or `silence_at_stop` once the job is asked to stop, is given up.
+void read_stores_with(std::vector<std::string> command, double silence = 300,
+                      double silence_at_stop = 5);
 
-// The same as open_checked() by that command. Throws Exit::data as it does, or when the child dies.
-StoreFacts read_store(const std::string& path, std::uint64_t bytes);
+// The same as open_checked() by that command. Throws Exit::data as it does, when the child crashes
+// or is silent; exit_killed when something killed it; Exit::stopped when it was given up for a
+// request to stop.
+StoreFacts read_store(const std::string& path);
 
 // Called at the start of main, before MPI: in a child it does the child's work and returns the exit
 // code. Otherwise it makes read_store() start this program.

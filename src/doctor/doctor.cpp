@@ -269,9 +269,9 @@ Command doctor_command() {
   Command c{"doctor", "check machine, ranks and devices; report problems and what to do",
             [r](const Deck&, MPI_Comm world) { return doctor(*r, world); }};
   // The command reads the deck itself, as it is optional here.
-  c.option("deck", r->deck, "input deck (TOML); its data path is read");
+  c.path("deck", r->deck, "input deck (TOML); its data path is read");
   c.option("overrides", r->overrides, "section.key=value");
-  c.option("--json", r->json, "JSON file for all findings");
+  c.path("--json", r->json, "JSON file for all findings");
   return c;
 }
 

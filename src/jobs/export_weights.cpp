@@ -10,6 +10,7 @@
 #include "core/file.h"
 #include "core/log.h"
 #include "data/clip_store.h"
+#include "jobs/generate/options.h"
 #include "jobs/jobs.h"
 #include "models/dbnet/dbnet.h"
 #include "models/registry.h"
@@ -27,12 +28,28 @@ struct ExportRequest {
   std::string run;     // a run directory (its newest usable checkpoint) or one checkpoint directory
   std::string output;  // NAME.safetensors
   bool ema = false;    // export the moving average (EMA) of the weights
+  bool raw = false;    // of adapters: not that, although weft generate takes it
   double ema_decay = -1;  // of several, that of this decay; -1: the first of train.ema_decay
   std::string dtype = "f32";
   double shard_size = 0;  // GB (10^9 bytes) of a shard; 0: one file
   std::string latents;    // of a VAE: a store that `weft encode` made with it; "": none
   bool merged = false;    // of a run of adapters: the base's weights with the adapters in them
   std::string base;       // of these: the base, if it is no longer where the run had it
+  bool replace = false;
+
+  bool by_decay() const { return ema_decay >= 0; }
+  std::optional<double> decay() const {
+    return by_decay() ? std::optional(ema_decay) : std::nullopt;
+  }
+  // Adapters are exported as samples have them.
+  bool average(bool adapters, const Deck& deck) const {
+    return ema || by_decay() || (adapters && !raw && deck.get<GenerateDeck>().ema);
+  }
+  std::string what(bool average) const {
+    return by_decay() ? fmt::format("moving average of decay {}", ema_decay)
+           : average  ? "moving average (EMA)"
+                      : "raw weights";
+  }
 };
 
 constexpr const char* weights_ending = ".safetensors";
@@ -79,26 +96,33 @@ void load_merged(const ExportRequest& request, const Adapter& adapter, Denoiser&
   const std::string& base = request.base.empty() ? adapter.facts.base : request.base;
   WEFT_CHECK(is_there(base, Exit::data), Exit::data, "say where the base is: --base FILE",
              "the base of these adapters, {}, does not exist", base);
-  WeightFiles files = WeightFiles::open(base);
-  check_base(adapter, base, hash_of(files));
-  check_weights(files, model.params(), model.weight_names());
-  read_weights(files, model.params(), model.weight_names());
+  load_weights(base, model.params(), model.weight_names());
+  check_base(adapter.path, adapter.facts, base, hash_of_values(model.params()));
   const WeightedAdapter whole{adapter, 1};
   merge_adapters(model.params(), std::span(&whole, 1));
 }
 
+void check_target(const ExportRequest& request) {
+  const fs::path output = request.output;
+  for (const fs::path& file :
+       {output, fs::path(request.output + ".index.json"), output / "adapter_model.safetensors",
+        output / "adapter_config.json"})
+    WEFT_CHECK(request.replace || fs::is_directory(file) || !is_there(file, Exit::checkpoint),
+               Exit::checkpoint, "choose another output, or give --replace to replace it",
+               "{} is there already", file.string());
+}
+
 // The adapters of a run as PEFT has them.
-int export_adapter(const ExportRequest& request, const Checkpoint& checkpoint) {
+int export_adapter(const ExportRequest& request, const Checkpoint& checkpoint, bool average) {
   WEFT_CHECK(!request.output.ends_with(weights_ending) && request.shard_size == 0, Exit::usage,
              "name a folder, or export whole weights: --merged",
              "{} is a run of adapters, which are a folder of two files: {} {}", request.run,
              request.output, request.shard_size == 0 ? "is a file's name" : "in shards is none");
-  const Adapter adapter = adapter_of(checkpoint, request.ema);
+  const Adapter adapter = adapter_of(checkpoint, average, request.decay());
   write_adapter(request.output, adapter, dtype_named(request.dtype));
   log::info("adapters of {} of step {} ({}, {}) in {}: {}",
             counted(std::ssize(adapter.layers), "layer"), checkpoint.info().step,
-            request.ema ? "EMA" : "weights", request.dtype, request.output,
-            adapter.facts.describe());
+            request.what(average), request.dtype, request.output, adapter.facts.describe());
   return 0;
 }
 
@@ -116,9 +140,13 @@ int export_weights(const ExportRequest& request) {
              request.run);
   WEFT_CHECK(request.merged || request.base.empty(), Exit::usage, "add --merged",
              "--base is for --merged: adapters alone need none");
-  if (adapters && !request.merged) return export_adapter(request, checkpoint);
+  WEFT_CHECK(!request.raw || !(request.ema || request.by_decay()), Exit::usage,
+             "choose one of them", "--raw and --ema or --ema-decay");
+  check_target(request);
   const Deck deck =
       parse_deck(checkpoint.info().deck, checkpoint.dir().string() + "/manifest.json", {});
+  const bool average = request.average(adapters, deck);
+  if (adapters && !request.merged) return export_adapter(request, checkpoint, average);
   const auto arena = Arena::reserve(std::size_t{1} << 32);
   const ArenaScope scope(*arena);
   SaveWeights how;
@@ -147,21 +175,15 @@ int export_weights(const ExportRequest& request) {
                                           : model->params();
   params.allocate_for_inference(false);
   const MayLack lacks = vae ? vae->weight_names().spare : nullptr;
-  const bool by_decay = request.ema_decay >= 0, ema = request.ema || by_decay;
   if (adapters)
-    load_merged(request, adapter_of(checkpoint, ema), *model);
-  else if (ema)
-    restore_ema(checkpoint, params, by_decay ? std::optional(request.ema_decay) : std::nullopt,
-                lacks);
+    load_merged(request, adapter_of(checkpoint, average, request.decay()), *model);
+  else if (average)
+    restore_ema(checkpoint, params, request.decay(), lacks);
   else
     restore_state(checkpoint, params, lacks);
   save_weights(request.output, params, how);
   log::info("{} tensors of step {} ({}, {}) in {}", params.all().size() + how.buffers.size(),
-            checkpoint.info().step,
-            by_decay ? fmt::format("EMA of decay {}", request.ema_decay)
-            : ema    ? "EMA"
-                     : "weights",
-            request.dtype, request.output);
+            checkpoint.info().step, request.what(average), request.dtype, request.output);
   return 0;
 }
 
@@ -172,22 +194,24 @@ Command export_command() {
   Command c{"export", "write a run's weights as safetensors under the released names",
             [r](const Deck&, MPI_Comm) { return export_weights(*r); }};
   c.first_rank_only = true;
-  c.option("run", r->run, "run or checkpoint directory").required = true;
-  c.option("output", r->output, "safetensors file to write; of a run of adapters (LoRA) a folder")
+  c.path("run", r->run, "run or checkpoint directory").required = true;
+  c.path("output", r->output, "safetensors file to write; of a run of adapters (LoRA) a folder")
       .required = true;
   c.option("--merged", r->merged,
            "of a run of adapters: its base with the adapters merged into it");
-  c.option("--base", r->base, "for --merged: the base, if it is not where the run had it");
-  c.option("--ema", r->ema, "export the moving average (EMA) of the weights");
-  c.option("--ema-decay", r->ema_decay,
-           "of several moving averages (train.ema_decay), export that of this decay")
-      .not_negative = true;
+  c.path("--base", r->base, "for --merged: the base, if it is not where the run had it");
+  c.option("--ema", r->ema,
+           "export the moving average (EMA) of the weights; of adapters the default");
+  c.option("--raw", r->raw,
+           "of adapters: export the raw weights, not the average that samples have");
+  c.number("--ema-decay", r->ema_decay, 0, 1,
+           "of several moving averages (train.ema_decay), export that of this decay");
   c.option("--dtype", r->dtype, "number format (f32)").choices = {"f32", "bf16", "f16"};
-  c.option("--shard-size", r->shard_size,
-           "GB of a file; more make shards with an index (else one file)")
-      .not_negative = true;
-  c.option("--latents", r->latents,
-           "of a VAE: the store of latents whose measured scale and shift go along");
+  c.number("--shard-size", r->shard_size, 0, 1e9,
+           "GB of a file; more make shards with an index (else one file)");
+  c.option("--replace", r->replace, "replace an output that is there");
+  c.path("--latents", r->latents,
+         "of a VAE: the store of latents whose measured scale and shift go along");
   return c;
 }
 

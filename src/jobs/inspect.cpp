@@ -100,9 +100,7 @@ std::string adapter_text(const fs::path& path) {
   const fs::path config =
       (fs::is_directory(path) ? path : path.parent_path()) / "adapter_config.json";
   const WeightFiles files = WeightFiles::open(path);
-  const bool adapter = std::ranges::any_of(
-      files.tensors(), [](const auto& t) { return t.entry.name.ends_with(".lora_A.weight"); });
-  if (!adapter) return "";
+  if (!holds_adapter(files)) return "";
   if (!is_there(config, Exit::data))
     return fmt::format("adapter without {}: rank and alpha are not known\n", config.string());
   const Adapter read = read_adapter(path);
@@ -306,11 +304,11 @@ Command inspect_command() {
       "pictures with text",
       [=](const Deck& deck, MPI_Comm) { return inspect(*file, *overrides, deck.media, *picture); }};
   c.first_rank_only = true;
-  c.option("file", *file, "file, checkpoint directory, deck, or list of pictures with text")
+  c.path("file", *file, "file, checkpoint directory, deck, or list of pictures with text")
       .required = true;
   c.option("overrides", *overrides, "section.key=value, applied over a deck");
-  c.option("--picture", *picture,
-           "of pictures with text: PNG for the first one with its regions outlined");
+  c.path("--picture", *picture,
+         "of pictures with text: PNG for the first one with its regions outlined");
   return c;
 }
 

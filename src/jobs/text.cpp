@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
+#include "data/clip_store.h"
 #include "jobs/jobs.h"
 #include "models/registry.h"
 #include "models/t5/options.h"
@@ -21,7 +22,7 @@ namespace weft {
 namespace {
 
 struct TextRequest {
-  std::string file;     // UTF-8, a caption a line
+  std::string file;     // UTF-8, a caption a line; or a clip store, whose captions are taken
   std::string cleaned;  // file to write the cleaned captions to, a line each; empty: not wanted
   std::string
       tokens;  // file to write the token ids to, a line each with spaces between; empty: not wanted
@@ -61,25 +62,31 @@ int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
   WEFT_CHECK(!request.cleaned.empty() || !request.tokens.empty() || !request.features.empty(),
              Exit::usage, "ask for --cleaned, --tokens or --features, each with a file",
              "weft text {}: nothing is asked for", request.file);
-  const std::vector<std::string> captions = read_lines(request.file, deck.media);
+  const bool of_store = is_hdf5(request.file);
+  const std::vector<std::string> captions =
+      of_store ? captions_by_id(*open_clip_store(request.file, false))
+               : read_lines(request.file, deck.media);
   const T5Deck t5 = t5_deck(deck);
   if (log::rank() == 0 && (!request.cleaned.empty() || !request.tokens.empty())) {
-    std::optional<Tokenizer> tokenizer;
-    if (!request.tokens.empty()) tokenizer.emplace(t5_tokenizer(t5));
     std::vector<std::string> cleaned, tokens;
-    for (const std::string& caption : captions) {
-      cleaned.push_back(t5_clean(t5, caption));
-      if (tokenizer)
-        tokens.push_back(
-            fmt::format("{}", fmt::join(tokenizer->encode(cleaned.back(), t5.max_length), " ")));
-    }
+    for (const std::string& caption : captions) cleaned.push_back(t5_clean(t5, caption));
     if (!request.cleaned.empty()) write_lines(request.cleaned, cleaned);
-    if (tokenizer) write_lines(request.tokens, tokens);
+    if (!request.tokens.empty()) {
+      for (const auto& ids : t5_ids(t5, captions))
+        tokens.push_back(fmt::format("{}", fmt::join(ids, " ")));
+      write_lines(request.tokens, tokens);
+    }
   }
   if (!request.features.empty()) {
     const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
     set_threads(static_cast<int>(deck.run.threads), device.core_sharers);
-    const EncodedTexts done = encode_texts(t5, captions, request.features, world);
+    const std::string encoder = log::rank() == 0 ? T5TextEncoder(t5).describe() : "";
+    const EncodedTexts done =
+        encode_texts(t5, captions,
+                     {{request.features,
+                       captions.size(),
+                       {{"captions", hash_of_texts(captions)}, {"encoder", encoder}}}},
+                     {}, world);
     std::int64_t tokens = 0;
     for (const std::int64_t n : done.tokens) tokens += n;
     log::info("{}, {} in {:.1f} s: {}", counted(std::ssize(captions), "caption"),
@@ -92,14 +99,16 @@ int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
 
 Command text_command() {
   const auto r = std::make_shared<TextRequest>();
-  Command c{"text", "clean, tokenize and encode the captions of a text file, one a line",
-            [r](const Deck& deck, MPI_Comm world) { return text(deck, *r, world); }};
+  Command c{
+      "text",
+      "clean, tokenize and encode the captions of a text file, one a line, or of a clip store",
+      [r](const Deck& deck, MPI_Comm world) { return text(deck, *r, world); }};
   c.deck_file("deck", "input deck (TOML), with the [t5] table");
-  c.option("file", r->file, "text file, one caption per line").required = true;
+  c.path("file", r->file, "text file, one caption per line, or a clip store").required = true;
   c.overrides();
-  c.option("--cleaned", r->cleaned, "text file for cleaned captions");
-  c.option("--tokens", r->tokens, "text file for token ids");
-  c.option("--features", r->features, "safetensors file for T5 features (data.text_features)");
+  c.path("--cleaned", r->cleaned, "text file for cleaned captions");
+  c.path("--tokens", r->tokens, "text file for token ids");
+  c.path("--features", r->features, "safetensors file for T5 features (data.text_features)");
   return c;
 }
 

@@ -63,6 +63,7 @@ Turn turn_of(int orientation) {
 // in memory. The graph sets frames upright and converts their rate; what YuvRows does not take, it
 // converts to RGB, too.
 struct VideoReader::State {
+  MediaSource medium;
   std::string path;
   VideoReaderOptions options;
   ff::OpenMedia media;
@@ -90,7 +91,8 @@ struct VideoReader::State {
   int check(int code, const char* what) { return media.check(code, what); }
 
   State(const MediaSource& from, VideoReaderOptions how)
-      : path(from.name()),
+      : medium(from),
+        path(from.name()),
         options(std::move(how)),
         media(from, options.access),
         stream(media.stream()),
@@ -135,7 +137,9 @@ struct VideoReader::State {
     if (media.is_image()) return {from, rgb + turn};
     const std::int32_t* matrix = ff::display_matrix(*stream, decoded.get());
     const std::string rate = options.fps > 0 ? fmt::format("fps={},", options.fps) : "";
-    return {from, turn_of(matrix).first + rate + (is_plain_yuv(*decoded) ? "null" : rgb)};
+    // It takes both forms of pixels as they are.
+    const std::string cuts = options.cuts > 0 ? fmt::format(",scdet=t={}", options.cuts) : "";
+    return {from, turn_of(matrix).first + rate + (is_plain_yuv(*decoded) ? "null" : rgb) + cuts};
   }
 
   // buffer -> [turn] -> [fps] -> RGB -> sink.
@@ -251,6 +255,7 @@ struct VideoReader::State {
     frame.height = delivered->height;
     frame.width = delivered->width;
     frame.index = delivered_frames++;
+    frame.cut = av_dict_get(delivered->metadata, "lavfi.scd.time", nullptr, 0) != nullptr;
     frame.seconds = static_cast<double>(frame.index) / fps;
     frame.duration = 1 / fps;
     if (const std::int64_t length = ff::duration_of(*delivered); length > 0 && options.fps == 0)
@@ -340,6 +345,36 @@ std::int64_t VideoReader::frames() const {
   return 0;
 }
 
+namespace {
+
+// Packets of the pictures' stream that are shown, without decoding them.
+std::int64_t count_packets(const MediaSource& source, const MediaAccess& access) {
+  ff::OpenMedia media(source, access);
+  const ff::OpenMedia::Work work(media);
+  const ff::Ptr<AVPacket> packet(av_packet_alloc());
+  WEFT_ASSERT(packet != nullptr);
+  std::int64_t count = 0;
+  // A file may be cut off: what is there counts.
+  for (; av_read_frame(media.format(), packet.get()) >= 0; av_packet_unref(packet.get())) {
+    const bool vp8 = media.stream()->codecpar->codec_id == AV_CODEC_ID_VP8;
+    const bool hidden = (packet->flags & AV_PKT_FLAG_DISCARD) != 0 ||
+                        (vp8 && packet->size > 0 && (packet->data[0] & 0x10) == 0);
+    if (packet->stream_index == media.stream()->index && !hidden) ++count;
+  }
+  media.check_budget();
+  return count;
+}
+
+}  // namespace
+
+std::int64_t VideoReader::counted() const {
+  const State& s = *state_;
+  if (s.media.is_image() || s.options.fps > 0 || s.media.promised().frames > 0 ||
+      is_source_graph(s.medium.path))
+    return frames();
+  return count_packets(s.medium, s.options.access);
+}
+
 Footage read_frames(const MediaSource& source, std::int64_t max_frames, std::int64_t height,
                     std::int64_t width, VideoReaderOptions options) {
   VideoReader reader(source, std::move(options));
@@ -424,6 +459,7 @@ class Capture {
     return grab() && convert(out);
   }
   std::string reason() const { return ff::reason(code_); }
+  bool has_no_count() const { return stream_->nb_frames == 0; }
 
   // As the container says, after rotation.
   std::pair<std::int64_t, std::int64_t> height_width() const {
@@ -582,6 +618,11 @@ PickedFrame frame_at(const MediaSource& source, std::int64_t index, const MediaA
     video.emplace(source, access);
     PickedFrame out;
     if (video->read(index, out)) return out;
+    // OpenCV takes a duration for the length, which may be that of the sound.
+    if (video->has_no_count())
+      if (const std::int64_t all = count_packets(source, access);
+          all > 0 && index >= all && video->read(all - 1, out))
+        return out;
     fault = fmt::format("frame {} of video {} cannot be decoded ({})", index, source.path,
                         video->reason());
     if (video->read(0, out)) {

@@ -20,6 +20,7 @@ struct VideoFrame {
   std::int64_t index = 0;  // 0, 1, 2 ... of the frames delivered
   double seconds = 0;      // since the first frame
   double duration = 0;     // seconds that it is shown
+  bool cut = false;        // the first behind a cut, where VideoReaderOptions::cuts asks for them
   // With VideoReaderOptions::rows, of most footage: the frame before it is RGB; `rgb` is null then.
   YuvRows* yuv = nullptr;
 };
@@ -32,6 +33,7 @@ struct VideoReaderOptions {
   // Whoever takes the frames converts the rows that it needs to RGB itself, as CoverResize does.
   bool rows = false;
   MediaAccess access = {};
+  double cuts = 0;  // what FFmpeg's scdet must score of a cut, of 100; 0: none is looked for
 };
 
 // Reads a file of a format that contains its own pictures (an image is a video of one frame), or,
@@ -49,11 +51,13 @@ class VideoReader {
   // The next frame, or nullptr after the last. Valid until the next call.
   const VideoFrame* next();
 
-  double fps() const;            // of what next() delivers; 24 where the file does not say
-  double ticks() const;          // a second, of the times of what next() delivers
-  std::int64_t height() const;   // as the container says, after rotation; the
-  std::int64_t width() const;    //   frames themselves may differ
-  std::int64_t frames() const;   // about how many there will be; 0 = unknown
+  double fps() const;           // of what next() delivers; 24 where the file does not say
+  double ticks() const;         // a second, of the times of what next() delivers
+  std::int64_t height() const;  // as the container says, after rotation; the
+  std::int64_t width() const;   //   frames themselves may differ
+  std::int64_t frames() const;  // about how many there will be; 0 = unknown
+  // How many: where the container has no count, that of its packets, which are all read.
+  std::int64_t counted() const;
   std::int64_t damaged() const;  // frames so far whose errors the decoder concealed
   bool is_image() const;         // a still picture
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "checkpoint/weights.h"
 #include "core/error.h"
@@ -13,6 +14,7 @@ namespace weft {
 namespace {
 
 constexpr std::string_view weight_ending = ".weight";
+constexpr std::string_view a_weight_ending = ".lora_A.weight";
 
 void lora_rows(Rows& r, LoraDeck& d) {
   r.number("rank", d.rank, 0, 65536,
@@ -53,6 +55,11 @@ void check_target(const std::string& target, std::span<nn::Linear* const> layers
 
 void check_lora(const Deck& deck, const DeckDemand& demand) {
   const LoraDeck& lora = lora_deck(deck);
+  demand(lora.adapters.size() <= (lora.on() ? 1u : 0u),
+         fmt::format("model.adapters = [{}] with lora.rank = {}", fmt::join(lora.adapters, ", "),
+                     lora.rank),
+         "a training with [lora] goes on from one adapter, of its rank, alpha and targets; whole "
+         "weights start from model.weights, into which `weft export RUN FILE --merged` merges one");
   if (!lora.on()) return;
   demand(deck.model.name == "stdit3" || deck.model.name == "wan",
          fmt::format("lora.rank = {} with model.name = \"{}\"", lora.rank, deck.model.name),
@@ -66,7 +73,13 @@ void check_lora(const Deck& deck, const DeckDemand& demand) {
          "name layers, such as [\"*.attn.*\"]");
 }
 
-void wan_lora_rows(Rows& r, WanLoraDeck& d) { lora_rows(r, d); }
+void adapters_rows(Rows& r, LoraDeck& d) {
+  r.path(
+       "adapters", d.adapters,
+       "The adapter (LoRA) that a training with [lora] goes on from, PATH or PATH=FACTOR: a folder "
+       "of weft export or PEFT, or a run directory, whose moving average is taken.")
+      .decides = false;
+}
 
 }  // namespace
 
@@ -76,7 +89,15 @@ DeckTable lora_table() {
   return t;
 }
 
-DeckTable wan_lora_table() { return deck_table("lora", wan_lora_rows); }
+DeckTable wan_lora_table() {
+  return deck_table<WanLoraDeck>("lora", [](Rows& r, WanLoraDeck& d) { lora_rows(r, d); });
+}
+
+DeckTable adapters_table() { return deck_table("model", adapters_rows); }
+
+DeckTable wan_adapters_table() {
+  return deck_table<WanLoraDeck>("model", [](Rows& r, WanLoraDeck& d) { adapters_rows(r, d); });
+}
 
 LoraDeck& lora_deck(Deck& deck) {
   return deck.model.name == "wan" ? deck.get<WanLoraDeck>() : deck.get<LoraDeck>();
@@ -111,6 +132,39 @@ void add_adapters(const LoraDeck& lora, ParameterTable& table,
       p->bf16_only = l->weight->bf16_only;
     }
   }
+}
+
+void start_from(const LoraDeck& lora, ParameterTable& table, const Adapter& adapter,
+                double factor) {
+  constexpr const char* same = "take the rank, alpha and targets that the adapter was trained with";
+  const std::string named = fmt::format("lora.targets = [{}]", fmt::join(lora.targets, ", "));
+  std::set<std::string> targets;
+  for (const auto& p : table.all())
+    if (p->name.ends_with(a_weight_ending))
+      targets.insert(p->name.substr(0, p->name.size() - a_weight_ending.size()));
+  for (const auto& [name, layer] : adapter.layers) {
+    const double alpha = layer.scale * static_cast<double>(layer.rank);
+    WEFT_CHECK(
+        layer.rank == lora.rank && std::abs(alpha - lora.alpha) <= 1e-9 * lora.alpha, Exit::usage,
+        same, "model.adapters: {} has rank {} and alpha {}, not lora.rank = {} and lora.alpha = {}",
+        adapter.path, layer.rank, alpha, lora.rank, lora.alpha);
+    WEFT_CHECK(targets.erase(name) == 1, Exit::usage, same,
+               "model.adapters: layer {} of {} is not among {}", name, adapter.path, named);
+    Parameter& a = *table.find(name + ".lora_A.weight");
+    Parameter& b = *table.find(name + ".lora_B.weight");
+    WEFT_CHECK(
+        a.shape == Shape({layer.rank, layer.in}) && b.shape == Shape({layer.out, layer.rank}),
+        Exit::usage, "check the deck's [model]",
+        "model.adapters: layer {} of {} is for a weight of [{}, {}], the model's has [{}, {}]",
+        name, adapter.path, layer.out, layer.in, b.shape[0], a.shape[1]);
+    a.set(0, layer.a);
+    std::vector<float> scaled = layer.b;
+    for (float& v : scaled) v *= static_cast<float>(factor);
+    b.set(0, scaled);
+  }
+  WEFT_CHECK(targets.empty(), Exit::usage, same,
+             "model.adapters: {} has no layer {}, one of {} of {}", adapter.path, *targets.begin(),
+             targets.size(), named);
 }
 
 }  // namespace weft

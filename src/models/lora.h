@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/adapter.h"
 #include "config/deck_table.h"
 #include "nn/nn.h"
 
@@ -18,15 +19,18 @@ struct LoraDeck {
   std::int64_t rank = 0;  // 0: off
   double alpha = 8;
   std::vector<std::string> targets = {"*.attn.*", "*.cross_attn.*"};
+  std::vector<std::string> adapters;  // model.adapters
 
   bool on() const { return rank > 0; }
 };
 DeckTable lora_table();
+DeckTable adapters_table();  // its key of [model]
 // The same for Wan, whose layers have other names.
 struct WanLoraDeck : LoraDeck {
   WanLoraDeck() { targets = {"*.self_attn.*", "*.cross_attn.*"}; }
 };
 DeckTable wan_lora_table();
+DeckTable wan_adapters_table();
 // That of the model that model.name names.
 LoraDeck& lora_deck(Deck& deck);
 const LoraDeck& lora_deck(const Deck& deck);
@@ -39,5 +43,8 @@ std::string layer_name(const Parameter& weight);
 // width 1/sqrt(in)), and NAME.lora_B.weight, which start at 0. Before allocate(). Exit::usage for a
 // target that matches none of `layers`; the hint names the nearest.
 void add_adapters(const LoraDeck& lora, ParameterTable& table, std::span<nn::Linear* const> layers);
+// Sets them, in the allocated table, to those of `adapter`, times `factor`. Exit::usage unless it
+// has the deck's rank, alpha and layers.
+void start_from(const LoraDeck& lora, ParameterTable& table, const Adapter& adapter, double factor);
 
 }  // namespace weft

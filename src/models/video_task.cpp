@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/philox.h"
+#include "data/clip_store.h"
 #include "models/lora.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"
@@ -50,10 +51,19 @@ void VideoTask::open(std::span<const Bucket> buckets) {
         "sampled with; encode.text stores features",
         deck_.data.path);
   latents_.load(buckets);
+  if (deck_.data.text_features.empty()) return;
+  features_ = std::make_unique<TextFeatures>(deck_.data.text_features, captions_);
+  if (log::rank() != 0) return;
+  DataDeck all = deck_.data;  // also the clips that are held out, or left out by data.keep
+  all.keep.clear();
+  const std::vector<std::string> captions = captions_by_id(*open_clip_source(all, deck_.media));
   std::int64_t clips = 0;
   for (const Bucket& b : buckets) clips += b.clips;
-  if (!deck_.data.text_features.empty())
-    features_ = std::make_unique<TextFeatures>(deck_.data.text_features, clips, captions_);
+  WEFT_CHECK(clips <= std::ssize(captions), Exit::data,
+             "encode the captions into the stores (encode.text)",
+             "data.text_features has captions of {} alone, and clips of another store are used",
+             deck_.data.path);
+  features_->check_captions(captions, all.all_paths());
 }
 
 // Text features that the store itself has.
@@ -75,9 +85,19 @@ void VideoTask::check_text(const Bucket& b, const Bucket& first) const {
 std::string VideoTask::start_weights() {
   params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
   if (deck_.model.weights.empty()) return "";
-  return trains_adapters() ? load_base()
-                           : load_weights(deck_.model.weights, params(),
-                                          to_start_from(deck_.model, model().weight_names()));
+  if (!trains_adapters())
+    return load_weights(deck_.model.weights, params(),
+                        to_start_from(deck_.model, model().weight_names()));
+  std::string read = load_base();
+  for (const std::string& text : lora_deck(deck_).adapters) {
+    const NamedAdapter from = find_adapter("model.adapters", text, world_);
+    const Adapter adapter = from.read(true);
+    check_base(adapter.path, adapter.facts, deck_.model.weights, adapters_.base_hash);
+    start_from(lora_deck(deck_), params(), adapter, from.factor);
+    read += fmt::format("; goes on from {}{}",
+                        from.checkpoint ? "the moving average (EMA) of " : "", adapter.path);
+  }
+  return read;
 }
 
 // On every rank, which reads these files anyway: all must know that it is the right base.
@@ -86,7 +106,7 @@ std::string VideoTask::load_base() {
   check_weights(files, params(), model().weight_names());
   read_weights(files, params(), model().weight_names());
   const LoraDeck& lora = lora_deck(deck_);
-  adapters_ = {lora.rank, lora.alpha, deck_.model.weights, hash_of(files)};
+  adapters_ = {lora.rank, lora.alpha, deck_.model.weights, hash_of_values(params())};
   return fmt::format("{}, xxh3 {}, {}: the base of the adapters", deck_.model.weights,
                      adapters_.base_hash, counted(std::ssize(files.tensors()), "tensor"));
 }
@@ -97,12 +117,7 @@ void VideoTask::set_state(const std::string& text) {
   const std::optional<AdapterFacts> saved = AdapterFacts::from_json(text);
   if (!trains_adapters() || !saved) return;
   log::info("base      {}", load_base());
-  WEFT_CHECK(saved->base_hash == adapters_.base_hash, Exit::data,
-             fmt::format("name the weights with xxh3 {}, which were {} then; or train adapters of "
-                         "these in another run.dir",
-                         saved->base_hash, saved->base),
-             "model.weights = {} (xxh3 {}) is not the base that the adapters in {} belong to",
-             deck_.model.weights, adapters_.base_hash, deck_.run.dir);
+  check_base("in " + deck_.run.dir, *saved, deck_.model.weights, adapters_.base_hash);
   // It does not go on with what was learned: all at once the same values add more, or less.
   WEFT_CHECK(
       saved->alpha == adapters_.alpha, Exit::usage,

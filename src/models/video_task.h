@@ -37,6 +37,7 @@ class VideoTask : public TrainingTask {
   std::string state() const override;
   void set_state(const std::string& text) override;
   void share_clips(Communicator* group) override;
+  void join_ranks(MPI_Comm world, Communicator*) override { world_ = world; }
   double blocked_seconds() const override { return sequence_group().blocked_seconds; }
   double least_recompute() const override { return deck_.model.recompute; }
   double cost(const Bucket& bucket, double recompute) const override;
@@ -85,6 +86,7 @@ class VideoTask : public TrainingTask {
   CaptionShape captions_;
   std::vector<std::int64_t> patch_;
   AdapterFacts adapters_;  // once the base is loaded
+  MPI_Comm world_ = MPI_COMM_SELF;
 };
 
 }  // namespace weft

@@ -6,11 +6,13 @@
 
 #include "checkpoint/weights.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "core/philox.h"
 #include "models/pixels.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"
+#include "text/utf8.h"
 
 namespace weft {
 
@@ -134,17 +136,38 @@ void ClipLatents::make(const Bucket& bucket, const Tensor& clip, std::uint64_t s
 
 // ---- Captions
 
-TextFeatures::TextFeatures(const std::filesystem::path& path, std::int64_t clips,
-                           const CaptionShape& shape)
+TextFeatures::TextFeatures(const std::filesystem::path& path, const CaptionShape& shape)
     : file_(SafetensorsFile::open(path)) {
-  for (std::int64_t i = 0; i < clips; ++i) {
-    const SafetensorEntry& e = entry(i);
+  for (const SafetensorEntry& e : file_.entries()) {
     const bool fits = e.shape.size() == 2 && e.shape[1] == shape.channels && e.shape[0] >= 1 &&
                       e.shape[0] <= shape.max_length;
     WEFT_CHECK(fits, Exit::data, fmt::format("features must match {}", shape.keys),
-               "{}: caption {} has shape [{}], expected [1..{}, {}]", path.string(), i,
+               "{}: caption {} has shape [{}], expected [1..{}, {}]", path.string(), e.name,
                fmt::join(e.shape, ", "), shape.max_length, shape.channels);
   }
+}
+
+void TextFeatures::check_captions(const std::vector<std::string>& captions,
+                                  const std::vector<std::string>& stores) const {
+  const std::string data = fmt::format("{}", fmt::join(stores, ", "));
+  const std::string again =
+      stores.size() > 1 ? "encode the captions into each store (weft encode, encode.text)"
+                        : fmt::format("make them of this store: weft text DECK {} --features {}",
+                                      data, file_.path().string());
+  WEFT_CHECK(file_.entries().size() == captions.size(), Exit::data, again,
+             "data.text_features = {} has {} for the {} of {}", file_.path().string(),
+             counted(std::ssize(file_.entries()), "feature"), counted(std::ssize(captions), "clip"),
+             data);
+  const auto of = file_.metadata().find("captions");
+  const bool none = std::ranges::all_of(captions, [](const auto& c) { return c.empty(); });
+  if (of == file_.metadata().end() || none) {
+    log::warn("whether data.text_features = {} belongs to {} is not known: {} no captions",
+              file_.path().string(), data, none ? "the clips have" : "the file names");
+    return;
+  }
+  WEFT_CHECK(of->second == hash_of_texts(captions), Exit::data, again,
+             "data.text_features = {} was made of other captions than those of {}",
+             file_.path().string(), data);
 }
 
 ClipCaptions captions_of(const Deck& deck, const CaptionShape& shape, const Bucket& bucket,

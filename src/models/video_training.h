@@ -67,11 +67,15 @@ struct CaptionShape {
 
 // Precomputed text features of the captions of a clip source: a safetensors file with one tensor a
 // clip, named by its sample id ("0", "1", ...), [tokens, channels] in F32, F16 or BF16, valid
-// tokens only.
+// tokens only. What `weft text` writes also says of which captions.
 class TextFeatures {
  public:
-  // Exit::data unless every one of `clips` clips has a caption of that shape and 1 token or more.
-  TextFeatures(const std::filesystem::path& path, std::int64_t clips, const CaptionShape& shape);
+  // Exit::data unless every caption is of that shape and has 1 token or more.
+  TextFeatures(const std::filesystem::path& path, const CaptionShape& shape);
+  // Exit::data unless there are as many as captions, and they were made of these, by clip. A file
+  // that does not say of which gives a WARN.
+  void check_captions(const std::vector<std::string>& captions,
+                      const std::vector<std::string>& stores) const;
 
   // The features of one caption, tokens * channels floats.
   std::vector<float> read(std::int64_t sample) const { return file_.read_f32(entry(sample)); }

@@ -1,6 +1,7 @@
 // The command `weft plan`, and the report of a training.
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -110,8 +111,9 @@ std::string advice(const Plan& p, const Deck& deck) {
   return "";
 }
 
-// Which key gives a rank more memory, where blocks are recomputed for lack of it; "" for nothing.
-std::string memory_advice(const Plan& p, const Deck& deck) {
+// What makes the run cheaper where blocks are recomputed for lack of memory, each planned alone; ""
+// where they are not.
+std::string memory_advice(const Plan& p, const Deck& deck, const PlanRequest& request) {
   double again = 0, all = 0;
   for (const BucketPlan& b : p.buckets) {
     if (b.memory.recompute <= deck.model.recompute + 1e-6) continue;
@@ -119,22 +121,63 @@ std::string memory_advice(const Plan& p, const Deck& deck) {
   }
   for (const BucketPlan& b : p.buckets) all += b.share * b.cost.seconds();
   if (again < 0.02 * all) return "";
-  const auto averages = static_cast<double>(deck.train.ema_decay.size());
-  std::string key = "smaller train.batch_sizes, more ranks, or parallel.sp";
-  if (deck.parallel.zero == 0 && p.ranks > 1)
-    key = fmt::format(
-        "parallel.zero = 1 frees up to {} a rank",
-        bytes_text(static_cast<double>(p.memory.moments + p.memory.ema) * (p.ranks - 1) / p.ranks));
-  else if (deck.model.dtype == "f32")
-    key = "model.dtype = \"bf16\" halves the activations";
-  else if (averages > 1)
-    key = fmt::format("one decay in train.ema_decay frees {} a rank",
-                      bytes_text(static_cast<double>(p.memory.ema) * (averages - 1) / averages));
-  return fmt::format("recomputation, for lack of memory, takes {:.0f} % of the compute: {}",
-                     100 * again / all, key);
+  const std::string share = fmt::format(
+      "recomputation, for lack of memory, takes {:.0f} % of the compute", 100 * again / all);
+  if (request.fabric == "local") return share;
+
+  // For as much work: halves of odd batches are not as many clips.
+  const auto hours = [&](const Plan& q) {
+    return run_seconds(q, deck) * q.ranks / 3600 * p.tokens_a_step / q.tokens_a_step;
+  };
+  std::multimap<double, std::string> better;  // by hours
+  std::string tried;
+  const auto attempt = [&](const std::string& what, int ranks, auto&& change) {
+    tried += (tried.empty() ? "" : ", ") + what;
+    Deck other = deck;
+    change(other);
+    PlanRequest there = request;
+    there.gpus = ranks;
+    try {
+      const Plan q = make_plan(other, there, MPI_COMM_SELF);
+      if (hours(q) < 0.99 * hours(p))
+        better.emplace(hours(q), fmt::format("; {}: {} a step, {:.4g} GPU-hours", what,
+                                             time_text(q.seconds), hours(q)));
+    } catch (const Error& e) {  // what does not fit is no advice
+      if (e.code() != Exit::usage) throw;
+    }
+  };
+  for (const std::int64_t sp : {2, 4, 8})
+    if (sp > deck.parallel.sp && p.ranks % sp == 0)
+      attempt(fmt::format("parallel.sp = {}", sp), p.ranks, [&](Deck& d) { d.parallel.sp = sp; });
+  for (const std::int64_t zero : {1, 3})
+    if (zero > deck.parallel.zero && p.ranks > 1)
+      attempt(fmt::format("parallel.zero = {}", zero), p.ranks,
+              [&](Deck& d) { d.parallel.zero = zero; });
+  if (deck.model.dtype == "f32")
+    attempt("model.dtype = \"bf16\"", p.ranks, [](Deck& d) { d.model.dtype = "bf16"; });
+  if (deck.train.ema_decay.size() > 1)
+    attempt("one decay in train.ema_decay", p.ranks, [](Deck& d) { d.train.ema_decay.resize(1); });
+  const std::int64_t twice = 2 * deck.train.micro_batches;
+  if (std::ranges::any_of(p.buckets, [](const BucketPlan& b) { return b.batch > 1; }))
+    attempt(fmt::format("half of train.batch_sizes with train.micro_batches = {} (for as many {})",
+                        twice, p.unit),
+            p.ranks, [&](Deck& d) {
+              d.train.micro_batches = twice;
+              d.train.batch_sizes.clear();
+              for (const BucketPlan& b : p.buckets)
+                d.train.batch_sizes.push_back(
+                    fmt::format("{}={}", b.name, std::max<std::int64_t>(1, b.batch / 2)));
+            });
+  attempt(fmt::format("{} ranks", 2 * p.ranks), 2 * p.ranks, [](Deck&) {});
+
+  if (better.empty()) return fmt::format("{}; none of these helps: {}", share, tried);
+  std::string text =
+      fmt::format("{}: {} a step, {:.4g} GPU-hours", share, time_text(p.seconds), hours(p));
+  for (const auto& [_, gain] : better) text += gain;
+  return text;
 }
 
-void print_step(const Plan& p, const Deck& deck) {
+void print_step(const Plan& p, const Deck& deck, const std::string& memory) {
   const StepTime& t = p.step;
   const auto share = [&](double seconds) { return 100 * seconds / p.seconds; };
   fmt::print(
@@ -152,7 +195,7 @@ void print_step(const Plan& p, const Deck& deck) {
              time_text(t.exposed_gather));
   fmt::print("  optimizer             {:>10}  {:.2f} %\n", time_text(t.optimizer),
              share(t.optimizer));
-  for (const std::string& text : {advice(p, deck), memory_advice(p, deck)})
+  for (const std::string& text : {advice(p, deck), memory})
     if (!text.empty()) fmt::print("advice: {}\n", text);
   const double all = run_seconds(p, deck);
   fmt::print("all {}: {} on {}, {:.4g} {}-hours, without saves and restarts\n",
@@ -174,11 +217,13 @@ void print_step(const Plan& p, const Deck& deck) {
       p.ranks);
   fmt::print("data: {}/s from storage{}\n", bytes_text(p.data_bandwidth),
              deck.data.text_features.empty() ? ", clips alone" : ", with captions of full length");
-  fmt::print(
-      "checkpoint: {}, {} a rank; stall {}, written in {} at {}/s; save every {} (Young, Daly)\n",
-      bytes_text(p.checkpoint_bytes), bytes_text(p.checkpoint_bytes / p.ranks),
-      time_text(p.checkpoint_stall), time_text(p.checkpoint_write),
-      bytes_text(p.machine.storage_bandwidth), time_text(p.checkpoint_interval));
+  fmt::print("checkpoint: {}, {} a rank; stall {}, written in {} at {}/s; save every {} ({})\n",
+             bytes_text(p.checkpoint_bytes), bytes_text(p.checkpoint_bytes / p.ranks),
+             time_text(p.checkpoint_stall), time_text(p.checkpoint_write),
+             bytes_text(p.machine.storage_bandwidth), time_text(p.checkpoint_interval),
+             p.checkpoint_interval > p.young_daly
+                 ? fmt::format("Young, Daly: {}, which is too often", time_text(p.young_daly))
+                 : "Young, Daly");
   const double disk = static_cast<double>(deck.train.keep + 1) * p.checkpoint_bytes;
   const std::optional<std::uint64_t> left = checkpoint::free_space(deck.run.dir);
   fmt::print(
@@ -199,11 +244,13 @@ void print_cost(const Plan& p, const Deck& deck, const Gpu& gpu) {
                           : "scaled, not measured");
 }
 
-nlohmann::ordered_json to_json(const Plan& p, const Deck& deck, const PlanRequest& request) {
+nlohmann::ordered_json to_json(const Plan& p, const Deck& deck, const PlanRequest& request,
+                               const std::string& memory) {
   nlohmann::ordered_json j;
   j["build"] = version_line();
   j["fabric"] = p.machine.name;
   j["ranks"] = p.ranks;
+  j["ranks_a_node"] = p.machine.ranks_a_node;
   j["rates"] = p.rates_origin;
   j["parameters"] = {{"all", p.parameters}, {"trained", p.trained}};
   j["memory"] = {{"weights", p.memory.weights}, {"masters", p.memory.masters},
@@ -247,7 +294,7 @@ nlohmann::ordered_json to_json(const Plan& p, const Deck& deck, const PlanReques
   if (!request.gpu.empty())
     j["gpu"] = {{"name", request.gpu}, {"measured", find_gpu(request.gpu).measured}};
   if (const std::string text = advice(p, deck); !text.empty()) j["advice"] = text;
-  if (const std::string text = memory_advice(p, deck); !text.empty()) j["memory_advice"] = text;
+  if (!memory.empty()) j["memory_advice"] = memory;
   j["communication"] = {{"bytes_sent", p.bytes_sent},
                         {"seconds", p.step.reduce + p.step.gather},
                         {"flat", p.flat_seconds},
@@ -260,7 +307,8 @@ nlohmann::ordered_json to_json(const Plan& p, const Deck& deck, const PlanReques
   j["checkpoint"] = {{"bytes", p.checkpoint_bytes},
                      {"stall", p.checkpoint_stall},
                      {"write", p.checkpoint_write},
-                     {"interval", p.checkpoint_interval}};
+                     {"interval", p.checkpoint_interval},
+                     {"young_daly", p.young_daly}};
   j["batch_sizes"] = batch_sizes_line(p);
   return j;
 }
@@ -277,16 +325,11 @@ int plan(const Deck& deck, PlanCommand command, MPI_Comm world) {
   MPI_Comm_rank(world, &rank);
   MPI_Comm_size(world, &ranks);
   PlanRequest& request = command.request;
-  if (!request.gpu.empty()) {
-    const Gpu& gpu = find_gpu(request.gpu);
-    WEFT_CHECK(request.rates.empty(), Exit::usage, "leave one of them out",
-               "--gpu {} and --rates {} both say how fast the GPU is", request.gpu, request.rates);
-    WEFT_CHECK(request.fabric != "local", Exit::usage, "leave one of them out",
-               "--fabric local measures this host, --gpu {} describes another", request.gpu);
-    if (request.memory_gb == 0) request.memory_gb = gpu.memory_gb;
-  }
-  const bool train = command.job == "train", described = request.gpus > 0 || request.memory_gb > 0;
-  if (request.fabric.empty()) request.fabric = train && !described ? "local" : default_fabric;
+  request.complete();
+  const bool train = command.job == "train",
+             described = request.gpus > 0 || request.memory_gb > 0 || request.per_node > 0;
+  if (request.fabric.empty())
+    request.fabric = train && !described ? "local" : request.default_fabric();
   // Rank 0 alone plans a described machine; measuring takes all ranks.
   if (rank != 0 && (!train || request.fabric != "local")) return 0;
   if (!train) return plan_job(deck, request, command.job, command.json, ranks);
@@ -295,17 +338,19 @@ int plan(const Deck& deck, PlanCommand command, MPI_Comm world) {
 
   fmt::print("{}\n{}: {} parameters, {} trained\n", version_line(), p.model, p.parameters,
              p.trained);
-  fmt::print("{}, fabric {}\nrates: {}\n", counted(p.ranks, "rank"), p.machine.name,
-             p.rates_origin);
+  fmt::print("{} on {} of {}, fabric {}\nrates: {}\n", counted(p.ranks, "rank"),
+             counted(CommModel{p.ranks, p.machine}.nodes(), "node"), p.machine.ranks_a_node,
+             p.machine.name, p.rates_origin);
   print_memory(p);
   print_buckets(p);
-  print_step(p, deck);
+  const std::string memory = memory_advice(p, deck, request);
+  print_step(p, deck, memory);
   if (!request.gpu.empty()) print_cost(p, deck, find_gpu(request.gpu));
   if (std::ranges::any_of(p.buckets, [](const BucketPlan& b) { return b.equal_cost_batch > 0; }))
     fmt::print("\nfor micro-batches of equal cost:\n{}\n", batch_sizes_line(p));
   if (command.json.empty()) return 0;
   std::ofstream out(command.json, std::ios::trunc);
-  out << dump_json(to_json(p, deck, request), 2) << "\n";
+  out << dump_json(to_json(p, deck, request, memory), 2) << "\n";
   out.close();
   WEFT_CHECK(bool(out), Exit::usage, "name a file in a folder that can be written",
              "cannot write {}", command.json);
@@ -322,16 +367,14 @@ Command plan_command() {
   c.takes_deck();
   c.option("--job", r->job, "train, encode, generate or animate").choices = {"train", "encode",
                                                                              "generate", "animate"};
-  c.option("--gpus", planned.gpus, "ranks (default: those it runs on)");
-  c.option("--gpu", planned.gpu,
-           "h100, h200 or a100: memory, links and rates of that GPU, and what the run costs on it");
-  c.option("--memory", planned.memory_gb, "GB of a rank's device");
-  c.option("--fabric", planned.fabric,
-           "cards x Gb/s a node: 8x400 (default), 1x200, ...; local measures this host (default of "
-           "--job train where neither --gpus nor --memory is given)");
-  c.option("--rates", planned.rates, "rates of the device to predict from (JSON)");
-  c.option("--mtbf", planned.mtbf_hours, "hours between failures of one device");
-  c.option("--json", r->json, "file for the plan");
+  c.number("--gpus", planned.gpus, 1, 65536, "ranks (default: those it runs on)");
+  planned.add_options(c);
+  c.option(
+      "--fabric", planned.fabric,
+      "cards x Gb/s a node: 8x400, 1x200, ...; local measures this host (default of --job train "
+      "where neither --gpus nor --memory is given, else a card of 400 Gb/s a GPU)");
+  c.number("--mtbf", planned.mtbf_hours, 0.001, 1e9, "hours between failures of one device");
+  c.path("--json", r->json, "file for the plan");
   return c;
 }
 

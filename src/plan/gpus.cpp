@@ -44,9 +44,9 @@ const Gpu& find_gpu(const std::string& name) {
   }
   const std::string near = nearest_name(name, names);
   throw Error(Exit::usage, fmt::format("--gpu {}: unknown GPU", name),
-              near.empty() ? fmt::format("known are {}; --rates FILE describes any other",
-                                         fmt::join(names, ", "))
-                           : fmt::format("did you mean {}?", near),
+              fmt::format("{}known are {}; --rates FILE describes any other",
+                          near.empty() ? "" : fmt::format("did you mean {}? ", near),
+                          fmt::join(names, ", ")),
               __FILE__, __LINE__);
 }
 

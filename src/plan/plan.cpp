@@ -75,8 +75,24 @@ Rates rates_of(const PlanRequest& request, bool f32, const std::string& dtype) {
   return rates;
 }
 
+void PlanRequest::add_options(Command& c) {
+  c.path("--rates", rates, "rates of the device to predict from (JSON)");
+  c.option("--gpu", gpu, "h100, h200 or a100: memory, links and rates of that GPU");
+  c.number("--memory", memory_gb, 0.001, 1e6, "GB of a rank's device");
+  c.number("--per-node", per_node, 1, 128, "GPUs of a node (default: 8)");
+}
+
+void PlanRequest::complete() {
+  WEFT_CHECK(gpu.empty() || rates.empty(), Exit::usage, "leave one of them out",
+             "--gpu {} and --rates {} both say how fast the GPU is", gpu, rates);
+  WEFT_CHECK(fabric != "local" || (gpu.empty() && per_node == 0), Exit::usage,
+             "leave one of them out",
+             "--fabric local measures this host, --gpu and --per-node describe another");
+  if (!gpu.empty() && memory_gb == 0) memory_gb = find_gpu(gpu).memory_gb;
+}
+
 Machine machine_of(const PlanRequest& request) {
-  Machine machine = described_machine(request.fabric, request.memory_gb);
+  Machine machine = described_machine(request.fabric, request.memory_gb, request.ranks_a_node());
   if (!request.gpu.empty()) set_gpu(machine, find_gpu(request.gpu));
   return machine;
 }
@@ -579,7 +595,9 @@ void plan_checkpoints(double mtbf_hours, bool squares, std::size_t averages,
   plan.checkpoint_write = plan.checkpoint_bytes / plan.machine.storage_bandwidth;
   // Young and Daly: sqrt(2 x stall x mean time between failures), which of all ranks is 1 / ranks
   // of a device's.
-  plan.checkpoint_interval = std::sqrt(2 * plan.checkpoint_stall * mtbf_hours * 3600 / plan.ranks);
+  plan.young_daly = std::sqrt(2 * plan.checkpoint_stall * mtbf_hours * 3600 / plan.ranks);
+  // They count what a save makes the ranks wait, but not what it makes the file system write.
+  plan.checkpoint_interval = std::max({plan.young_daly, 600.0, 10 * plan.checkpoint_write});
 }
 
 }  // namespace

@@ -23,13 +23,20 @@ namespace weft {
 struct PlanRequest {
   int gpus = 0;  // ranks; 0: those of the world
   double memory_gb =
-      0;  // of a rank's device, 1e9 bytes; 0 on local: what the host has for each rank
-  // As described_machine() takes it, or "local". `weft plan` without --fabric: "local" for training
-  // where no machine is described, else default_fabric.
-  std::string fabric;
-  std::string gpu;            // as find_gpu() takes it (plan/gpus.h): memory, links, rates
-  std::string rates;          // a file of measured rates; empty: those of `gpu`, or targets
+      0;               // of a rank's device, 1e9 bytes; 0 on local: what the host has for each rank
+  int per_node = 0;    // ranks; 0: 8
+  std::string fabric;  // as described_machine() takes it, or "local"; empty: default_fabric()
+  std::string gpu;     // as find_gpu() takes it (plan/gpus.h): memory, links, rates
+  std::string rates;   // a file of measured rates; empty: those of `gpu`, or targets
   double mtbf_hours = 50000;  // of one device: mean hours between failures
+
+  int ranks_a_node() const { return per_node > 0 ? per_node : 8; }
+  // A card of 400 Gb/s a GPU.
+  std::string default_fabric() const { return std::to_string(ranks_a_node()) + "x400"; }
+  // Adds the options of the machine, of which commands have the same.
+  void add_options(Command& c);
+  // Checks them, and takes the memory that was not given from the GPU's.
+  void complete();
 };
 
 // A place among ranks that are not here, for dry runs, which ask for rank and size alone
@@ -147,7 +154,8 @@ struct Plan {
   double data_bandwidth = 0;                          // B/s from storage, all ranks
   double checkpoint_bytes = 0;                        // all ranks
   double checkpoint_stall = 0, checkpoint_write = 0;  // seconds
-  double checkpoint_interval = 0;                     // seconds, Young and Daly's
+  double young_daly = 0;                              // seconds between two
+  double checkpoint_interval = 0;                     // the same, but no shorter than makes sense
 };
 
 // What an efficiency of more than one means, for readers of the tables.

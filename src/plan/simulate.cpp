@@ -308,12 +308,11 @@ using Json = nlohmann::ordered_json;
 
 struct SimulateRequest {
   std::vector<int> gpus = {1, 2, 4, 8, 16, 32, 64, 128};
-  std::vector<std::string> fabrics = {default_fabric};
-  double memory_gb = 141;  // of a GPU: decides what is recomputed
+  std::vector<std::string> fabrics;  // none: PlanRequest::default_fabric()
+  PlanRequest machine;
   std::int64_t per_gpu =
       0;  // micro-batches a rank and step; 0: the deck's train.micro_batches, shared by all
   std::string costs;     // measured ones (simulation::measured_costs); empty: planned
-  std::string rates;     // to plan them with; empty: targets
   int cores = 0;         // of the host, for --fabric local; 0: those of this one
   double link_rate = 2;  // GB/s between its ranks, as weft bench comm measures them
   int steps = 20, warmup = 2;
@@ -379,11 +378,10 @@ Subject make_subject(const Deck& deck, const SimulateRequest& request, const std
         request.link_rate * 1e9);
     s.schedules = std::make_shared<SchedulesByRanks>(deck, DeviceKind::cpu, h200_targets());
   } else {
-    PlanRequest wanted;
+    PlanRequest wanted = request.machine;
     wanted.gpus = most_ranks;
-    wanted.memory_gb = request.memory_gb;
     wanted.fabric = fabric;
-    wanted.rates = request.rates;
+    if (wanted.memory_gb == 0) wanted.memory_gb = 141;  // decides what is recomputed
     const Plan plan = make_plan(deck, wanted, MPI_COMM_SELF);
     s.network = sim::network_of(plan.machine);
     s.schedules = std::make_shared<SchedulesByRanks>(deck, DeviceKind::cuda,
@@ -517,7 +515,8 @@ std::string efficiency_plot(std::vector<report_page::Curve> curves) {
 std::pair<Json, report_page::Curve> play_fabric(const Subject& subject,
                                                 const std::vector<int>& gpus,
                                                 const SimulateRequest& request) {
-  fmt::print("\nweft on {}, costs {}\n", subject.fabric, subject.step.costs.origin);
+  fmt::print("\nweft on {}, nodes of {}, costs {}\n", subject.fabric,
+             subject.network.ranks_per_node, subject.step.costs.origin);
   fmt::print("{:>6} {:>8} {:>10} {:>10} {:>13} {:>8} {:>8} {:>8}\n", "ranks", "micro-b.", "step s",
              "efficiency", "placed spread", "spread", "waiting", "exposed");
   // The baseline: one rank (or sp group) alone, without variation and without waiting.
@@ -548,15 +547,16 @@ std::pair<Json, report_page::Curve> play_fabric(const Subject& subject,
 
 // Prints a table per fabric, writes JSON and SVG as asked. Returns 0; throws Exit::usage for what
 // cannot be done.
-int simulate(const Deck& deck, const SimulateRequest& request) {
+int simulate(const Deck& deck, SimulateRequest request) {
   sim::check_available();
-  WEFT_CHECK(request.steps >= 1 && request.warmup >= 1, Exit::usage, "both must be at least 1",
-             "--steps {}, --warmup {}", request.steps, request.warmup);
   for (const int n : request.gpus)
-    WEFT_CHECK(n >= 1 && n <= 65536 && n % deck.parallel.sp == 0, Exit::usage,
-               fmt::format("give numbers from 1 to 65536, each a multiple of parallel.sp = {}",
-                           deck.parallel.sp),
-               "--gpus {}", n);
+    WEFT_CHECK(n % deck.parallel.sp == 0, Exit::usage,
+               fmt::format("give multiples of parallel.sp = {}", deck.parallel.sp), "--gpus {}", n);
+  if (request.fabrics.empty()) request.fabrics = {request.machine.default_fabric()};
+  for (const std::string& fabric : request.fabrics) {
+    request.machine.fabric = fabric;
+    request.machine.complete();
+  }
   std::vector<int> gpus = request.gpus;
   std::sort(gpus.begin(), gpus.end());
 
@@ -584,21 +584,20 @@ Command simulate_command() {
             [r](const Deck& deck, MPI_Comm) { return simulate(deck, *r); }};
   c.first_rank_only = true;
   c.takes_deck();
-  c.option("--gpus", r->gpus, "rank counts, with commas").commas = true;
+  c.number("--gpus", r->gpus, 1, 65536, "rank counts, with commas").commas = true;
+  r->machine.add_options(c);
   c.option("--fabric", r->fabrics, "8x400, 1x200, any CARDSxGBITS, or local; with commas").commas =
       true;
-  c.option("--memory", r->memory_gb, "memory of a GPU in GB; decides how much is recomputed");
-  c.option("--per-gpu", r->per_gpu,
+  c.number("--per-gpu", r->per_gpu, 0, 1e6,
            "micro-batches a rank (0: train.micro_batches, over all ranks)");
-  c.option("--costs", r->costs, "measured: run directory or JSON file");
-  c.option("--rates", r->rates, "rates of the device to predict from (JSON)");
-  c.option("--cores", r->cores, "processors of the host, for --fabric local");
-  c.option("--link-rate", r->link_rate, "GB/s between its ranks (weft bench comm)");
-  c.option("--steps", r->steps, "measured steps");
-  c.option("--warmup", r->warmup, "warm-up steps");
-  c.option("--cv", r->variation, "variation of a rank's step time, as a share of it");
-  c.option("--json", r->json, "file for the results");
-  c.option("--plot", r->plot, "SVG file of the curves");
+  c.path("--costs", r->costs, "measured: run directory or JSON file");
+  c.number("--cores", r->cores, 0, 65536, "processors of the host, for --fabric local");
+  c.number("--link-rate", r->link_rate, 1e-3, 1e6, "GB/s between its ranks (weft bench comm)");
+  c.number("--steps", r->steps, 1, 1e6, "measured steps");
+  c.number("--warmup", r->warmup, 1, 1e6, "warm-up steps");
+  c.number("--cv", r->variation, 0, 10, "variation of a rank's step time, as a share of it");
+  c.path("--json", r->json, "file for the results");
+  c.path("--plot", r->plot, "SVG file of the curves");
   return c;
 }
 

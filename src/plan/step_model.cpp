@@ -78,14 +78,16 @@ void add_sharded(std::span<const MicroBatchCost> work, std::span<const BucketSch
 
 }  // namespace
 
-Machine described_machine(const std::string& fabric, double memory_gb) {
+Machine described_machine(const std::string& fabric, double memory_gb, int ranks_a_node) {
   Machine m;
   m.name = fabric;
+  m.ranks_a_node = ranks_a_node;
   m.memory_bytes = memory_gb * 1e9;
   const auto cross = fabric.find('x');
   const double cards = number(fabric.substr(0, cross));
   const double gbits = cross == std::string::npos ? 0 : number(fabric.substr(cross + 1));
-  if (cards < 1 || cards > 64 || cards != static_cast<int>(cards) || gbits <= 0 || gbits > 1e5) {
+  // This form of the comparison refuses nan too.
+  if (!(cards >= 1 && cards <= 128 && cards == std::trunc(cards) && gbits > 0 && gbits <= 1e5)) {
     const std::string near = nearest_name(fabric, {"8x400", "1x200", "local"});
     throw Error(
         Exit::usage, fmt::format("--fabric {}: unknown fabric", fabric),

@@ -45,12 +45,10 @@ struct Machine {
   double node_bandwidth() const { return cards_a_node * card_bandwidth * card_share; }
 };
 
-inline constexpr const char* default_fabric = "8x400";
-
-// The described machine with the fabric "8x400", "1x200" or any other CARDSxGBITS a node; H200
-// nodes of 8 with NVLink (docs/plan.md, Machine constants). `memory_gb` in 1e9 bytes. Exit::usage
-// for a fabric that is none of these, naming the nearest.
-Machine described_machine(const std::string& fabric, double memory_gb);
+// The described machine with the fabric "8x400", "1x200" or any other CARDSxGBITS a node; nodes of
+// that many H200 with NVLink (docs/plan.md, Machine constants). `memory_gb` in 1e9 bytes.
+// Exit::usage for a fabric that is none of these, naming the nearest.
+Machine described_machine(const std::string& fabric, double memory_gb, int ranks_a_node = 8);
 
 // Collectives over `ranks` ranks, `ranks_a_node` on each node.
 struct CommModel {

@@ -517,10 +517,7 @@ std::vector<fs::path> write_event_files(const fs::path& dir, std::span<const Run
     std::string name = run.name;
     for (int n = 2; !names.insert(name).second; ++n) name = fmt::format("{}_{}", run.name, n);
     const fs::path folder = dir / name;
-    std::error_code failed;
-    fs::create_directories(folder, failed);
-    WEFT_CHECK(!failed, Exit::data, "choose another directory for --tensorboard",
-               "cannot make {}: {}", folder.string(), failed.message());
+    make_own_folder(folder, Exit::data);
     // TensorBoard knows event files by "tfevents" in their names.
     files.push_back(folder / "events.out.tfevents.weft");
     replace_file(files.back(), event_file(run, folder / ".frame.png"), Exit::data, Durable::no);

@@ -74,6 +74,10 @@ Inputs load_inputs(const std::vector<std::string>& names) {
         continue;
       }
     }
+    WEFT_CHECK(!fs::exists(fs::path(name) / "scores.json", none), Exit::data,
+               "open scores.csv or scores.jsonl in it as a table; docs/evaluate_clips.md names the "
+               "columns",
+               "{} holds an evaluation of clips, which has no page", name);
     inputs.runs.push_back(report_page::load_run(name));
     if (const std::size_t broken = inputs.runs.back().broken_lines; broken > 0)
       log::warn("{}/metrics.jsonl: {} left out that cannot be read", name, counted(broken, "line"));
@@ -206,13 +210,13 @@ Command report_command() {
             "write RUN/report.html about any job, or DIR/index.html about all jobs below a folder",
             [o](const Deck&, MPI_Comm) { return report(o->inputs, o->tensorboard, o->open); }};
   c.first_rank_only = true;
-  c.option("runs", o->inputs,
-           "directories of runs, of a job's results, or that contain several of these; .json files "
-           "of weft bench scaling")
+  c.path("runs", o->inputs,
+         "directories of runs, of a job's results, or that contain several of these; .json files "
+         "of weft bench scaling")
       .required = true;
-  c.option("--tensorboard", o->tensorboard,
-           "instead of a page, write the metrics as event files into this directory, a folder a "
-           "run");
+  c.path("--tensorboard", o->tensorboard,
+         "instead of a page, write the metrics as event files into this directory, a folder a "
+         "run");
   c.option("--open", o->open,
            "open the page in the desktop's browser, or print how to copy it from here");
   return c;

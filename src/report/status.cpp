@@ -389,9 +389,9 @@ Command status_command() {
               return o->follow ? follow(o->paths) : show(o->paths, o->json);
             }};
   c.first_rank_only = true;
-  c.option("paths", o->paths,
-           "run directories, results of jobs, or folders that contain them; without any, the "
-           "current one");
+  c.path("paths", o->paths,
+         "run directories, results of jobs, or folders that contain them; without any, the "
+         "current one");
   c.option("--json", o->json, "as JSON: a list of jobs");
   c.option(
       "--follow", o->follow,

@@ -62,8 +62,8 @@ std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
   return ids;
 }
 
-Tokenizer open_tokenizer(const std::string& tokenizer_path, const std::string& weights_path,
-                         std::int64_t vocab_size, Tokenizer::Ids ids) {
+std::filesystem::path tokenizer_file(const std::string& tokenizer_path,
+                                     const std::string& weights_path) {
   namespace fs = std::filesystem;
   fs::path model = tokenizer_path;
   if (model.empty()) {
@@ -82,6 +82,12 @@ Tokenizer open_tokenizer(const std::string& tokenizer_path, const std::string& w
   WEFT_CHECK(!fs::is_directory(model), Exit::data,
              "set t5.tokenizer to the spiece.model that comes with the weights",
              "the tokenizer {} is a folder", model.string());
+  return model;
+}
+
+Tokenizer open_tokenizer(const std::string& tokenizer_path, const std::string& weights_path,
+                         std::int64_t vocab_size, Tokenizer::Ids ids) {
+  const std::filesystem::path model = tokenizer_file(tokenizer_path, weights_path);
   Tokenizer tokenizer(model, ids);
   WEFT_CHECK(tokenizer.size() <= vocab_size, Exit::data,
              "t5.tokenizer and t5.weights must belong together; t5.vocab_size is the rows of "

@@ -41,9 +41,11 @@ class Tokenizer {
   std::unique_ptr<sentencepiece::SentencePieceProcessor> model_;
 };
 
-// Opens the deck's tokenizer: t5.tokenizer, or where released folders have it for t5.weights:
+// The deck's tokenizer: t5.tokenizer, or where released folders have it for t5.weights:
 // spiece.model next to them, in google/umt5-xxl below, or in the folder `tokenizer` beside theirs.
-// Exit::data if there is none, or if it has more ids than t5.vocab_size.
+// Exit::data if there is none.
+std::filesystem::path tokenizer_file(const std::string& tokenizer, const std::string& weights);
+// Opens it. Exit::data also if it has more ids than t5.vocab_size.
 Tokenizer open_tokenizer(const std::string& tokenizer, const std::string& weights,
                          std::int64_t vocab_size, Tokenizer::Ids ids = Tokenizer::Ids::t5);
 

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "core/error.h"
+#include "core/hash.h"
 
 namespace weft {
 
@@ -21,6 +22,17 @@ void check_utf8(std::string_view text, const std::string& what) {
                "{} is not UTF-8: byte {} is 0x{:02x}", what, at + 1,
                static_cast<unsigned char>(text[at]));
   }
+}
+
+std::string hash_of_texts(std::span<const std::string> texts) {
+  Hasher hasher;
+  for (const std::string& text : texts) {
+    const std::uint64_t length = text.size();
+    // The length first, so that two lists with the same bytes in sum differ.
+    hasher.add(std::as_bytes(std::span(&length, 1)));
+    hasher.add(std::as_bytes(std::span(text)));
+  }
+  return to_hex(hasher.value());
 }
 
 std::u32string to_code_points(std::string_view text) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -12,6 +13,10 @@ namespace weft {
 // Exit::data unless `text` is UTF-8: names `what` (such as "prompts.txt, line 3") and the first
 // byte that is not.
 void check_utf8(std::string_view text, const std::string& what);
+
+// XXH3-128 of a list of texts, in their order, and of where each one ends. What is made of texts
+// keeps it, and whoever reads that compares.
+std::string hash_of_texts(std::span<const std::string> texts);
 
 // Bytes that are not UTF-8 become U+FFFD.
 std::u32string to_code_points(std::string_view text);

@@ -24,7 +24,6 @@
 namespace weft {
 namespace {
 
-std::atomic<int> received = 0;
 std::atomic<bool> asked_to_end = false;
 
 void on_signal(int signal) {
@@ -32,7 +31,7 @@ void on_signal(int signal) {
   // Of the others several may mean one request: SIGXCPU comes every second.
   if ((signal == SIGTERM || signal == SIGINT) && asked_to_end.exchange(true)) _exit(64 + signal);
   int none = 0;
-  received.compare_exchange_strong(none, signal);
+  stop_received.compare_exchange_strong(none, signal);
 }
 
 }  // namespace
@@ -58,7 +57,7 @@ void watch_stop_signals() {
   }).detach();
 }
 
-int stop_signal() { return received; }
+int stop_signal() { return stop_received; }
 
 namespace {
 

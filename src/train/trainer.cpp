@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/safetensors.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/faults.h"
@@ -16,6 +17,7 @@
 #include "core/log.h"
 #include "core/mpi.h"
 #include "core/trace.h"
+#include "data/clip_store.h"
 #include "data/images/labelled_images.h"
 #include "ops/matmul.h"
 #include "ops/optimizer.h"
@@ -132,6 +134,7 @@ void Trainer::open_data() {
   source_ = std::move(data.training);
   held_out_ = std::move(data.held_out);
   data_id_ = source_->content_id();
+  if (first_rank()) text_encoder_ = encoder_of_captions(deck_.data);
   if (first_rank() &&
       std::ranges::any_of(deck_.data.prompt_prefixes, [](const auto& p) { return !p.empty(); }))
     log::warn(
@@ -244,6 +247,7 @@ void Trainer::load_state() {
   }
   if (run_id_.empty()) run_id_ = new_run_id();
   if (!checkpoint) return;
+  warn_of_changes(*checkpoint, deck_);  // first: what differs may be why it does not fit
   restore_state(*checkpoint, table, data_parallel_->state());
   data_parallel_->spread_weights();
   done_ = saves_.newest = checkpoint->info().step;
@@ -255,7 +259,6 @@ void Trainer::load_state() {
   if (of_task != checkpoint->info().notes.end()) task_->set_state(of_task->second);
   const auto validation = checkpoint->info().notes.find("validation");
   if (validation != checkpoint->info().notes.end()) validation_note_ = validation->second;
-  warn_of_changes(*checkpoint, deck_);
   if (first_rank()) check_data(*checkpoint);
   started_from_ = checkpoint->dir().string();
   log::info("resuming from {} ({} of {} steps done)", started_from_, done_, deck_.train.steps);
@@ -311,6 +314,18 @@ void Trainer::plan_step() {
 }
 
 // Compared when a run goes on, with the source's content_id().
+std::string encoder_of_captions(const DataDeck& data) {
+  std::string found;
+  if (!data.text_features.empty()) {
+    const auto metadata = SafetensorsFile::open(data.text_features).metadata();
+    if (const auto of = metadata.find("encoder"); of != metadata.end())
+      found = encoder_in(of->second);
+  }
+  for (const std::string& store : data.all_paths())
+    if (found.empty()) found = encoder_in(stored_made_by(store));
+  return found;
+}
+
 std::string Trainer::data_text() const {
   std::string text;
   for (const Bucket& b : source_->buckets())
@@ -580,6 +595,7 @@ void Trainer::save(bool best) {
   if (on_cuda()) info.notes["kept"] = kept_text(memory_, source_->buckets());
   info.notes["data"] = data_text();
   if (!data_id_.empty()) info.notes["data_id"] = data_id_;
+  if (!text_encoder_.empty()) info.notes["text_encoder"] = text_encoder_;
   if (const std::string& names = source_->buckets().front().class_names; !names.empty())
     info.notes["classes"] = names;
   if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;

@@ -32,6 +32,9 @@
 
 namespace weft {
 
+// What encoded the captions that a training reads (data/clip_store.h, encoder_in); "": not known.
+std::string encoder_of_captions(const DataDeck& data);
+
 class Trainer {
  public:
   // Collective. Opens the data, checks that it fits the model, and that the run directory can be
@@ -150,6 +153,7 @@ class Trainer {
   std::unique_ptr<ClipSource> source_;
   HeldOut held_out_;
   std::string data_id_;  // its content_id()
+  std::string text_encoder_;
   std::unique_ptr<TrainingTask> task_;
   StepReview review_;
   std::vector<TrainDeck> optimizers_;      // [group of parameters]

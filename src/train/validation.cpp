@@ -17,7 +17,7 @@ namespace {
 
 void rows(Rows& r, ValidationDeck& d) {
   const auto chooses_data = [](Option& o) { o.fixed = true; };
-  chooses_data(r.text("path", d.path,
+  chooses_data(r.path("path", d.path,
                       "Held-out samples, as in data.path: training does not see them. Empty: see "
                       "share."));
   chooses_data(r.number("share", d.share, 0, below_one,

@@ -254,6 +254,28 @@ TEST_F(CheckpointTest, DirectoryThatCannotBeWrittenIsRefusedAtOnce) {
   }
 }
 
+TEST_F(CheckpointTest, FilesOfTheUsersAreNotReplaced) {
+  for (const char* name : {"latest", "best", "step_2"}) {
+    on_root([&] {
+      fs::create_directories(run);
+      std::ofstream(run / name) << "precious";
+    });
+    try {
+      CheckpointWriter writer(run, MPI_COMM_WORLD, 2);
+      ADD_FAILURE() << name;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::checkpoint);
+      EXPECT_NE(std::string(e.what()).find(std::string(name) + " is a file"), std::string::npos)
+          << e.what();
+    }
+    on_root([&] {
+      std::ifstream in(run / name);
+      EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), "precious");
+      fs::remove(run / name);
+    });
+  }
+}
+
 TEST_F(CheckpointTest, FiftySavesDoNotGrow) {
   CheckpointWriter writer(run, MPI_COMM_WORLD, 2);
   // 8 MiB a rank, so that a leaked copy could not hide.

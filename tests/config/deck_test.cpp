@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <set>
 
 #include "config/deck_table.h"
 #include "config/keep_inputs.h"
@@ -161,6 +163,79 @@ TEST(Deck, WrongTypesSayWhatWasExpectedAndFound) {
   EXPECT_THAT(refusal("", {"steps=3.5"}), HasSubstr("section.key=value"));
 }
 
+TEST(Deck, PathsThatNoShellHasSeen) {
+  setenv("HOME", "/home/ada", 1);
+  const Deck d =
+      parse_deck("", "test.toml",
+                 {"run.dir=~/a", "ingest.inputs=[\"~/v\", 'c/$d', './~']", "model.weights=~",
+                  "data.path=['~/a.h5', 'b.h5']", "generate.adapters=~/ink=0.5",
+                  "generate.refine=~/bin/x $HOME", "data.stage=$TMPDIR"});
+  EXPECT_EQ(d.run.dir, "/home/ada/a");
+  EXPECT_EQ(d.model.weights, "/home/ada");
+  EXPECT_EQ(d.get<IngestDeck>().inputs, (std::vector<std::string>{"/home/ada/v", "c/$d", "./~"}));
+  EXPECT_EQ(d.data.paths, (std::vector<std::string>{"/home/ada/a.h5", "b.h5"}));
+  EXPECT_EQ(d.get<GenerateDeck>().adapters.front(), "/home/ada/ink=0.5");
+  EXPECT_EQ(d.get<GenerateDeck>().refine, "~/bin/x $HOME") << "a shell's command is the shell's";
+  EXPECT_THAT(refusal("", {"run.dir=$SCRATCH/a"}),
+              HasSubstr("run.dir = \"$SCRATCH/a\": $SCRATCH is not replaced here"));
+  EXPECT_THAT(refusal("", {"ingest.inputs=['a', '${X}/b']"}), HasSubstr("${X} is not replaced"));
+  EXPECT_THAT(refusal("", {"generate.output=~ada/a"}), HasSubstr("~ada is not replaced"));
+  unsetenv("HOME");
+  EXPECT_THAT(refusal("", {"run.dir=~/a"}), HasSubstr("HOME is not set"));
+  // A run that was made before has what it has.
+  EXPECT_EQ(parse_deck("[run]\ndir = \"$S/a\"\n", "run/deck.toml", {}).run.dir, "$S/a");
+}
+
+// Every text of a deck is a path or one of these.
+TEST(Deck, KnowsWhichTextsArePaths) {
+  const std::set<std::string> others = {"animate.name",
+                                        "data.keep",
+                                        "data.prompt_prefixes",
+                                        "data.stage",
+                                        "evaluate.measures",
+                                        "generate.aspect_ratio",
+                                        "generate.camera_motion",
+                                        "generate.mask_strategies",
+                                        "generate.negative_prompt",
+                                        "generate.num_frames",
+                                        "generate.prompt_generator",
+                                        "generate.prompts",
+                                        "generate.refine",
+                                        "generate.resolution",
+                                        "generate.sample_name",
+                                        "ingest.max",
+                                        "ingest.min",
+                                        "lora.targets",
+                                        "samples.prompts",
+                                        "score.columns",
+                                        "score.shard",
+                                        "train.batch_sizes"};
+  Deck deck;
+  std::set<std::string> found;
+  for (const Option& o : option_table(deck))
+    if (!o.path && o.choices.empty() &&
+        (std::holds_alternative<std::string*>(o.target) ||
+         std::holds_alternative<std::vector<std::string>*>(o.target)))
+      found.insert(o.key);
+  EXPECT_EQ(found, others);
+}
+
+TEST(Deck, RefusesZeroBytes) {
+  EXPECT_THAT(refusal("[run]\ndir = \"a\\u0000/../b\"\n"),
+              HasSubstr("test.toml:2: run.dir = \"a\\x00/../b\" has a zero byte"));
+  EXPECT_THAT(refusal("", {"ingest.inputs=[\"a\", \"\\u0000\"]"}), HasSubstr("has a zero byte"));
+  EXPECT_THAT(refusal("[device]\nkind = \"cpu\\u0000\"\n"), HasSubstr("has a zero byte"));
+  EXPECT_THAT(refusal("[run]\n\"d\\u0000r\" = 1\n"), HasSubstr("unknown key run.d\\x00r"));
+}
+
+TEST(Deck, DecimalCommas) {
+  EXPECT_THAT(refusal("", {"train.lr=0,5"}), HasSubstr("got '0,5' | write 0.5, with a decimal"));
+  EXPECT_THAT(refusal("", {"train.ema_decay=-1,25"}), HasSubstr("write -1.25"));
+  EXPECT_THAT(refusal("", {"train.steps=1,5"}), testing::Not(HasSubstr("decimal")));
+  for (const char* other : {"", ",", "1,", ",5", "1,5,2", "a,5", "1,b", "1.0,5"})
+    EXPECT_EQ(number_hint(other, "else"), "else") << other;
+}
+
 TEST(Deck, RangesAndChoices) {
   EXPECT_THAT(refusal("[train]\nsteps = 0\n"), HasSubstr("train.steps = 0 is out of range"));
   EXPECT_THAT(refusal("[train]\nlr = nan\n"), HasSubstr("out of range"));
@@ -311,7 +386,7 @@ TEST(Deck, ReferenceIsADeckThatNamesEveryKeyOnce) {
   std::sort(keys.begin(), keys.end());
   EXPECT_EQ(std::adjacent_find(keys.begin(), keys.end()), keys.end());
   // Guards against a member of a deck struct that was given no row.
-  EXPECT_EQ(keys.size(), 375u);
+  EXPECT_EQ(keys.size(), 379u);
 }
 
 TEST(Deck, ReferenceOfATableOrAKey) {

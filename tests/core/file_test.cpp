@@ -179,6 +179,37 @@ TEST(Seal, TextsWithoutOneHold) {
     EXPECT_TRUE(seal_holds(text)) << text;
 }
 
+TEST(OwnFolder, IsNoLink) {
+  const fs::path dir = fs::temp_directory_path() / ("weft_own_test_" + std::to_string(::getpid()));
+  const auto refused = [&](const fs::path& path) -> std::string {
+    try {
+      make_own_folder(path, Exit::checkpoint);
+      return "";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::checkpoint);
+      return e.what();
+    }
+  };
+  for (int times = 0; times < 2; ++times) EXPECT_EQ(refused(dir / "named" / "own"), "");
+  EXPECT_EQ(refused(dir / "named/slash/"), "");
+  fs::create_directory_symlink("named", dir / "link");
+  fs::create_directory_symlink("nowhere", dir / "dangling");
+  std::ofstream(dir / "file") << "precious";
+  for (const char* name : {"link", "link/", "dangling"})
+    EXPECT_THAT(refused(dir / name), testing::HasSubstr("a link stands in its place")) << name;
+  EXPECT_FALSE(fs::exists(dir / "nowhere"));
+  EXPECT_THAT(refused(dir / "file"), testing::HasSubstr("a file of that name exists"));
+  EXPECT_THAT(refused(dir / "file" / "own"), testing::HasSubstr("cannot make the folder"));
+  EXPECT_EQ(refused(dir / "link" / "below"), "") << "the user named the link";
+  fs::remove_all(dir);
+}
+
+TEST(ErrorOf, AThreadThatCannotBeStarted) {
+  const Error e = error_of(std::system_error(std::make_error_code(std::errc(EAGAIN))), Exit::data);
+  EXPECT_THAT(e.what(), testing::HasSubstr("cannot start a thread"));
+  EXPECT_THAT(e.hint(), testing::AllOf(testing::HasSubstr("ulimit -u"), testing::HasSubstr("-v")));
+}
+
 TEST(Seal, StaysJsonAndToml) {
   EXPECT_EQ(seal_json("{\"a\":1}").substr(0, 14), "{\"a\":1,\"xxh3\":");
   EXPECT_EQ(seal_text("a = 1\n").substr(0, 13), "a = 1\n# xxh3 ");

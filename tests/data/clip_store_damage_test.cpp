@@ -1,5 +1,8 @@
 // Stores that are damaged anywhere: one that version 2 wrote, with texts of variable length, and
 // one of today. The program must live, and say what it found.
+#include <sys/stat.h>
+
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -7,6 +10,7 @@
 #include <random>
 
 #include "clip_store_fixture.h"
+#include "core/faults.h"
 #include "data/store_file.h"
 
 namespace weft {
@@ -58,6 +62,17 @@ class ClipStoreDamage : public ClipStoreTest {
   void TearDown() override {
     read_stores_with({"/proc/self/exe", "--read-clip-store"});
     ClipStoreTest::TearDown();
+  }
+  // A copy of the version 2 store, or a store of today, changed by HDF5, is refused for `what`.
+  template <class F>
+  void expect_refused_when(bool today, const std::string& what, F change) {
+    if (today)
+      write_anew();
+    else
+      fs::copy_file(version_two, path_, fs::copy_options::overwrite_existing);
+    edit(change);
+    SCOPED_TRACE(what);
+    expect_refused(what);
   }
   // The version 2 store's clips in a store of today.
   void write_anew() {
@@ -145,6 +160,63 @@ TEST_F(ClipStoreDamage, TablesAreHashed) {
   expect_refused("damaged tables");
 }
 
+// Of another file nothing is read, and a pipe is not waited for.
+TEST_F(ClipStoreDamage, LinksAreRefused) {
+  const std::string pipe = path("pipe");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  for (const bool today : {false, true})
+    for (const char* name : {"clips", "clips/moments", "clips/moments/latents", "clips/moments/fps",
+                             "not/read/by/weft"}) {
+      expect_refused_when(today, fmt::format("has an external link, {},", name), [&](hid_t f) {
+        H5Ldelete(f, name, H5P_DEFAULT);
+        const h5::Handle folders(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
+        H5Pset_create_intermediate_group(folders, 1);
+        ASSERT_GE(H5Lcreate_external(pipe.c_str(), "/x", f, name, folders, H5P_DEFAULT), 0);
+      });
+      expect_refused_when(today, fmt::format("has a soft link, {},", name), [&](hid_t f) {
+        const h5::Handle folders(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
+        H5Pset_create_intermediate_group(folders, 1);
+        H5Ldelete(f, name, H5P_DEFAULT);
+        ASSERT_GE(H5Lcreate_soft("/elsewhere", f, name, folders, H5P_DEFAULT), 0);
+      });
+    }
+}
+
+TEST_F(ClipStoreDamage, OtherFilesAreNotRead) {
+  const std::string pipe = path("pipe");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const auto fps_with = [&](auto layout) {
+    return [&, layout](hid_t f) {
+      const hsize_t n = 2;
+      const h5::Handle space(H5Screate_simple(1, &n, nullptr), H5Sclose);
+      const h5::Handle how(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+      layout(how, space);
+      H5Ldelete(f, "clips/moments/fps", H5P_DEFAULT);
+      const h5::Handle d(
+          H5Dcreate2(f, "clips/moments/fps", H5T_IEEE_F32LE, space, H5P_DEFAULT, how, H5P_DEFAULT),
+          H5Dclose);
+      ASSERT_TRUE(d.valid());
+    };
+  };
+  for (const bool today : {false, true}) {
+    expect_refused_when(today, "keeps fps in other files", fps_with([&](hid_t how, hid_t) {
+                          H5Pset_external(how, pipe.c_str(), 0, 8);
+                        }));
+    expect_refused_when(today, "keeps fps in other files", fps_with([&](hid_t how, hid_t space) {
+                          H5Pset_virtual(how, space, pipe.c_str(), "x", space);
+                        }));
+  }
+}
+
+TEST_F(ClipStoreDamage, NoFile) {
+  expect_refused("No such file");
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  expect_refused("a pipe or device, not a file");
+  fs::remove(path_);
+  fs::create_symlink("/dev/zero", path_);
+  expect_refused("a pipe or device, not a file");
+}
+
 // WEFT_STORE_MUTANTS=300 for more than the usual number.
 TEST_F(ClipStoreDamage, MutatedAnywhere) {
   const char* asked = std::getenv("WEFT_STORE_MUTANTS");
@@ -152,7 +224,7 @@ TEST_F(ClipStoreDamage, MutatedAnywhere) {
   write_anew();
   // Some mutants keep HDF5 busy for ever: two processor seconds are enough for a store of this
   // size.
-  read_stores_with({"/bin/sh", "-c", "ulimit -t 2; exec " + reader + " \"$0\" \"$1\""});
+  read_stores_with({"/bin/sh", "-c", "ulimit -t 2; exec " + reader + " \"$0\""});
   const std::string bases[] = {content(version_two), content(path_)};
   const std::string want = all_of(path_);
   int named = 0, crashed = 0, harmless = 0, unseen = 0;
@@ -192,7 +264,7 @@ TEST_F(ClipStoreDamage, FlippedAnywhere) {
   const char* asked = std::getenv("WEFT_FLIPS");
   const int flips = asked != nullptr ? std::atoi(asked) : 20;
   write_anew();
-  read_stores_with({"/bin/sh", "-c", "ulimit -t 2; exec " + reader + " \"$0\" \"$1\""});
+  read_stores_with({"/bin/sh", "-c", "ulimit -t 2; exec " + reader + " \"$0\""});
   const std::string good = content(path_), want = all_of(path_);
   int named = 0;
   std::mt19937 random(3);
@@ -228,6 +300,17 @@ class ClipStoreChild : public ClipStoreTest {
     read_stores_with({"/bin/sh", "-c", script});
     expect_refused(what);
   }
+  // The child is silent for ever.
+  Error error_of_silence(double silence, double silence_at_stop) {
+    read_stores_with({"/bin/sh", "-c", "exec sleep 100"}, silence, silence_at_stop);
+    try {
+      open_clip_store(path_, true);
+    } catch (const Error& e) {
+      EXPECT_THAT(e.what(), HasSubstr(path_));
+      return e;
+    }
+    return {Exit::done, "nothing was thrown"};
+  }
 };
 
 TEST_F(ClipStoreChild, Crashes) {
@@ -240,6 +323,39 @@ TEST_F(ClipStoreChild, HasNoEnd) {
   expect_refused_after("ulimit -S -t 1; while :; do :; done", "busy without end");
 }
 
+TEST_F(ClipStoreChild, IsSilent) {
+  const Error e = error_of_silence(0.3, 100);
+  EXPECT_EQ(e.code(), Exit::data);
+  EXPECT_THAT(e.what(), HasSubstr("no sign of life for 0.3 s"));
+}
+
+TEST_F(ClipStoreChild, SignsOfLifeCount) {
+  read_stores_with(
+      {"/bin/sh", "-c",
+       "for i in 1 2 3 4 5 6; do printf .; sleep 0.3; done; exec " + reader + " \"$0\""},
+      1);
+  EXPECT_EQ(open_clip_store(path_, true)->buckets()[0].clips, 2);
+}
+
+TEST_F(ClipStoreChild, IsGivenUpForARequestToStop) {
+  stop_received = SIGTERM;
+  const Error e = error_of_silence(100, 0.3);
+  stop_received = 0;
+  EXPECT_EQ(e.code(), Exit::stopped);
+}
+
+TEST_F(ClipStoreChild, IsKilled) {
+  read_stores_with({"/bin/sh", "-c", "kill -KILL $$"});
+  try {
+    open_clip_store(path_, true);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), exit_killed);
+    EXPECT_THAT(e.what(), testing::AllOf(HasSubstr(path_), HasSubstr("was killed"),
+                                         testing::Not(HasSubstr("damaged"))));
+  }
+}
+
 TEST_F(ClipStoreChild, TalksNonsense) {
   expect_refused_after("echo nonsense that no reader writes", "an invalid result");
   expect_refused_after("exit 0", "an invalid result");
@@ -249,8 +365,7 @@ TEST_F(ClipStoreChild, TalksNonsense) {
 // What stops the job must not look like damage.
 TEST_F(ClipStoreChild, OutlivesARequestToStop) {
   read_stores_with(
-      {"/bin/sh", "-c",
-       "kill -TERM $$; kill -INT $$; kill -USR1 $$; exec " + reader + " \"$0\" \"$1\""});
+      {"/bin/sh", "-c", "kill -TERM $$; kill -INT $$; kill -USR1 $$; exec " + reader + " \"$0\""});
   EXPECT_EQ(open_clip_store(path_, true)->buckets()[0].clips, 2);
 }
 

@@ -112,7 +112,7 @@ TEST_F(ClipStoreTest, TextFile) {
 
 TEST_F(ClipStoreTest, Directory) {
   fs::create_directory(path_);
-  expect_refused("is not a file");
+  expect_refused("a directory, not a file");
 }
 
 TEST_F(ClipStoreTest, OtherHdf5File) {

@@ -207,7 +207,12 @@ class WeftTest(unittest.TestCase):
             job.process.wait()
         shutil.rmtree(self.dir, ignore_errors=True)
 
-    def start(self, *arguments, ranks=2, **options):
+    # Tests try many requests in one folder.
+    LIST_JOBS = ("generate", "segment", "animate", "reconstruct", "encode", "score", "evaluate")
+
+    def start(self, *arguments, ranks=2, replace=True, **options):
+        if replace and arguments[0] in self.LIST_JOBS and "--help" not in arguments:
+            arguments = (*arguments, "--replace")
         job = Job(arguments, ranks, self.dir, **options)
         self.jobs.append(job)
         return job

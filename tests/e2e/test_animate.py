@@ -321,6 +321,20 @@ class Faces(Animate):
         self.assertEqual(len(set(self.clips("several"))), 1)
         self.assertRegex(job.err, "WARN.* face_a: [0-9]+ faces in face.png")
 
+    def test_a_picture_that_cannot_be_read_fails_alone(self):
+        write_detector(self.dir / "faces.safetensors", (2,))
+        whole = (self.dir / "face.png").read_bytes()
+        for name, content in (("cut", whole[:len(whole) // 2]), ("empty", b""), ("text", b"no picture\n" * 20)):
+            (self.dir / f"{name}.png").write_bytes(content)
+        (self.dir / "folder.png").mkdir()
+        (self.dir / "list.csv").write_text("picture,speech\n" + "".join(
+            f"{name}.png,a.wav\n" for name in ("cut", "empty", "text", "folder", "face")))
+        job = self.animate("alone", "animate.input=list.csv", expect=3)
+        self.assertIn("4 of 5 clips failed", job.err)
+        for name in ("cut", "empty", "text", "folder"):
+            self.assertRegex(job.err, f"failed    {name}_a: .*{name}.png")
+        self.assertEqual(list(self.clips("alone")), ["face_a"])
+
     def test_reference_videos(self):
         write_detector(self.dir / "faces.safetensors", (2,))
         write_wav(self.dir / "a.wav", 0.2)

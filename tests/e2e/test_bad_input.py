@@ -325,9 +325,10 @@ class Weights(WeftTest):
         self.refuse(shards[1].name, path="m")
         shards[1].unlink()
         self.refuse("model.safetensors.index.json", shards[1].name, path="m")
-        shards[1].write_bytes(whole)
         (self.dir / "m" / "model.safetensors.index.json").unlink()
         self.refuse(shards[0].name, path="m")
+        shards[1].write_bytes(whole)
+        self.train("without_index", "train.steps=1", "model.weights=m")
 
 
 class Numbers(WeftTest):
@@ -335,10 +336,13 @@ class Numbers(WeftTest):
         self.train("run", "train.steps=1")
         weights = self.exported("run")
         dtype, shape, data = weights["final_layer.linear.bias"]
-        weights["final_layer.linear.bias"] = (dtype, shape, struct.pack("<f", float("nan")) + data[4:])
-        write_safetensors(self.dir / "w.safetensors", weights)
-        job = self.train("nan", "model.weights=w.safetensors", expect=None)
-        self.refused(job, NON_FINITE, "step 1", "nan")
+        for name, value in (("nan", float("nan")), ("large", 3e38)):
+            weights["final_layer.linear.bias"] = (dtype, shape, struct.pack("<f", value) + data[4:])
+            write_safetensors(self.dir / f"{name}.safetensors", weights)
+        job = self.train("nan", "model.weights=nan.safetensors", expect=None)
+        self.refused(job, DATA, "nan.safetensors", "final_layer.linear.bias")
+        job = self.train("large", "model.weights=large.safetensors", expect=None)
+        self.refused(job, NON_FINITE, "step 1")
         # The samples of the step are named, as metrics.jsonl names them.
         first = json.loads((self.dir / "run" / "metrics.jsonl").read_text().splitlines()[0])
         named = ", ".join(re.findall(r"samples \[([\d, ]+)\]: the loss is not finite", job.err))

@@ -63,7 +63,8 @@ RULES = [
     (r"weft evaluate inputs/smoke.toml", "run", "run.dir=smoke"),
     (r"weft selftest", "text"),  # tests/e2e/test_selftest.py runs it
     (r"weft plan inputs/wan_1.3b_(train|lora).toml", "run", "data.path=synthetic:clips=8,frames=5,height=8,width=8,latent=1,channels=16"),
-    (r"weft (plan|doctor|report|status|inspect|export)\b", "run"),
+    (r"weft export\b", "run", "--replace"),
+    (r"weft (plan|doctor|report|status|inspect)\b", "run"),
     (r"weft selftest\b", "run"),
     (r"weft init$|weft completion |weft help |weft --(help|version)$", "run"),
     (r"weft init ", "run"),

@@ -31,9 +31,9 @@ class Encode(harness.WeftTest):
         deck = self.dir / "deck.toml"
         deck.write_text(deck.read_text().replace("in_channels = 3", "in_channels = 4") + VAE)
 
-    def encode(self, output, *overrides, ranks=2, expect=0):
+    def encode(self, output, *overrides, ranks=2, expect=0, **how):
         return self.weft("encode", "deck.toml", "data.path=clips.h5", f"encode.output={output}",
-                         "encode.text=false", *overrides, ranks=ranks, expect=expect)
+                         "encode.text=false", *overrides, ranks=ranks, expect=expect, **how)
 
     @staticmethod
     def made(parts):
@@ -73,7 +73,7 @@ class Encode(harness.WeftTest):
         manifests = sorted(parts.glob("encoded.rank*.jsonl"))
         with open(manifests[0], "ab") as manifest:
             manifest.write(b'{"name":"32x')
-        self.refused(self.encode("two.h5", "vae.weights=random:2", expect=None), 2, "another job",
+        self.refused(self.encode("two.h5", "vae.weights=random:2", expect=None, replace=False), 2, "another job",
                      "random:1", "random:2")
         again = self.encode("two.h5", "vae.weights=random:1", ranks=3)
         self.assertIn(f"{made} made before", again.err)
@@ -82,6 +82,12 @@ class Encode(harness.WeftTest):
         again = self.encode("two.h5", "vae.weights=random:1", ranks=1)
         self.assertIn("two.h5 is up to date", again.err)
         self.assertNotIn("frames/s", again.err)
+        # A finished store of another request stays, unless it is to be replaced.
+        self.refused(self.encode("two.h5", "vae.weights=random:2", ranks=1, expect=None, replace=False), 4,
+                     "two.h5 holds 1 finished result of another request", "--replace")
+        self.assertEqual((self.dir / "two.h5").read_bytes(), one)
+        self.assertIn("replaces 1 finished result", self.encode("two.h5", "vae.weights=random:2", ranks=1).err)
+        self.assertNotEqual((self.dir / "two.h5").read_bytes(), one)
         os.link(self.dir / "clips.h5", self.dir / "other_name.h5")
         self.refused(self.encode("other_name.h5", "vae.weights=random:1", ranks=1, expect=None), 2,
                      "data.path itself")

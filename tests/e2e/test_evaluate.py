@@ -29,8 +29,8 @@ pictures = 100
 predictions = true
 """
 CLASSES = 6
-# The first classes of ADE20K, as the original draws them.
-COLOURS = [(120, 120, 120), (180, 120, 120), (6, 230, 230), (80, 50, 50), (4, 200, 3), (120, 120, 80)]
+# The colours of classes where neither the deck nor the data gives any.
+COLOURS = [(0, 0, 255), (0, 255, 0), (255, 0, 0), (204, 51, 153), (255, 204, 0), (0, 102, 0)]
 
 
 def chunk(kind, data):

@@ -131,7 +131,10 @@ class Measures(EvaluateClips):
         summary = json.loads((self.dir / "out/scores.json").read_text())
         self.assertEqual((summary["rows"], summary["lengths_differ"]), (6, 1))
         self.assertEqual(summary["columns"]["psnr"]["rows"], 4)
-        self.assertAlmostEqual(summary["columns"]["motion"]["mean"], (30 * 3 + 20 * 2) / 5)
+        # Of the pairs alone, as the references' is.
+        self.assertEqual([summary["columns"][c]["rows"] for c in ("motion", "reference_motion")], [4, 4])
+        self.assertAlmostEqual(summary["columns"]["motion"]["mean"], (30 * 3 + 20) / 4)
+        self.assertEqual(summary["without_reference"], 2)
         # Asked for by name, and a table beside the results keeps its paths.
         self.assertIn("5 evaluated before", self.evaluate().err)
         self.evaluate('evaluate.measures=["motion"]', "evaluate.output=other")
@@ -152,6 +155,13 @@ class Measures(EvaluateClips):
             self.assertLess(float(r["psnr"]), 99)
             self.assertGreater(float(r["motion"]), 0)
             self.assertEqual(r["evaluation_fault"], "")
+        # A clip that has none is counted, and is no failure.
+        (self.dir / "real/x/1.mp4").unlink()
+        said = self.evaluate("evaluate.clips=clips", "evaluate.references=real", "evaluate.output=fewer")
+        self.assertIn("1 row without a reference", said.out)
+        self.assertEqual([r["psnr"] == "" for r in self.rows("fewer")], [False, True])
+        self.assertNotEqual(self.rows("fewer")[1]["motion"], "")
+        self.refused(self.weft("report", "fewer", ranks=0, expect=None), 3, "evaluation of clips", "scores.csv")
 
 
 class Clip(EvaluateClips):

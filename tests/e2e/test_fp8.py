@@ -43,7 +43,7 @@ class Fp8(DivisionTest):
         self.run_of("run", "model.dtype=bf16", "train.steps=3")
         shutil.copytree(self.dir / "run", self.dir / "other", symlinks=True)
         job = self.run_of("run", FP8)
-        self.assertIn("model.dtype differ", job.err)
+        self.assertIn('model.dtype "bf16" -> "fp8"', job.err)
         self.run_of("other", "model.dtype=bf16")
         self.assertEqual(self.losses("run")[:3], self.losses("other")[:3])
         self.assertNotEqual(self.losses("run")[3:], self.losses("other")[3:])

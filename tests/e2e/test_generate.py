@@ -346,6 +346,22 @@ class Generate(WeftTest):
         self.assertIn("of 1 frame, 48 wide x 32 high, landscape", odd.err)
         self.assertEqual({(c["height"], c["width"]) for c in self.clips().values()}, {(32, 48)})
 
+    def test_results_of_another_request_stay(self):
+        words = ("generate", "deck.toml", "generate.image_size=[16,16]", "generate.output=kept")
+        ask = lambda prompts, *more, **how: self.weft(*words, f"generate.prompts={json.dumps(prompts)}", *more, ranks=0,
+                                                      replace=False, **how)
+        ask(["a", "b"])
+        before = {p.name: p.read_bytes() for p in (self.dir / "kept").glob("*.mp4")}
+        for prompts, more, count in ((["x", "y"], (), 2), (["a", "b"], ("run.seed=8",), 2), (["a", "y"], (), 1),
+                                     (["a", "b"], ("sampler.steps=3",), 2), (["a"], ("generate.weights=random:5",), 1)):
+            self.refused(ask(prompts, *more, expect=None), 4, f"kept holds {count} finished result", "--replace")
+        self.assertEqual({p.name: p.read_bytes() for p in (self.dir / "kept").glob("*.mp4")}, before)
+        self.assertIn("1 finished result in kept that this list does not name", ask(["a"]).err)
+        job = ask(["x", "b"], "--replace")
+        self.assertIn("replaces 1 finished result of another request", job.err)
+        self.assertIn("1 made, 1 finished before", job.err)
+        ask(["x", "b"])
+
     def test_sizes_are_said(self):
         self.refused(self.generate("generate.image_size=[]", "generate.aspect_ratio=8:6", text=False, expect=None), 2,
                      'unknown aspect ratio "8:6"', "height:width")

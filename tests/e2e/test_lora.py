@@ -67,7 +67,7 @@ class Partial(LoraCase):
         self.assertIn(f"{len(weights) - missing - 1} loaded, {missing} missing, 1 skipped by shape, 1 unexpected", job.err)
         for kind, count, state in ((r"spatial_blocks\.\*\.attn\.qkv\.weight", 2, "loaded"),
                                    (r"temporal_blocks\.\*\.mlp\.fc1\.bias", 2, "missing"),
-                                   (r"y_embedder\.y_embedding", 1, r"skipped: \[6, 16\] in the file, \[4, 16\] in the model"),
+                                   (r"y_embedder\.y_embedding", 1, r"skipped: F32 \[6, 16\] in the file, \[4, 16\] in the model"),
                                    ("pos_embed", 1, "unexpected")):
             self.assertRegex(job.err, rf"weights +{kind} +{count}  {state}")
         # A training always says what it starts from.
@@ -93,7 +93,7 @@ class AdaptersOfWan(WeftTest):
                          "validation.share=0.25", "validation.every=5")
         self.assertIn("LoRA of rank 2", job.err)
         line = json.loads((self.dir / "run" / "validation.jsonl").read_text().splitlines()[-1])
-        self.weft("export", "run", "merged.safetensors", "--merged", ranks=0)
+        self.weft("export", "run", "merged.safetensors", "--merged", "--raw", ranks=0)
         base, merged = (read_safetensors(self.dir / f"{name}.safetensors") for name in ("base", "merged"))
         self.assertEqual(base.keys(), merged.keys())
         changed = {name for name in base if base[name] != merged[name]}
@@ -124,7 +124,7 @@ class Adapters(LoraCase):
         job = self.train("whole", *LORA)
         losses = self.losses("whole")
         self.assertLess(sum(losses[-5:]), sum(losses[:5]))
-        self.assertRegex(job.err, r"weights +base\.safetensors, xxh3 [0-9a-f]{32}, 89 tensors: the base of the adapters")
+        self.assertRegex(job.err, r"weights +base\.safetensors, xxh3 values:[0-9a-f]{32}, 89 tensors: the base of the adapters")
         self.assertIn("LoRA of rank 2", job.err)
         # What is saved: adapters, their moments and their average, nothing of the base.
         manifest = json.loads((self.dir / "whole" / "latest" / "manifest.json").read_text())
@@ -136,7 +136,7 @@ class Adapters(LoraCase):
         self.train("parts", *LORA, "train.steps=8")
         job = self.train("parts", *LORA)
         self.assertIn("8 of 20 steps done", job.err)
-        self.assertRegex(job.err, r"base +base\.safetensors, xxh3 [0-9a-f]{32}")
+        self.assertRegex(job.err, r"base +base\.safetensors, xxh3 values:[0-9a-f]{32}")
         self.assert_same_run("whole", "parts")
         # Ranks, their groups and recomputation change no more than the order of sums.
         for name, ranks, extra in (("one", 1, ()), ("sp", 2, ("parallel.sp=2",)), ("three", 3, ("model.recompute=0.5",)),
@@ -159,13 +159,21 @@ class Adapters(LoraCase):
         self.make_base("other", "run.seed=8")
         self.train("run", *LORA, "train.steps=5")
         arguments = ["model.weights=other.safetensors", *LORA[1:]]
-        self.refused(self.train("run", *arguments, expect=None), DATA, "other.safetensors", "is not the base")
+        self.refused(self.train("run", *arguments, expect=None), DATA, "in run belong to another base than other.safetensors")
         self.assertEqual(self.latest("run"), "step_5")
         # An adapter on a base that is not its own, by hash; of another size, by shape.
         self.weft("export", "run", "adapter", ranks=0)
         for adapter in ("run", "adapter"):
             job = self.clips("none", "generate.weights=other.safetensors", f"generate.adapters=['{adapter}']", expect=None)
-            self.refused(job, DATA, adapter, "belongs to another base than other.safetensors")
+            self.refused(job, DATA, adapter, "belong to another base than other.safetensors")
+        # Of a checkpoint, whose files are no weights, likewise.
+        job = self.clips("none", "generate.weights=other", "generate.adapters=['adapter']", expect=None)
+        self.refused(job, DATA, "adapter", "belong to another base than checkpoint other/")
+        # Its own base stored otherwise: in shards, in bf16.
+        (self.dir / "shards").mkdir()
+        self.weft("export", "base", "shards/model.safetensors", "--dtype", "bf16", "--shard-size", "0.00003", ranks=0)
+        self.train("run", "model.weights=shards", *LORA[1:], "train.steps=6")
+        self.clips("from_shards", "generate.weights=shards", "generate.adapters=['adapter']")
         wide = ["model.hidden_size=48"]
         self.make_base("wide", *wide)
         path = self.dir / "adapter" / "adapter_model.safetensors"
@@ -187,19 +195,37 @@ class Adapters(LoraCase):
         self.refused(self.train("base", *LORA, expect=None), CHECKPOINT, "lora_")
         self.train("run", *LORA, "train.steps=2")
         self.refused(self.train("run", *LORA, "lora.rank=3", expect=None), CHECKPOINT, "has shape [2,", "expects [3,")
+        self.refused(self.train("run", *LORA[:3], 'lora.targets=["*.attn.*"]', expect=None), CHECKPOINT, "lora_A")
+        self.weft("export", "run", "adapter", ranks=0)
+        self.refused(self.train("bad", "model.weights=adapter", expect=None), DATA, "adapter holds an adapter", "model.adapters")
+        self.refused(self.train("bad", "model.weights=base.safetensors", "model.adapters=['adapter']", expect=None), USAGE,
+                     "model.adapters = [adapter] with lora.rank = 0")
         for arguments, said in ((("run", "adapter.safetensors"), "--merged"), (("base", "w", "--merged"), "leave --merged"),
+                                (("run", "w", "--raw", "--ema"), "--raw and --ema"),
                                 (("run", "w", "--base", "base.safetensors"), "--base is for --merged")):
             self.refused(self.weft("export", *arguments, ranks=0, expect=None), USAGE, said)
         for adapters, code, said in (("['nothing=0.5']", DATA, "nothing does not exist"), ("['=1']", USAGE, '"=1"'),
+                                     ("['run=0,5']", USAGE, '"run=0,5"'),
                                      ("['base']", DATA, "holds a whole model")):
             job = self.clips("none", "generate.weights=base.safetensors", f"generate.adapters={adapters}", expect=None)
             self.refused(job, code, said)
 
     def test_exported_merged_and_added_to_the_base_are_the_same_clips(self):
         self.train("run", *LORA)
-        said = self.weft("export", "run", "adapter", "--ema", ranks=0).err
-        self.assertRegex(said, r"adapters of 30 layers of step 20 \(EMA, f32\) in adapter: rank 2, alpha 6; base base\.saf")
-        self.weft("export", "run", "merged.safetensors", "--ema", "--merged", ranks=0)
+        # The average, as samples have it, unless asked otherwise; and never over what is there.
+        said = self.weft("export", "run", "adapter", ranks=0).err
+        self.assertRegex(said, r"adapters of 30 layers of step 20 \(moving average \(EMA\), f32\) in adapter: rank 2, alpha 6; base base\.saf")
+        self.weft("export", "run", "merged.safetensors", "--merged", ranks=0)
+        kept = (self.dir / "adapter" / "adapter_model.safetensors").read_bytes()
+        for arguments in (("run", "adapter", "--raw"), ("run", "merged.safetensors", "--merged"), ("base", "base.safetensors")):
+            self.refused(self.weft("export", *arguments, ranks=0, expect=None), CHECKPOINT, "is there already", "--replace")
+        self.assertEqual((self.dir / "adapter" / "adapter_model.safetensors").read_bytes(), kept)
+        for more in ((), ("--raw",), ("--ema-decay", "0.99")):
+            self.weft("export", "run", "again", "--replace", *more, ranks=0)
+            same = read_safetensors(self.dir / "again" / "adapter_model.safetensors") == \
+                read_safetensors(self.dir / "adapter" / "adapter_model.safetensors")
+            self.assertEqual(same, more != ("--raw",), more)
+        self.refused(self.weft("export", "run", "x", "--ema-decay", "0.5", ranks=0, expect=None), USAGE, "0.99")
 
         # PEFT's names, and W + alpha/rank B A of the base's W.
         base, merged = (read_safetensors(self.dir / f"{n}.safetensors") for n in ("base", "merged"))
@@ -246,14 +272,44 @@ class Adapters(LoraCase):
         shutil.move(self.dir / "base.safetensors", self.dir / "moved.safetensors")
         self.refused(self.weft("export", "run", "again.safetensors", "--merged", ranks=0, expect=None), DATA,
                      "base.safetensors, does not exist", "--base")
-        self.weft("export", "run", "again.safetensors", "--ema", "--merged", "--base", "moved.safetensors", ranks=0)
+        self.weft("export", "run", "again.safetensors", "--merged", "--base", "moved.safetensors", ranks=0)
         self.assertEqual(read_safetensors(self.dir / "again.safetensors"), merged)
         self.refused(self.clips("g", "run.dir=run", expect=None), DATA, "base.safetensors does not exist", "generate.adapters")
+
+    def test_going_on_from_an_adapter(self):
+        """Its A and B are where the next run starts: a folder, a run's average, scaled; on a base stored otherwise."""
+        self.train("run", *LORA)
+        self.weft("export", "run", "adapter", ranks=0)
+        (self.dir / "shards").mkdir()
+        self.weft("export", "base", "shards/model.safetensors", "--shard-size", "0.00003", ranks=0)
+        at_start = read_safetensors(self.dir / "adapter" / "adapter_model.safetensors")
+        still = ("train.lr=0", "train.steps=1", "train.weight_decay=0")
+        for name, adapters, more in (("folder", "['adapter']", ()), ("of_run", "['run']", ()), ("bf16", "['run/latest']", ("model.dtype=bf16",)),
+                                     ("zero", "['adapter']", ("parallel.zero=3", "model.weights=shards"))):
+            with self.subTest(name):
+                job = self.train(name, *LORA, f"model.adapters={adapters}", *still, *more)
+                self.assertRegex(job.err, r"the base of the adapters; goes on from .*(adapter|run/step_20)")
+                self.weft("export", name, f"{name}_out", "--raw", ranks=0)
+                self.assertEqual(read_safetensors(self.dir / f"{name}_out" / "adapter_model.safetensors"), at_start)
+        self.train("further", *LORA, "model.adapters=['adapter']")
+        self.assertNotEqual(self.losses("further"), self.losses("run"))
+        self.refused(self.train("bad", *LORA, "model.adapters=['adapter']", "lora.alpha=3", expect=None), USAGE, "alpha 6", "lora.alpha = 3")
+        self.make_base("other", "run.seed=8")
+        self.refused(self.train("bad", "model.weights=other.safetensors", *LORA[1:], "model.adapters=['adapter']", expect=None), DATA,
+                     "belong to another base than other.safetensors")
+        # Without a checkpoint evaluate takes what the training would start from.
+        for name, extra in (("with", ("model.adapters=['adapter']",)), ("merged", ("generate.adapters=[]",))):
+            weights = LORA[0] if name == "with" else "model.weights=merged.safetensors"
+            if name == "merged":
+                self.weft("export", "run", "merged.safetensors", "--merged", ranks=0)
+            self.weft("evaluate", "deck.toml", weights, *LORA[1:], *extra, "run.dir=none", "validation.share=0.25", f"evaluate.output={name}")
+        with_adapter, merged = (json.loads((self.dir / n / "evaluation.json").read_text())["loss"] for n in ("with", "merged"))
+        self.assertEqual(with_adapter, merged)
 
     def test_inspect_and_plan_know_adapters(self):
         self.train("run", *LORA, "train.steps=2")
         self.weft("export", "run", "adapter", ranks=0)
-        digits = re.search(r"xxh3 ([0-9a-f]{32})", self.weft("inspect", "adapter", ranks=0).out).group(1)
+        digits = re.search(r"xxh3 (values:[0-9a-f]{32})", self.weft("inspect", "adapter", ranks=0).out).group(1)
         self.assertIn(f"adapter  rank 2, alpha 6; base base.safetensors, xxh3 {digits}",
                       self.weft("inspect", "run/latest", ranks=0).out)
         file = self.weft("inspect", "adapter/adapter_model.safetensors", ranks=0).out

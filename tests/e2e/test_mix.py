@@ -41,7 +41,7 @@ class Mix(WeftTest):
         self.assertIn("7 of 20 steps done", job.err)
         self.assertNotIn("WARN", job.err)
         self.assert_same_run("half", "two")
-        self.assertIn("data.weights differ", self.train("half", *TWO, "data.weights=[1, 1]", "train.steps=21").err)
+        self.assertIn("with a changed deck: data.weights ", self.train("half", *TWO, "data.weights=[1, 1]", "train.steps=21").err)
 
         self.weft("report", "two", ranks=0)
         self.assertIn("Loss of each store", (self.dir / "two" / "report.html").read_text())

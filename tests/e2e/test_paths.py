@@ -5,6 +5,7 @@ import os
 import shutil
 import struct
 import unittest
+import unittest.mock
 
 from harness import WeftTest, write_safetensors
 
@@ -92,6 +93,26 @@ class Paths(WeftTest):
                 self.assertFalse((self.dir / "run" / "step_1").is_symlink())
                 self.assert_nothing_outside("run")
                 shutil.rmtree(self.dir / "run")
+
+    def test_what_the_shell_left(self):
+        """~/ is the home directory and another $ or ~ refused, in decks and on the command line."""
+        usage, home = 2, self.dir / "home"
+        home.mkdir()
+        with unittest.mock.patch.dict(os.environ, HOME=str(home)):
+            deck = (self.dir / "deck.toml").read_text()
+            (home / "deck.toml").write_text(deck.replace('dir = "run"', 'dir = "~/run"'))
+            self.weft("train", "~/deck.toml", "train.steps=1", ranks=0)
+            self.weft("export", "~/run", "~/w.safetensors", ranks=0)
+            self.weft("status", "~/run", ranks=0)
+            self.weft("report", "~/run", ranks=0)
+            self.assertTrue((home / "w.safetensors").is_file())
+            for arguments in (("train", "$S/deck.toml"), ("export", "~/run", "${S}/w.safetensors"), ("inspect", "~ada/w"),
+                              ("status", "$S"), ("plan", "deck.toml", "--rates", "$S/r.json"),
+                              ("train", "deck.toml", "run.dir=$S/run")):
+                self.refused(self.weft(*arguments, ranks=0, expect=None), usage, "is not replaced here")
+            (home / "deck.toml").write_text(deck.replace('dir = "run"', 'dir = "$S/run"'))
+            self.refused(self.weft("train", home / "deck.toml", ranks=0, expect=None), usage, 'deck.toml:3: run.dir = "$S/run"')
+        self.assertFalse((self.dir / "~").exists())
 
     def test_a_directory_that_everybody_may_write_to(self):
         (self.dir / "run").mkdir()

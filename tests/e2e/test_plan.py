@@ -91,7 +91,7 @@ class Plan(WeftTest):
         self.assertGreater(f32["step"]["compute"], 1.5 * bf16["step"]["compute"])
 
         stage2 = REPOSITORY / "inputs" / "stage2.toml"
-        self.refuse("--gpu h10: unknown GPU", "did you mean h100?", arguments=("--gpu", "h10"))
+        self.refuse("--gpu h10: unknown GPU", "did you mean h100?", "h100, h200, a100", arguments=("--gpu", "h10"))
         self.refuse("--rates", "leave one of them out", arguments=("--gpu", "h100", "--rates", "r.json"))
         self.refuse("--fabric local", "leave one of them out", arguments=("--gpu", "h100", "--fabric", "local"))
         # Where memory is short: what frees some, with figures.
@@ -99,6 +99,36 @@ class Plan(WeftTest):
                     arguments=("parallel.zero=0", "--gpu", "h100", "--gpus", "8", "--memory", "20"))
         self.refuse("optimizer need", "keep fewer averages (train.ema_decay), or use more ranks", "16 hold it", deck=stage2,
                     arguments=("train.ema_decay=[0.99, 0.999]", "--gpu", "h100", "--gpus", "8", "--memory", "9"))
+
+    def test_advice_was_tried(self):
+        lora = (REPOSITORY / "inputs" / "wan_1.3b_lora.toml", "model.hidden_size=5120", "model.depth=40", "model.num_heads=40",
+                "model.ffn_dim=13824", "train.micro_batches=64", "--gpu", "h100",
+                "data.path=synthetic:clips=1000,frames=21,height=60,width=104,latent=1,channels=16")
+        text, plan = self.plan(*lora, "--gpus", "64")
+        advice = plan["memory_advice"]
+        self.assertIn(f"advice: {advice}", text)
+        self.assertIn(f"% of the compute: {plan['step']['seconds']:.3f} s a step", advice)
+        _, other = self.plan(*lora, "parallel.sp=8", "--gpus", "64")
+        self.assertIn(f"; parallel.sp = 8: {other['step']['seconds']:.3f} s a step, {other['run']['gpu_hours']:.4g} GPU-hours", advice)
+        self.assertLess(other["step"]["seconds"], 0.9 * plan["step"]["seconds"])
+        # Less than 1 %, and nothing.
+        self.assertNotIn("parallel.sp = 2", advice)
+        self.assertNotIn("128 ranks", advice)
+        _, alone = self.plan(lora[0], *lora[5:], "--gpus", "1")
+        self.assertIn("none of these helps: 2 ranks", alone["memory_advice"])
+
+    def test_nodes_of_any_size(self):
+        deck = ("deck.toml", "model.dtype=bf16", "train.micro_batches=16", "--gpu", "h100", "--gpus", "16")
+        text, four = self.plan(*deck, "--per-node", "4")
+        self.assertIn("16 ranks on 4 nodes of 4, fabric 4x400", text)
+        self.assertEqual(four["ranks_a_node"], 4)
+        text, eight = self.plan(*deck)
+        self.assertIn("16 ranks on 2 nodes of 8, fabric 8x400", text)
+        self.refuse("--fabric local", "leave one of them out", arguments=("--per-node", "4", "--fabric", "local"))
+        # A tiny model's saves stall nobody, and would by Young and Daly follow each other at once.
+        self.assertLess(eight["checkpoint"]["young_daly"], 600)
+        self.assertEqual(eight["checkpoint"]["interval"], 600)
+        self.assertIn("save every 10.0 min (Young, Daly: ", text)
 
     def test_sample_clips_are_in_the_memory(self):
         machine = ("--gpus", "2", "--memory", "20", "--fabric", "8x400")
@@ -154,6 +184,11 @@ class Plan(WeftTest):
     def test_bad_arguments(self):
         self.refuse("8x40O", "did you mean 8x400?",
                     arguments=("--gpus", "8", "--memory", "141", "--fabric", "8x40O"))
+        self.refuse("8xnan", arguments=("--gpus", "8", "--memory", "141", "--fabric", "8xnan"))
+        for option, value in (("--mtbf", "nan"), ("--mtbf", "-5"), ("--memory", "inf"), ("--gpus", "0"), ("--gpus", "-1"),
+                              ("--per-node", "0")):
+            self.refuse(f"{option} {value} is out of range", "it goes from ", arguments=(option, value))
+        self.refuse("--mtbf: expected a number, got '0,5'", "write 0.5", arguments=("--mtbf", "0,5"))
         self.refuse("needs --memory", arguments=("--gpus", "8"))
         self.refuse("--rates", "cannot be read",
                     arguments=("--gpus", "8", "--memory", "141", "--rates", "missing.json"))

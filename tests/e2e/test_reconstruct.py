@@ -56,7 +56,9 @@ class Reconstruct(WeftTest):
         (self.dir / "pictures").mkdir()
         os.rename(self.dir / picture["output"], os.fsencode(self.dir) + b"/pictures/caf\xe9.png")
         self.assertEqual(self.results(1, "reconstruct.inputs=['pictures/*.png']")["clips"][0]["input"],
-                         "pictures/caf\ufffd.png")
+                         "pictures/caf\\xe9.png")
+        self.weft("report", "run/reconstructed", ranks=0)
+        self.assertIn("caf\\xe9.png", (self.dir / "run/reconstructed/report.html").read_text())
 
     def test_a_file_that_cannot_be_read_is_skipped(self):
         (self.dir / "a.mp4").write_bytes(b"no video")
@@ -77,6 +79,26 @@ class Reconstruct(WeftTest):
         # None is left: the first fault is the job's.
         job = self.weft("reconstruct", "vae.toml", "reconstruct.inputs=['a.mp4']", ranks=2, expect=None)
         self.refused(job, 3, "none of 1 input can be read; the first fault: cannot open video a.mp4")
+
+    def test_results_of_another_request_stay(self):
+        source = "reconstruct.inputs=['lavfi:smptebars=duration=1:rate=1:size=24x16']"
+        ask = lambda *more, **how: self.weft("reconstruct", "vae.toml", source, *more, ranks=0, replace=False, **how)
+        ask()
+        before = (self.dir / "run/reconstructed/0000_lavfi.png").read_bytes()
+        ask()
+        self.refused(ask("vae.weights=random:8", expect=None), 4, "1 finished result of another request", "--replace")
+        self.assertEqual((self.dir / "run/reconstructed/0000_lavfi.png").read_bytes(), before)
+        self.assertIn("replaces 1 finished result", ask("vae.weights=random:8", "--replace").err)
+        ask("vae.weights=random:8")
+
+    def test_inputs_that_are_no_media_fail_alone(self):
+        (self.dir / "names.txt").write_text("a\n")
+        (self.dir / "empty").mkdir()
+        job = self.weft("reconstruct", "vae.toml", ranks=0, replace=False,
+                        *["reconstruct.inputs=['names.txt','empty','lavfi:smptebars=duration=1:rate=1:size=24x16']"])
+        self.assertRegex(job.err, "over 1 clip; 2 inputs skipped")
+        for name in ("names.txt", "empty"):
+            self.assertRegex(job.err, f"WARN: skipped {name}: ")
 
     def test_bad_input(self):
         self.refused(self.weft("reconstruct", "vae.toml", "reconstruct.inputs=[]", ranks=1, expect=None), 2,

@@ -59,6 +59,15 @@ class Simulate(WeftTest):
         for key, value in results[0].items():
             self.assertAlmostEqual(results[1][key], value, places=9, msg=key)
 
+    def test_the_step_that_weft_plan_gives(self):
+        plan = self.dir / "plan.json"
+        machine = ("train.micro_batches=64", "--gpu", "h100", "--gpus", "8", "--per-node", "4")
+        self.weft("plan", STAGE, *machine, "--json", plan, ranks=0)
+        text, cases = self.simulate(*machine, "--cv", "0", "--steps", "20", "--warmup", "1")
+        self.assertIn("weft on 4x400, nodes of 4, costs H100", text)
+        planned = json.loads(plan.read_text())["step"]["seconds"]
+        self.assertAlmostEqual(cases[0]["results"][0]["step_seconds"] / planned, 1, delta=0.02)
+
     def test_measured_costs_of_a_run(self):
         # Costs are agreed on after the fourth step at the earliest.
         self.train("run", "train.steps=10", ranks=1)

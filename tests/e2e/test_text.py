@@ -2,7 +2,8 @@
 
 import unittest
 
-from harness import WeftTest
+from harness import WeftTest, read_safetensors, write_safetensors
+from tiny_models import TINY_GENERATE_DECK, write_t5
 
 
 class Text(WeftTest):
@@ -28,6 +29,23 @@ class Text(WeftTest):
         self.refused(self.weft("inspect", "deck.toml", "model.name=sadtalker", ranks=1, expect=None), 2, "sadtalker")
         (self.dir / "x.safetensors").write_bytes(b"")
         self.refused(self.weft("inspect", "x.safetensors", "model.depth=2", ranks=1, expect=None), 2, "model.depth=2")
+
+    def test_captions_that_are_cut_or_emptied_are_counted(self):
+        (self.dir / "deck.toml").write_text(TINY_GENERATE_DECK)
+        write_t5(self.dir / "t5")
+        (self.dir / "in.txt").write_text("a cat\n" + "a dog " * 30 + "\n\u732b\u304c\u3044\u308b\nhttps://a.org\n\n", "utf-8")
+        job = self.weft("text", "deck.toml", "in.txt", "--features", "f.safetensors", "t5.weights=t5", ranks=1)
+        self.assertRegex(job.err, r"WARN: 1 of 5 texts have more than 24 tokens, and the encoder does not see the rest: 1 \(\d+ tokens, a dog")
+        self.assertIn("WARN: cleaning leaves nothing of 1 of 5 texts, which are then as texts without words: 3 (https://a.org)", job.err)
+        self.assertEqual(read_safetensors(self.dir / "f.safetensors")["1"][1], (24, 16))
+        # Nothing of a diverged encoder is kept.
+        weights = read_safetensors(self.dir / "t5" / "model.safetensors")
+        name = next(n for n in weights if n.endswith("final_layer_norm.weight"))
+        dtype, shape, data = weights[name]
+        write_safetensors(self.dir / "t5" / "model.safetensors", weights | {name: (dtype, shape, b"\xff" * len(data))})
+        job = self.weft("text", "deck.toml", "in.txt", "--features", "g.safetensors", "t5.weights=t5", ranks=1, expect=None)
+        self.refused(job, 3, "final_layer_norm.weight has values that are not finite")
+        self.assertFalse((self.dir / "g.safetensors").exists())
 
     def test_refuses_what_does_not_fit(self):
         (self.dir / "in.txt").write_bytes(b"fine\ncaf\xe9\n")

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -92,6 +93,31 @@ TEST_F(MediaTest, Mp4RoundTrip) {
   ASSERT_EQ(back.frames, 12);
   ASSERT_EQ(back.rgb.size(), made.rgb.size());
   EXPECT_GT(psnr(made.rgb, back.rgb), 38);
+}
+
+// A container without a count may have a duration that is not that of the pictures, or none.
+TEST_F(MediaTest, FramesAreCountedByPackets) {
+  const auto make = [&](const std::string& name, const std::string& how) {
+    const std::string command =
+        "ffmpeg -v error -y -f lavfi -i testsrc2=duration=2:rate=24:size=64x48 " + how + " " +
+        path(name) + " < /dev/null";
+    ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  };
+  make("sound.mkv", "-f lavfi -i sine=duration=6 -c:v mpeg4");
+  make("sparse.mkv", "-vf \"select='lt(n,10)+not(mod(n,4))'\" -fps_mode vfr -c:v mpeg4");
+  make("live.webm", "-c:v libvpx -f webm -live 1");
+  for (const auto& [name, frames] :
+       {std::pair("sound.mkv", 48), {"sparse.mkv", 19}, {"live.webm", 48}}) {
+    VideoReader reader({path(name), MediaTrust::untrusted});
+    EXPECT_EQ(reader.counted(), frames) << name;
+    std::int64_t read = 0;
+    while (reader.next() != nullptr) ++read;
+    EXPECT_EQ(read, frames) << name;
+  }
+  const MediaAccess access;
+  const PickedFrame last = frame_at({path("sound.mkv"), MediaTrust::untrusted}, 100, access);
+  EXPECT_EQ(last.fault, "") << "a shorter video's last frame";
+  EXPECT_EQ(last.rgb, frame_at({path("sound.mkv"), MediaTrust::untrusted}, 47, access).rgb);
 }
 
 TEST_F(MediaTest, AnMp4GrowsPieceByPiece) {

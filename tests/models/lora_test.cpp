@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -18,6 +19,7 @@
 namespace weft::test {
 namespace {
 
+namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::HasSubstr;
 
@@ -261,21 +263,52 @@ TEST_F(LoraTest, FilesThatDoNotFitAreRefused) {
     std::ofstream(dir_ / "a" / "adapter_config.json") << text;
     return refusal([&] { read_adapter(dir_ / "a"); }, Exit::data);
   };
-  EXPECT_EQ(with_config(R"({"peft_type": "LORA", "r": 3, "lora_alpha": 5})"), "");
+  EXPECT_EQ(with_config(R"({"peft_type": "LORA", "r": 3, "lora_alpha": 0.75})"), "");
   EXPECT_THAT(with_config(R"({"peft_type": "IA3", "r": 3, "lora_alpha": 5})"), HasSubstr("IA3"));
   EXPECT_THAT(with_config(R"({"peft_type": "LORA", "r": 3, "lora_alpha": 5, "use_dora": true})"),
               HasSubstr("use_dora"));
   EXPECT_THAT(
       with_config(R"({"peft_type": "LORA", "r": 3, "lora_alpha": 5, "rank_pattern": {"a": 1}})"),
       HasSubstr("rank_pattern"));
+  // What weft noted with the tensors: rank and alpha.
+  EXPECT_THAT(with_config(R"({"peft_type": "LORA", "r": 3, "lora_alpha": 5})"),
+              AllOf(HasSubstr("rank 3, alpha 5"), HasSubstr("rank 3, alpha 0.75")));
   EXPECT_THAT(with_config("{"), HasSubstr("not the configuration"));
   EXPECT_THAT(with_config(R"({"peft_type": "LORA"})"), HasSubstr("not the configuration"));
   std::filesystem::remove(dir_ / "a" / "adapter_config.json");
   EXPECT_THAT(refusal([&] { read_adapter(dir_ / "a"); }, Exit::data),
               HasSubstr("adapter_config.json is missing"));
-  // Alpha over the root of the rank.
-  EXPECT_EQ(with_config(R"({"peft_type": "LORA", "r": 3, "lora_alpha": 5, "use_rslora": true})"),
+  // As PEFT writes it, without notes. Alpha over the root of the rank.
+  const auto of_peft = [&](const std::string& entries) {
+    write_adapter(dir_ / "a", good, DType::f32);
+    const fs::path path = dir_ / "a" / "adapter_model.safetensors";
+    const SafetensorsFile file = SafetensorsFile::open(path);
+    std::vector<std::vector<float>> values;
+    std::vector<SafetensorWrite> list;
+    for (const SafetensorEntry& e : file.entries()) {
+      values.push_back(file.read_f32(e));
+      list.push_back({e.name, DType::f32, e.shape, std::as_bytes(std::span(values.back()))});
+    }
+    write_safetensors(path, list, {});
+    std::ofstream(dir_ / "a" / "adapter_config.json")
+        << R"({"peft_type": "LORA", "lora_alpha": 5, )" << entries << "}";
+    return refusal([&] { read_adapter(dir_ / "a"); }, Exit::data);
+  };
+  for (const char* entry :
+       {R"("bias": "all")", R"("layers_to_transform": [0])", R"("layer_replication": [[0, 1]])",
+        R"("use_qalora": true)", R"("alpha_pattern": {"a": 1})", R"("modules_to_save": ["b"])",
+        R"("init_lora_weights": "pissa_niter_4")", R"("fan_in_fan_out": true)", R"("use_dora": 1)",
+        R"("use_rslora": 1)", R"("use_rslora": "true")", R"("lora_bias": "no")"})
+    EXPECT_THAT(of_peft(fmt::format(R"("r": 3, {})", entry)),
+                HasSubstr(std::string(entry + 1, std::strchr(entry + 1, '"'))))
+        << entry;
+  EXPECT_EQ(of_peft(R"("r": 3, "bias": "none", "layers_to_transform": null, "rank_pattern": {},
+                       "modules_to_save": null, "use_dora": false, "layer_replication": null,
+                       "loftq_config": {}, "init_lora_weights": true, "exclude_modules": null,
+                       "use_rslora": null, "lora_dropout": 0.1, "target_modules": ["qkv"])"),
             "");
+  EXPECT_THAT(of_peft(R"("r": 8)"), AllOf(HasSubstr("r is 8"), HasSubstr("has rank 3")));
+  EXPECT_EQ(of_peft(R"("r": 3, "use_rslora": true)"), "");
   EXPECT_DOUBLE_EQ(read_adapter(dir_ / "a").layers.begin()->second.scale, 5 / std::sqrt(3.0));
 
   const auto merged = [&](const Adapter& adapter) {
@@ -287,9 +320,67 @@ TEST_F(LoraTest, FilesThatDoNotFitAreRefused) {
   EXPECT_THAT(merged(renamed), AllOf(HasSubstr("attn.qvk"), HasSubstr("attn.qkv")));
   wide.layers.at("t_block.1").out = 36;
   EXPECT_THAT(merged(wide), AllOf(HasSubstr("[36, 12]"), HasSubstr("[72, 12]")));
-  EXPECT_THAT(refusal([&] { check_base(good, "other.safetensors", "01"); }, Exit::data),
-              AllOf(HasSubstr("other.safetensors"), HasSubstr("00ff")));
-  check_base(good, "base.safetensors", "00ff");
+  AdapterFacts named = good.facts;
+  named.base_hash = "values:00ff";
+  EXPECT_THAT(
+      refusal([&] { check_base("a", named, "other.safetensors", "values:01"); }, Exit::data),
+      AllOf(HasSubstr("other.safetensors"), HasSubstr("00ff")));
+  check_base("a", named, "base.safetensors", "values:00ff");
+}
+
+TEST_F(LoraTest, TheBaseIsTheSameHoweverItIsStored) {
+  Model base(tiny_model(), 4), other(tiny_model(), 4);
+  const std::string hash = hash_of_values(base.net.params());
+  // Read from f32, from bf16, from shards; into f32, into bf16, and beside adapters.
+  save_weights(dir_ / "f32.safetensors", base.net.params());
+  save_weights(dir_ / "bf16.safetensors", base.net.params(), {.dtype = DType::bf16});
+  save_weights(dir_ / "shards.safetensors", base.net.params(), {.shard_bytes = 4000});
+  Stdit3Config narrow = tiny_model();
+  narrow.dtype = "bf16";
+  for (const char* file :
+       {"f32.safetensors", "bf16.safetensors", "shards.safetensors.index.json"}) {
+    Model f32(tiny_model(), 5), bf16(narrow, 5), adapted(narrow, 5, everywhere());
+    for (Model* model : {&f32, &bf16, &adapted}) {
+      EXPECT_NE(hash_of_values(model->net.params()), hash);
+      load_weights(dir_ / file, model->net.params());
+      EXPECT_EQ(hash_of_values(model->net.params()), hash) << file;
+    }
+  }
+  Parameter& p = *other.net.params().find("t_block.1.weight");
+  p.set(3, std::vector<float>{p.value.span<float>()[3] * 1.01f});
+  EXPECT_NE(hash_of_values(other.net.params()), hash);
+  // What older versions wrote names the files.
+  const AdapterFacts old{3, 1, "base", hash_of(WeightFiles::open(dir_ / "f32.safetensors"))};
+  check_base("a", old, dir_ / "f32.safetensors", hash);
+  EXPECT_NE(refusal([&] { check_base("a", old, dir_ / "bf16.safetensors", hash); }, Exit::data),
+            "");
+}
+
+TEST_F(LoraTest, TrainingGoesOnFromAnAdapterOfItsShape) {
+  Model trained(tiny_model(), 4, everywhere()), next(tiny_model(), 5, everywhere());
+  const Adapter adapter = adapter_in(trained, everywhere());
+  start_from(everywhere(), next.net.params(), adapter, 0.5);
+  for (const auto& p : trained.net.params().all())
+    if (p->role == Parameter::Role::adapter) {
+      Vec want = to_values(p->value);
+      if (p->name.ends_with(".lora_B.weight"))
+        for (double& v : want) v *= 0.5;
+      EXPECT_EQ(to_values(next.net.params().find(p->name)->value), want) << p->name;
+    }
+  const auto said = [&](LoraDeck lora, Adapter from) {
+    Model model(tiny_model(), 5, lora);
+    return refusal([&] { start_from(lora, model.net.params(), from, 1); }, Exit::usage);
+  };
+  LoraDeck ranked = everywhere(), scaled = everywhere(), fewer = everywhere();
+  ranked.rank = 2;
+  scaled.alpha = 1;
+  fewer.targets = {"*.attn.*"};
+  EXPECT_THAT(said(ranked, adapter), AllOf(HasSubstr("rank 3"), HasSubstr("lora.rank = 2")));
+  EXPECT_THAT(said(scaled, adapter), AllOf(HasSubstr("alpha 0.75"), HasSubstr("lora.alpha = 1")));
+  EXPECT_THAT(said(fewer, adapter), AllOf(HasSubstr("*.attn.*"), HasSubstr("not among")));
+  Adapter less = adapter;
+  less.layers.erase("t_block.1");
+  EXPECT_THAT(said(everywhere(), less), HasSubstr("no layer t_block.1"));
 }
 
 TEST_F(LoraTest, TheBaseIsReadFromFilesWithoutAdapters) {

@@ -132,6 +132,13 @@ TEST(CommModel, OneRankAndOneNode) {
   EXPECT_NEAR(c.reduce_scatter(1e9), 7.0 / 8 * 1e9 / 370e9, 1e-4);
   c.ranks = 9;
   EXPECT_EQ(c.nodes(), 2);
+  EXPECT_EQ((CommModel{9, described_machine("4x400", 80, 4)}.nodes()), 3);
+}
+
+TEST(CommModel, FabricsThatAreNone) {
+  for (const char* fabric :
+       {"8xnan", "nanx400", "infx400", "8xinf", "0x400", "8x0", "1.5x400", "8"})
+    EXPECT_THROW(described_machine(fabric, 80), Error) << fabric;
 }
 
 TEST(Machine, Fabrics) {

@@ -11,7 +11,6 @@
 #endif
 
 #include "core/error.h"
-#include "core/log.h"
 #include "core/philox.h"
 #include "media/resize.h"
 
@@ -213,11 +212,6 @@ class ImageSource : public ClipSource {
                "data.padding = {} with data.label_rate = {}", data.padding, data.label_rate);
     WEFT_CHECK(!data.short_sides.empty(), Exit::usage, "set data.short_sides = [300, 450, 600]",
                "data.short_sides is empty");
-    if (const std::string missing = missing_classes(images_->label_counts().images,
-                                                    images_->num_classes(), images_->class_names());
-        !missing.empty() && log::rank() == 0)
-      log::warn("{}: {}; label 0 is unlabelled (ingest.first_label = 0 where it is a class)",
-                data.path, missing);
     static constexpr std::array names = {"landscape", "portrait"};
     for (std::int64_t i = 0; i < images_->count(); ++i)
       members_[orientation_of(images_->size(i))].push_back(i);

@@ -186,7 +186,7 @@ std::string ImageStore::describe() const {
     longer.push_back(static_cast<std::uint32_t>(high));
     counts.add(image.labels);
   }
-  const auto& [images, pixels, of_images] = counts;
+  const auto& [images, pixels, of_images, blank] = counts;
   const double all = static_cast<double>(first_pixel_.back());
   std::string out = fmt::format("store of labelled images {}\n", printable(file_.path()));
   out += fmt::format("  {}, {} of them portrait, {:.1f} MB of pixels and {:.1f} of labels\n",
@@ -197,6 +197,7 @@ std::string ImageStore::describe() const {
                                                   : "number of classes not given");
   out += fmt::format("  {:>9.5f} % of the pixels in {:>7} images: unlabelled\n",
                      100 * static_cast<double>(pixels[0]) / all, images[0]);
+  if (blank > 0) out += fmt::format("  no labelled pixel in {} of them\n", blank);
   for (std::size_t v = 1; v < pixels.size(); ++v) {
     if (static_cast<std::int64_t>(v) > s_.num_classes && pixels[v] == 0) continue;
     out += fmt::format("  {:>9.5f} % of the pixels in {:>7} images: class {}{}\n",
@@ -209,7 +210,14 @@ std::string ImageStore::describe() const {
 }  // namespace
 
 std::unique_ptr<LabelledImages> make_image_store(StoreFile file, bool verify) {
-  return std::make_unique<ImageStore>(std::move(file), verify);
+  const std::string path = file.path();
+  auto store = std::make_unique<ImageStore>(std::move(file), verify);
+  const std::string missing =
+      missing_classes(store->label_counts().images, store->num_classes(), store->class_names());
+  if (!missing.empty() && log::rank() == 0)
+    log::warn("{}: {}; label 0 is unlabelled (ingest.first_label = 0 where it is a class)", path,
+              missing);
+  return store;
 }
 
 std::unique_ptr<LabelledImages> open_image_store(const std::string& path, bool verify) {

@@ -46,6 +46,7 @@ void LabelCounts::add(std::span<const std::uint8_t> labels) {
   for (auto* counts : {&images, &pixels, &pixels_of_images}) counts->resize(256);
   std::array<std::uint64_t, 256> here{};
   for (const std::uint8_t label : labels) ++here[label];
+  blank += here[0] == labels.size() ? 1 : 0;
   for (std::size_t v = 0; v < here.size(); ++v) {
     images[v] += here[v] > 0 ? 1 : 0;
     pixels[v] += here[v];
@@ -72,7 +73,7 @@ std::string missing_classes(std::span<const std::uint64_t> label_images, std::in
                         c < class_names.size() ? " " + class_names[c] : "");
   }
   if (missing > most) list += ", ...";
-  if (classes == 0) return "no pixel is labelled";
+  if (missing == classes) return "no pixel is labelled";
   // A network that only ever sees one class learns to answer with it.
   if (num_classes == 0 && classes == 1) return "class 0 is the only one that occurs in the labels";
   if (missing == 0) return "";

@@ -50,6 +50,7 @@ struct LabelCounts {
   std::vector<std::uint64_t> images;            // in how many images it occurs
   std::vector<std::uint64_t> pixels;            // how many pixels have it
   std::vector<std::uint64_t> pixels_of_images;  // how many labelled pixels these images have
+  std::uint64_t blank = 0;  // images without a labelled pixel; not known of a store that is read
   // The labels of the next image.
   void add(std::span<const std::uint8_t> labels);
 };

@@ -42,8 +42,14 @@ class Cutter {
 
   // False when no more clips are wanted.
   bool add(const VideoFrame& frame) {
+    if (frame.cut) {  // no clip crosses it
+      if (!finish()) return false;
+      ++cuts_;
+      waiting_.clear();
+      start_ = frame.index;
+    }
     seen_ = frame.index + 1;
-    if (frame.index >= start_ && (!sparse_ || frame.index % interval_ == 0)) {
+    if (frame.index >= start_ && (!sparse_ || (frame.index - start_) % interval_ == 0)) {
       const std::size_t at = waiting_.size() * frame_bytes_;
       if (pixels_.size() < at + frame_bytes_) pixels_.resize(at + frame_bytes_);
       resize_(frame, size_.height, size_.width,
@@ -55,17 +61,19 @@ class Cutter {
     return true;
   }
 
-  // The remainder, which is too short for the longest clip.
-  void finish() {
+  // The remainder, which is too short for the longest clip. False when no more clips are wanted.
+  bool finish() {
     for (;;) {
       const auto length = std::find_if(lengths_.begin(), lengths_.end(), [&](std::int64_t t) {
         return seen_ - start_ >= t * interval_;
       });
-      if (length == lengths_.end() || !emit(*length)) return;
+      if (length == lengths_.end()) return true;
+      if (!emit(*length)) return false;
     }
   }
 
   std::int64_t clips() const { return clips_; }
+  std::int64_t cuts() const { return cuts_; }
   std::int64_t shortest() const { return lengths_.back() * interval_; }
 
  private:
@@ -119,7 +127,7 @@ class Cutter {
   std::size_t frame_bytes_ = 0;
   std::int64_t seen_ = 0;   // frames of the video so far
   std::int64_t start_ = 0;  // of the window being filled
-  std::int64_t clips_ = 0;
+  std::int64_t clips_ = 0, cuts_ = 0;
   std::vector<Waiting> waiting_;
   std::vector<std::byte> pixels_;  // of the frames that wait, one behind the other
   std::vector<std::byte> apart_;   // a clip whose frames are not neighbours there
@@ -171,7 +179,8 @@ CutResult cut_video(
   // Catch only the video's own faults, never those of `take`: a full disk is not a broken video.
   const auto next = [&]() -> const VideoFrame* {
     try {
-      if (!reader) reader.emplace(input.media, VideoReaderOptions{deck.fps, threads, true, access});
+      if (!reader)
+        reader.emplace(input.media, VideoReaderOptions{deck.fps, threads, true, access, deck.cuts});
       const VideoFrame* frame = reader->next();
       result.damaged = reader->damaged();
       return frame;
@@ -192,6 +201,7 @@ CutResult cut_video(
     }
     ++result.frames;
     const bool more = cutter->add(*frame);
+    result.cuts = cutter->cuts();
     tick(result.frames);
     if (!more) {
       result.clips = cutter->clips();
@@ -203,8 +213,9 @@ CutResult cut_video(
     if (result.broken.empty()) cutter->finish();
     result.clips = cutter->clips();
     if (result.clips == 0 && result.broken.empty())
-      result.unused = fmt::format("{}, fewer than the {} of the shortest clip",
-                                  counted(result.frames, "frame"), cutter->shortest());
+      result.unused = fmt::format("{}{}, fewer than the {} of the shortest clip",
+                                  counted(result.frames, "frame"),
+                                  result.cuts > 0 ? ", between cuts" : "", cutter->shortest());
   }
   return result;
 }

@@ -36,6 +36,7 @@ std::int64_t clip_interval(const IngestDeck& deck, bool still);
 struct CutResult {
   std::int64_t frames = 0;  // decoded
   std::int64_t clips = 0;
+  std::int64_t cuts = 0;     // with ingest.cuts: at which clips began anew
   std::int64_t damaged = 0;  // frames whose errors the decoder concealed
   std::string unused;        // why an intact video gave no clip: too small, too short
   std::string broken;        // why it could not be read to the end

@@ -63,7 +63,7 @@ std::string part_path(const std::string& output, int rank) {
 struct Share {
   std::vector<CutClip> clips;  // of several ranks, in the order of the videos
   Written written;             // to the store itself
-  std::int64_t frames = 0, broken = 0, unused = 0;
+  std::int64_t frames = 0, broken = 0, unused = 0, cuts = 0;
   std::string first_fault;
 };
 
@@ -96,6 +96,7 @@ Share cut_share(const Deck& deck, const std::vector<MediaItem>& inputs, int rank
         [&](std::int64_t) { progress.add(1, 0, 0); });
     progress.add(0, 0, 1);
     share.frames += cut.frames;
+    share.cuts += cut.cuts;
     const std::string fault = cut.broken.empty() ? cut.unused : cut.broken;
     if (!fault.empty() && share.first_fault.empty()) share.first_fault = fault;
     if (!cut.broken.empty()) {
@@ -125,7 +126,7 @@ Share cut_share(const Deck& deck, const std::vector<MediaItem>& inputs, int rank
 }
 
 void print_table(const std::string& output, const Written& written,
-                 const std::array<std::int64_t, 3>& sums, const std::string& media,
+                 const std::array<std::int64_t, 4>& sums, const std::string& media, bool cuts,
                  double seconds) {
   log::info("{:<24}{:>8}  {:<22}{:>12}", "bucket", "clips", "shape", "MB");
   for (const auto& [name, entry] : written.buckets) {
@@ -136,6 +137,7 @@ void print_table(const std::string& output, const Written& written,
   }
   log::info("{}, {:.1f} MB in {}", counted(written.clips, "clip"),
             1e-6 * static_cast<double>(written.bytes), output);
+  if (cuts) log::info("{} found, at which clips begin anew", counted(sums[3], "cut"));
   log::info("{}: {} broken, {} without a clip; {} in {:.1f} s, {:.0f} frames/s", media, sums[1],
             sums[2], counted(sums[0], "frame"), seconds,
             static_cast<double>(sums[0]) / std::max(seconds, 1e-3));
@@ -163,12 +165,14 @@ void remove_left_parts(const std::string& output) {
 
 // All items of ingest.inputs, with the facts that ingest.scores has of them.
 std::vector<MediaItem> list_items(const IngestDeck& deck, const MediaDeck& limits) {
+  Columns bounded;
+  for (const ColumnBound& b : column_bounds(deck)) bounded.push_back(b.column);
   std::vector<MediaItem> items =
-      list_media(deck.inputs, "ingest.inputs", limits, Described::yes, deck.output);
+      list_media(deck.inputs, "ingest.inputs", limits, Described::yes, deck.output, bounded);
   WEFT_CHECK(!items.empty(), Exit::data, "check the lists in ingest.inputs",
              "ingest.inputs names no video and no picture");
   for (const std::string& table : deck.scores) {
-    const std::size_t joined = join_scores(table, limits, items);
+    const std::size_t joined = join_scores(table, limits, items, bounded);
     if (joined > 0)
       log::info("ingest: {} has scores of {} of {}", table, joined,
                 counted(std::ssize(items), "item"));
@@ -263,6 +267,9 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   const Forecast expected = forecast(inputs, d);
   const std::string media = count_media(expected);
   if (rank == 0) report_selection(selection, all, expected);
+  if (rank == 0 && d.cuts > 0 && !expected.clips.empty())
+    log::info(
+        "           cuts are found as frames are decoded: there will be fewer clips, or shorter");
   if (rank == 0 && plan) explain_unknown(selection, expected, {deck.media, {}});
   WEFT_CHECK(!inputs.empty(), Exit::data, "relax the filters of [ingest]",
              "none of {} items is left", all);
@@ -289,8 +296,8 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   // 4. Rank 0 hears what all have made, and gives each clip its place in the store, in the order of
   // the inputs.
   const std::vector<std::string> faults = gather_texts(share.first_fault, comm);
-  std::array<std::int64_t, 3> sums = {share.frames, share.broken, share.unused};
-  MPI_Allreduce(MPI_IN_PLACE, sums.data(), 3, MPI_INT64_T, MPI_SUM, comm);
+  std::array<std::int64_t, 4> sums = {share.frames, share.broken, share.unused, share.cuts};
+  MPI_Allreduce(MPI_IN_PLACE, sums.data(), 4, MPI_INT64_T, MPI_SUM, comm);
   Written written = share.written;
   const auto check = [&](std::int64_t clips) { check_clips(d, clips, faults, media); };
   if (size == 1) check(written.clips);
@@ -298,7 +305,7 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   if (code != 0) return code;  // rank 0 reports the reason
   if (rank == 0) {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    print_table(d.output, written, sums, media, seconds.count());
+    print_table(d.output, written, sums, media, d.cuts > 0, seconds.count());
   }
 
   // 5. With ingest.strict a broken file sets the exit code.
@@ -313,10 +320,10 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
 namespace {
 
 void ingest_rows(Rows& r, IngestDeck& d) {
-  r.text("inputs", d.inputs,
+  r.path("inputs", d.inputs,
          "Footage: videos and pictures, folders of them, globs, .csv or .jsonl lists, WebDataset "
          "shards (.tar), or lavfi:SOURCE.");
-  r.text("output", d.output, "The clip store (HDF5) to write.");
+  r.path("output", d.output, "The clip store (HDF5) to write.");
   r.text("resolutions", d.resolutions,
          "Bucket resolutions to cut clips for, by the names of Open-Sora.",
          {"144p", "240p", "256", "360p", "480p", "512", "720p", "1024", "1080p", "2k", "2048",
@@ -331,18 +338,25 @@ void ingest_rows(Rows& r, IngestDeck& d) {
            "Width of every clip in pixels instead of the bucket's; 0 keeps the bucket's.");
   r.number("fps", d.fps, 0, 1000,
            "Frames a second to resample the footage to; 0 keeps its own rate.");
+  r.number("cuts", d.cuts, 0, 100,
+           "No clip crosses a cut: clips begin anew where FFmpeg's scdet scores at least this, of "
+           "100 (its own default is 10); 0 does not look for cuts.");
   r.number("max_clips", d.max_clips, 0, many, "Maximum number of clips; 0: no limit.");
-  r.text("scores", d.scores,
+  r.path("scores", d.scores,
          "Tables with scores of the items, joined by path, as weft score writes them: .csv or "
          ".jsonl.");
   for (const FilterKey& f : filter_keys()) r.number(f.key, d.*f.limit, -1, many, f.help);
+  r.text("min", d.min,
+         "Take only items with at least this value in a column of the lists or of ingest.scores, "
+         "as COLUMN=NUMBER: [\"psnr=30\", \"motion=1\"].");
+  r.text("max", d.max, "The same with at most this value: [\"flicker=2\"].");
   r.flag("keep_duplicates", d.keep_duplicates, "Take files whose bytes an earlier one has, too.");
-  r.text("images", d.images,
+  r.path("images", d.images,
          "Labelled images instead of videos: a list (.odgt: lines of JSON with fpath_img, "
          "fpath_segm, width, height), or a folder.");
-  r.text("labels", d.labels,
+  r.path("labels", d.labels,
          "The folder of the label maps, if ingest.images is a folder: PNGs of the same names.");
-  r.text("root", d.root, "Where the paths of the list begin; empty: in the list's folder.");
+  r.path("root", d.root, "Where the paths of the list begin; empty: in the list's folder.");
   r.number("num_classes", d.num_classes, 0, 255,
            "Classes of the labelled images: a label above is an error; 0 does not check.");
   r.number("first_label", d.first_label, 0, 255,
@@ -352,7 +366,7 @@ void ingest_rows(Rows& r, IngestDeck& d) {
        "ignore_label", d.ignore_label, -1, 255,
        "Values of pixels that stay unlabelled (ignore_index), often 255; one needs no brackets.")
       .or_one = true;
-  r.text("class_names", d.class_names,
+  r.path("class_names", d.class_names,
          "File with the names of the classes, one a line, or a .csv with a column Name.");
   r.flag("strict", d.strict, "End with exit code 3 if any input had to be skipped.");
 }
@@ -386,6 +400,8 @@ Command ingest_command() {
     std::ranges::replace(name, '_', '-');
     c.key_option<std::string>(name, std::string("ingest.") + f.key, f.help);
   }
+  c.key_option<std::string>("--min", "ingest.min", "minimum of any column, as COLUMN=NUMBER");
+  c.key_option<std::string>("--max", "ingest.max", "maximum of any column, as COLUMN=NUMBER");
   c.key_option<bool>("--keep-duplicates", "ingest.keep_duplicates",
                      "take files whose bytes an earlier one has, too");
   c.key_option<bool>("--strict", "ingest.strict", "exit code 3 if any video breaks");

@@ -18,6 +18,7 @@ struct IngestDeck {
   std::int64_t height = 0;
   std::int64_t width = 0;
   double fps = 0;
+  double cuts = 0;
   std::int64_t max_clips = 0;
   bool strict = false;
   // Which items are taken (data/ingest/selection.h); -1: no bound.
@@ -25,6 +26,7 @@ struct IngestDeck {
   double min_aes = -1, min_flow = -1, min_match = -1, max_ocr = -1;
   double min_frames = -1, max_frames = -1, min_fps = -1, max_fps = -1;
   double min_pixels = -1, max_pixels = -1;
+  std::vector<std::string> min, max;  // "COLUMN=NUMBER"
   bool keep_duplicates = false;
   // Labelled images instead (data/ingest/ingest_images.h): a list or a folder, and what goes with
   // it.
@@ -46,6 +48,7 @@ DeckTable ingest_table();
 // taken. Windows lie back to back (or `stride` apart); each is of the longest length in
 // ingest.frames that the rest of the video can fill. A video of exactly T frames does give a clip
 // of T frames (Open-Sora's own rule asks for one more, and never uses such a video at that length).
+// With ingest.cuts no window crosses a cut: the next one begins at it.
 // Length 1 beside longer ones takes stills only; its clips count as images (fps 120).
 //
 // Each clip goes to the largest of ingest.resolutions of which the picture has 0.8 of the pixels,

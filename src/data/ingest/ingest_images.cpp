@@ -526,10 +526,7 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   const auto lock = lock_output(deck, d.output, files, comm);
 
   // 2. Decode this rank's pieces, those that are not there from an earlier attempt.
-  std::error_code failed;
-  fs::create_directories(d.output + ".parts", failed);
-  WEFT_CHECK(!failed, Exit::data, "check the directory's permissions", "cannot make {}.parts: {}",
-             d.output, failed.message());
+  make_own_folder(d.output + ".parts", Exit::data);
   IngestProgress progress(comm, d.output, std::ssize(pairs), "image");
   std::int64_t kept = decode_pieces(d, deck.media, pairs, values, rank, size, progress);
   progress.finish();
@@ -541,7 +538,8 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   const int code = on_first_rank(comm, [&] {
     const Joined joined =
         join(d, pieces, pairs.size(), names, palette_of(pairs, values, deck.media));
-    fs::remove_all(d.output + ".parts", failed);
+    std::error_code none;
+    fs::remove_all(d.output + ".parts", none);
     left_out = joined.broken;
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -549,6 +547,9 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
               3e-6 * static_cast<double>(joined.pixels), 1e-6 * static_cast<double>(joined.pixels),
               d.output);
     print_classes(d, classes, names, joined.labels);
+    if (joined.labels.blank > 0)
+      log::warn("no labelled pixel in {} of {}", joined.labels.blank,
+                counted(joined.images, "image"));
     log::info("{} of {} left out; {:.1f} s, {:.0f} images/s", joined.broken,
               counted(std::ssize(pairs), "image"), seconds,
               static_cast<double>(joined.images) / std::max(seconds, 1e-3));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <unordered_map>
@@ -24,19 +25,47 @@ bool is_measurable(const FilterKey& f) {
   return column == "pixels" || column == "num_frames" || column == "fps";
 }
 
-double value_of(const Facts& facts, const FilterKey& f) {
-  const std::string_view column = f.column;
-  if (column == "pixels") return facts[Fact::height] * facts[Fact::width];
-  const auto found = std::ranges::find(fact_names, column);
-  WEFT_ASSERT(found != fact_names.end());
-  return facts.values[found - fact_names.begin()];
+// A filter that is asked for.
+struct Filter {
+  std::string rule;
+  ColumnBound bound;
+  bool measurable = false;
+  std::size_t place = 0;  // in Facts::values
+};
+
+double value_of(const Facts& facts, const Filter& f) {
+  if (f.measurable && f.bound.column == "pixels") return facts[Fact::height] * facts[Fact::width];
+  return f.place < facts.values.size() ? facts.values[f.place] : Facts().values.front();
 }
 
-std::vector<FilterKey> filters_asked(const IngestDeck& deck, bool of_measures) {
-  std::vector<FilterKey> asked;
-  for (const FilterKey& f : filter_keys())
-    if (deck.*f.limit >= 0 && is_measurable(f) == of_measures) asked.push_back(f);
+std::vector<Filter> filters_asked(const IngestDeck& deck, bool of_measures) {
+  std::vector<Filter> asked;
+  for (const FilterKey& f : filter_keys()) {
+    const double limit = deck.*f.limit;
+    if (limit < 0 || is_measurable(f) != of_measures) continue;
+    const auto place = std::ranges::find(fact_names, std::string_view(f.column));
+    asked.push_back({fmt::format("{} = {}", f.key, limit),
+                     {f.column, f.minimum, limit},
+                     of_measures,
+                     static_cast<std::size_t>(place - fact_names.begin())});
+  }
+  if (of_measures) return asked;
+  std::size_t place = fact_names.size();
+  for (const ColumnBound& b : column_bounds(deck))
+    asked.push_back({fmt::format("{} {} = {}", b.minimum ? "min" : "max", b.column, b.limit), b,
+                     false, place++});
   return asked;
+}
+
+// What the deck's lists and tables have, for messages.
+std::string columns_there(const IngestDeck& deck) {
+  std::string text;
+  std::error_code none;
+  for (const auto* tables : {&deck.inputs, &deck.scores})
+    for (const std::string& table : *tables)
+      if (form_of_name(table) != TableForm::none && std::filesystem::exists(table, none))
+        text += fmt::format("{}{} has {}", text.empty() ? "; " : ", ", table, columns_in(table));
+  return text;
 }
 
 bool is_picture(const MediaItem& item) {
@@ -46,28 +75,29 @@ bool is_picture(const MediaItem& item) {
   return kind_of_name(media.member.empty() ? media.path : media.member) == MediumKind::picture;
 }
 
-void apply(const FilterKey& f, const IngestDeck& deck, Selection& selection) {
-  const double limit = deck.*f.limit;
+void apply(const Filter& f, const IngestDeck& deck, Selection& selection) {
+  const ColumnBound& bound = f.bound;
   Selection::Dropped dropped;
-  dropped.rule = fmt::format("{} = {}", f.key, limit);
+  dropped.rule = f.rule;
   const std::int64_t before = std::ssize(selection.kept);
-  const bool of_rates = std::string_view(f.column) == "fps";
+  const bool of_rates = f.measurable && bound.column == "fps";
   std::erase_if(selection.kept, [&](const MediaItem& item) {
     if (of_rates && is_picture(item)) return false;  // it has none
     const double value = value_of(item.facts, f);
     const bool unknown = std::isnan(value);
-    const bool drop = unknown || (f.minimum ? value < limit : value > limit);
+    const bool drop = unknown || (bound.minimum ? value < bound.limit : value > bound.limit);
     dropped.items += drop ? 1 : 0;
     dropped.unknown += unknown ? 1 : 0;
     return drop;
   });
   WEFT_CHECK(before == 0 || dropped.unknown < before, Exit::data,
-             is_measurable(f)
+             f.measurable
                  ? "check that the files can be read"
                  : fmt::format("give the lists a column {0}, or name a table that has it in "
-                               "ingest.scores (weft score makes `ocr`)",
-                               f.column),
-             "ingest.{}, but none of {} items has a value {}", dropped.rule, before, f.column);
+                               "ingest.scores (weft score makes `ocr`, weft evaluate others)",
+                               bound.column),
+             "ingest.{}, but none of {} items has a value {}{}", dropped.rule, before, bound.column,
+             f.measurable ? "" : columns_there(deck));
   selection.dropped.push_back(std::move(dropped));
 }
 
@@ -126,7 +156,7 @@ void measure_items(std::vector<MediaItem>& items, const MediaAccess& access, MPI
     try {
       const VideoReader reader(items[wanted[i]].media, {.access = access});
       double* values = found.data() + measurable.size() * i;
-      values[0] = static_cast<double>(reader.frames());
+      values[0] = static_cast<double>(reader.counted());
       values[1] = static_cast<double>(reader.height());
       values[2] = static_cast<double>(reader.width());
       values[3] = reader.is_image() ? 0 : reader.fps();
@@ -237,15 +267,33 @@ const std::vector<FilterKey>& filter_keys() {
   return keys;
 }
 
+std::vector<ColumnBound> column_bounds(const IngestDeck& deck) {
+  std::vector<ColumnBound> bounds;
+  for (const bool minimum : {true, false})
+    for (const std::string& entry : minimum ? deck.min : deck.max) {
+      const std::size_t equals = std::min(entry.rfind('='), entry.size());
+      ColumnBound b{std::string(trimmed(entry.substr(0, equals))), minimum, 0};
+      const std::string number(trimmed(entry.substr(std::min(equals + 1, entry.size()))));
+      const char* last = number.data() + number.size();
+      const auto [end, fault] = std::from_chars(number.data(), last, b.limit);
+      WEFT_CHECK(!b.column.empty() && fault == std::errc() && end == last && std::isfinite(b.limit),
+                 Exit::usage, "write a column and a number, like \"psnr=30\"",
+                 "ingest.{} has \"{}\", which is not COLUMN=NUMBER", minimum ? "min" : "max",
+                 entry);
+      bounds.push_back(std::move(b));
+    }
+  return bounds;
+}
+
 Selection select_items(std::vector<MediaItem> items, const IngestDeck& deck,
                        const MediaAccess& access, bool plan, MPI_Comm comm) {
   Selection selection;
   selection.kept = std::move(items);
-  for (const FilterKey& f : filters_asked(deck, false)) apply(f, deck, selection);
+  for (const Filter& f : filters_asked(deck, false)) apply(f, deck, selection);
   drop_missing(selection, deck, plan, comm);
-  const std::vector<FilterKey> of_measures = filters_asked(deck, true);
+  const std::vector<Filter> of_measures = filters_asked(deck, true);
   if (plan || !of_measures.empty()) measure_items(selection.kept, access, comm);
-  for (const FilterKey& f : of_measures) apply(f, deck, selection);
+  for (const Filter& f : of_measures) apply(f, deck, selection);
   if (!deck.keep_duplicates) drop_duplicates(selection, comm);
   return selection;
 }

@@ -25,9 +25,19 @@ struct FilterKey {
 };
 const std::vector<FilterKey>& filter_keys();
 
+// An entry of ingest.min or ingest.max: a bound on a column of lists and tables.
+struct ColumnBound {
+  std::string column;
+  bool minimum;
+  double limit;
+};
+// In the order in which list_media() is asked for their columns. Exit::usage for an entry that is
+// not COLUMN=NUMBER.
+std::vector<ColumnBound> column_bounds(const IngestDeck& deck);
+
 struct Selection {
   struct Dropped {
-    std::string rule;          // "min_aes = 4.5"
+    std::string rule;          // "min_aes = 4.5", "min psnr = 30"
     std::int64_t items = 0;    // of them
     std::int64_t unknown = 0;  //   without a value
     std::string example;       // of duplicates: the first pair

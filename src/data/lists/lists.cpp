@@ -81,8 +81,14 @@ struct Sample {
 
 class ShardReader {
  public:
-  ShardReader(const std::string& path, Described described, std::vector<MediaItem>& out)
-      : path_(path), described_(described), out_(out), bytes_(path), archive_(archive_read_new()) {
+  ShardReader(const std::string& path, Described described, std::vector<MediaItem>& out,
+              const Columns& more)
+      : path_(path),
+        described_(described),
+        out_(out),
+        more_(more),
+        bytes_(path),
+        archive_(archive_read_new()) {
     WEFT_ASSERT(archive_ != nullptr);
     archive_read_support_format_tar(archive_.get());
     archive_read_set_open_callback(archive_.get(), nullptr);
@@ -180,7 +186,7 @@ class ShardReader {
     const auto object = try_parse_json<nlohmann::ordered_json>(text);
     WEFT_CHECK(object.is_object(), Exit::data, "repair it, or leave it out of the shard",
                "{} is no JSON object", name);
-    sample_.facts = facts_of(object, name);
+    sample_.facts = facts_of(object, name, more_);
     sample_.json_caption = caption_of(object, name);
   }
 
@@ -221,6 +227,7 @@ class ShardReader {
   std::string path_, last_;
   Described described_;
   std::vector<MediaItem>& out_;
+  const Columns& more_;
   ShardBytes bytes_;
   std::unique_ptr<archive, FreeArchive> archive_;
   Sample sample_;
@@ -230,8 +237,9 @@ class ShardReader {
 
 }  // namespace
 
-void list_shard(const std::string& path, Described described, std::vector<MediaItem>& out) {
-  ShardReader(path, described, out).read();
+void list_shard(const std::string& path, Described described, std::vector<MediaItem>& out,
+                const Columns& more) {
+  ShardReader(path, described, out, more).read();
 }
 
 namespace {
@@ -254,16 +262,18 @@ std::optional<double> number_of(const Json& value, bool is_text) {
 
 // `value` gives that of a column. In CSV numbers are texts.
 template <class F>
-Facts read_facts(F&& value, bool is_csv, const std::string& where) {
-  Facts facts;
-  for (std::size_t f = 0; f < fact_names.size(); ++f) {
-    const Json found = value(fact_names[f]);
+Facts read_facts(F&& value, bool is_csv, const std::string& where, const Columns& more) {
+  Facts facts(more.size());
+  for (std::size_t f = 0; f < facts.values.size(); ++f) {
+    const std::string name = f < fact_names.size() ? fact_names[f] : more[f - fact_names.size()];
+    const Json found = value(name);
     if (found.is_null()) continue;
     const auto number = number_of(found, is_csv);
     WEFT_CHECK(number && std::isfinite(*number), Exit::data,
                "give a number, or leave the value empty", "{}, column {}: {} is no number", where,
-               fact_names[f], dumped(found));
-    if (*number > 0 || f < static_cast<std::size_t>(Fact::num_frames)) facts.values[f] = *number;
+               name, dumped(found));
+    const bool measure = f >= static_cast<std::size_t>(Fact::num_frames) && f < fact_names.size();
+    if (*number > 0 || !measure) facts.values[f] = *number;
   }
   return facts;
 }
@@ -281,7 +291,7 @@ std::string read_caption(F&& value, const std::string& where) {
 }
 
 std::string caption_beside(const fs::path& file) {
-  for (const char* ending : {".txt", ".TXT"}) {
+  for (const char* ending : {".txt", ".TXT", ".Txt"}) {
     const std::string path = fs::path(file).replace_extension(ending).string();
     std::error_code none;
     if (path != file && fs::is_regular_file(path, none))
@@ -297,6 +307,8 @@ struct Request {
   const MediaDeck& limits;
   Described described;
   const fs::path& results;
+  const Columns& more;
+  bool alone;  // one input, without others that could be made
 };
 
 std::string caption_beside(const fs::path& file, const Request& request) {
@@ -318,7 +330,7 @@ void add_list(const std::string& path, const Request& request, std::vector<Media
     item.media = {beside_list(path, row.path), MediaTrust::untrusted};
     if (request.described == Described::no) continue;
     item.text = caption_of(table, row);
-    item.facts = facts_of(table, row);
+    item.facts = facts_of(table, row, request.more);
   }
 }
 
@@ -326,7 +338,9 @@ bool is_medium(const std::string& name) { return kind_of_name(name) != MediumKin
 
 void add_folder(const std::string& folder, const Request& request, std::vector<MediaItem>& out) {
   const FolderFiles found = files_below(folder, is_medium, request.results);
-  WEFT_CHECK(!found.files.empty(), Exit::data,
+  if (found.files.empty() && !request.alone)  // it fails by its name
+    out.emplace_back().media = {(fs::path(folder) / "").parent_path().string(), MediaTrust::deck};
+  WEFT_CHECK(!found.files.empty() || !request.alone, Exit::data,
              "put videos or pictures into it, or name another folder",
              "folder {} has no videos and no pictures{}", folder,
              found.left_out.empty() ? "" : ", but: " + found.left_out);
@@ -344,11 +358,16 @@ void add_named(const std::string& path, const Request& request, std::vector<Medi
   if (form_of_name(path) != TableForm::none) {
     add_list(path, request, out);
   } else if (ending_of(path) == ".tar") {
-    list_shard(path, request.described, out);
+    list_shard(path, request.described, out, request.more);
   } else if (fs::is_directory(path, none)) {
     add_folder(path, request, out);
   } else {
-    refuse_other_forms(path);  // before FFmpeg calls it invalid data
+    try {
+      refuse_other_forms(path);  // before FFmpeg calls it invalid data
+    } catch (const Error& e) {
+      if (request.alone) throw;
+      if (log::rank() == 0) log::warn("{} ({})", e.what(), e.hint());
+    }
     MediaItem& item = out.emplace_back();
     item.media = {path, MediaTrust::deck};
     item.text = caption_beside(path, request);
@@ -392,13 +411,14 @@ void add_glob(const std::string& pattern, const Request& request, std::vector<Me
 
 }  // namespace
 
-Facts facts_of(const TableReader& table, const TableRow& row) {
-  return read_facts([&](const char* name) { return table.value(row, name); }, table.is_csv(),
-                    table.where(row));
+Facts facts_of(const TableReader& table, const TableRow& row, const Columns& more) {
+  return read_facts([&](const std::string& name) { return table.value(row, name); }, table.is_csv(),
+                    table.where(row), more);
 }
 
-Facts facts_of(const Json& object, const std::string& where) {
-  return read_facts([&](const char* name) { return member_of(object, name); }, false, where);
+Facts facts_of(const Json& object, const std::string& where, const Columns& more) {
+  return read_facts([&](const std::string& name) { return member_of(object, name); }, false, where,
+                    more);
 }
 
 std::string caption_of(const TableReader& table, const TableRow& row) {
@@ -411,8 +431,8 @@ std::string caption_of(const Json& object, const std::string& where) {
 
 std::vector<MediaItem> list_media(const std::vector<std::string>& inputs, const std::string& key,
                                   const MediaDeck& limits, Described described,
-                                  const fs::path& results) {
-  const Request request{key, limits, described, results};
+                                  const fs::path& results, const Columns& more) {
+  const Request request{key, limits, described, results, more, inputs.size() == 1};
   std::vector<MediaItem> out;
   for (const std::string& input : inputs) {
     if (is_source_graph(input))
@@ -498,7 +518,7 @@ bool same_value(double a, double b) { return a == b || (std::isnan(a) && std::is
 }  // namespace
 
 std::size_t join_scores(const std::string& path, const MediaDeck& limits,
-                        std::vector<MediaItem>& items) {
+                        std::vector<MediaItem>& items, const Columns& more) {
   check_list_size(path, limits);
   TableReader table(path);
   struct Row {
@@ -507,11 +527,11 @@ std::size_t join_scores(const std::string& path, const MediaDeck& limits,
   };
   CanonicalPaths canonical;
   std::unordered_map<std::string, Row> rows;
-  bool any = std::ranges::any_of(
-      fact_names, [&](const char* name) { return table.column(name) != std::string::npos; });
+  const auto has = [&](const auto& name) { return table.column(name) != std::string::npos; };
+  bool any = std::ranges::any_of(fact_names, has) || std::ranges::any_of(more, has);
   for (TableRow row; table.next(row);) {
     if (row.path.empty()) continue;
-    const Row found{facts_of(table, row), row.line};
+    const Row found{facts_of(table, row, more), row.line};
     for (const double value : found.facts.values) any = any || !std::isnan(value);
     const auto [known, added] = rows.emplace(canonical(beside_list(path, row.path)), found);
     WEFT_CHECK(
@@ -520,8 +540,10 @@ std::size_t join_scores(const std::string& path, const MediaDeck& limits,
         table.where(row), printable(row.path), known->second.line);
   }
   WEFT_CHECK(any, Exit::data,
-             fmt::format("give it one of the columns {}", fmt::join(fact_names, ", ")),
-             "{} has no score of an item", path);
+             fmt::format("give it one of the columns {}, or name others in ingest.min or "
+                         "ingest.max",
+                         fmt::join(fact_names, ", ")),
+             "{} has no score of an item, but: {}", path, columns_in(path));
   std::size_t joined = 0;
   for (MediaItem& item : items) {
     if (is_source_graph(item.media.path)) continue;
@@ -529,6 +551,7 @@ std::size_t join_scores(const std::string& path, const MediaDeck& limits,
     if (row == rows.end()) continue;
     ++joined;
     const Facts& facts = row->second.facts;
+    item.facts.values.resize(facts.values.size(), Facts().values.front());
     for (std::size_t f = 0; f < facts.values.size(); ++f)
       if (!std::isnan(facts.values[f])) item.facts.values[f] = facts.values[f];
   }

@@ -21,17 +21,21 @@ enum class Fact { aes, flow, match, ocr, num_frames, height, width, fps };
 inline constexpr std::array<const char*, 8> fact_names = {"aes",        "flow",   "match", "ocr",
                                                           "num_frames", "height", "width", "fps"};
 struct Facts {
-  std::array<double, fact_names.size()> values;
-  Facts() { values.fill(std::numeric_limits<double>::quiet_NaN()); }
+  // Behind these those of further columns that a job asks for, if anything says them.
+  std::vector<double> values;
+  Facts(std::size_t more = 0)
+      : values(fact_names.size() + more, std::numeric_limits<double>::quiet_NaN()) {}
   double& operator[](Fact fact) { return values[static_cast<std::size_t>(fact)]; }
   double operator[](Fact fact) const { return values[static_cast<std::size_t>(fact)]; }
 };
 
-// Of a row or of an object. Other columns do not count, nor do frames, sizes and rates of 0 and
-// less: whoever wrote them could not read the file. Exit::data with column and value for what is no
-// finite number.
-Facts facts_of(const TableReader& table, const TableRow& row);
-Facts facts_of(const nlohmann::ordered_json& object, const std::string& where);
+using Columns = std::vector<std::string>;
+// Of a row or of an object. Columns other than `more` do not count, nor do frames, sizes and rates
+// of 0 and less: whoever wrote them could not read the file. Exit::data with column and value for
+// what is no finite number.
+Facts facts_of(const TableReader& table, const TableRow& row, const Columns& more = {});
+Facts facts_of(const nlohmann::ordered_json& object, const std::string& where,
+               const Columns& more = {});
 // The columns `text` or else `caption`; "" = none. Exit::data for what is no text.
 std::string caption_of(const TableReader& table, const TableRow& row);
 std::string caption_of(const nlohmann::ordered_json& object, const std::string& where);
@@ -60,7 +64,8 @@ struct MediaItem {
 // lists that cannot be read or are larger than limits.max_list_mib.
 std::vector<MediaItem> list_media(const std::vector<std::string>& inputs, const std::string& key,
                                   const MediaDeck& limits, Described described,
-                                  const std::filesystem::path& results = {});
+                                  const std::filesystem::path& results = {},
+                                  const Columns& more = {});
 // Whether `path` is a pattern, and not a file of such a name.
 bool is_glob(const std::string& path);
 
@@ -89,13 +94,14 @@ inline constexpr const char* missing_hint =
 // members of other kinds are left out; a WARN line counts links. Not trusted: captions and JSON of
 // more than a MiB, two videos in a sample, and a shard that is cut off, compressed or no tar are
 // Exit::data, naming shard and member.
-void list_shard(const std::string& path, Described described, std::vector<MediaItem>& out);
+void list_shard(const std::string& path, Described described, std::vector<MediaItem>& out,
+                const Columns& more = {});
 
 // Sets the facts of items that a table of `weft score` has, such as `ocr`. Rows are matched by the
 // files that their paths lead to, whatever links lead there: relative ones begin in the table's
 // folder. Returns how many items it has. Exit::data for a table without facts, and for two rows of
 // one path that differ.
 std::size_t join_scores(const std::string& table, const MediaDeck& limits,
-                        std::vector<MediaItem>& items);
+                        std::vector<MediaItem>& items, const Columns& more = {});
 
 }  // namespace weft

@@ -458,6 +458,14 @@ Json TableReader::value(const TableRow& row, std::string_view name) const {
   return means_none(value) ? Json() : value;
 }
 
+std::string columns_in(const std::filesystem::path& table) {
+  TableReader reader(table, "");
+  std::vector<std::string> names = reader.columns();
+  if (TableRow row; !reader.is_csv() && reader.next(row))
+    for (const auto& [name, value] : row.object.items()) names.push_back(name);
+  return listed(names);
+}
+
 std::string csv_cell(const std::string& value) {
   if (value.find_first_of(",\"\r\n") == npos && trimmed(value) == value) return value;
   std::string quoted = "\"";

@@ -91,6 +91,9 @@ class TableReader {
   std::size_t path_column_ = 0;
 };
 
+// The columns of a table, of JSON lines the names in the first, for messages: up to twenty.
+std::string columns_in(const std::filesystem::path& table);
+
 // A value as a field of CSV: in quotes where it has to be.
 std::string csv_cell(const std::string& value);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -29,7 +30,13 @@ namespace {
 class TextList : public TextImages {
  public:
   TextList(const std::string& path, const MediaDeck& limits)
-      : path_(path), limits_(limits), entries_(read_text_list(path, limits)) {}
+      : path_(path), limits_(limits), entries_(read_text_list(path, limits)) {
+    if (log::rank() != 0) return;
+    RegionCounts counts;
+    for (const TextListEntry& e : entries_) counts.add(e.regions);
+    if (counts.without + counts.small + counts.crossing > 0)
+      log::warn("{}: {}", path, counts.text());
+  }
 
   std::int64_t count() const override { return std::ssize(entries_); }
   std::string name(std::int64_t i) const override { return entry(i).name; }
@@ -55,6 +62,13 @@ class TextList : public TextImages {
     out.size = {file.height, file.width};
     out.rgb = std::move(file.values);
     out.regions = entry(i).regions;
+    RegionCounts here;
+    here.add(out.regions, out.size);
+    if (here.outside > 0 && !outside_.exchange(true))
+      log::warn(
+          "{}: {} outside {}, {} of {} pixels (picture {}; others are not named): are the "
+          "polygons those of another size?",
+          path_, counted(here.outside, "region"), name(i), out.size.height, out.size.width, i + 1);
   }
 
  private:
@@ -81,6 +95,7 @@ class TextList : public TextImages {
   std::string path_;
   MediaDeck limits_;
   std::vector<TextListEntry> entries_;
+  mutable std::atomic<bool> outside_ = false;  // a region of a picture that was read
 };
 
 }  // namespace
@@ -98,7 +113,7 @@ bool is_text_list(const std::string& path) {
 std::string describe_text_images(const TextImages& images, const std::string& path) {
   const std::int64_t read = std::min<std::int64_t>(100, images.count());
   std::int64_t least_height = INT64_MAX, least_width = INT64_MAX, most_height = 0, most_width = 0;
-  std::int64_t regions = 0, ignored = 0, without = 0;
+  RegionCounts counts;
   std::vector<double> heights;  // of regions: the shorter side of the least rectangle
   TextImage image;
   for (std::int64_t i = 0; i < read; ++i) {
@@ -107,20 +122,17 @@ std::string describe_text_images(const TextImages& images, const std::string& pa
     most_height = std::max(most_height, image.size.height);
     least_width = std::min(least_width, image.size.width);
     most_width = std::max(most_width, image.size.width);
-    without += image.regions.empty() ? 1 : 0;
-    for (const TextRegion& r : image.regions) {
-      ++regions;
-      ignored += r.ignore ? 1 : 0;
+    counts.add(image.regions, image.size);
+    for (const TextRegion& r : image.regions)
       heights.push_back(min_area_rect(r.polygon).shorter_side);
-    }
   }
   std::string out = fmt::format(
       "pictures with text {}\n  {}; of the first {}:\n  {} to {} pixels high, {} to {} "
-      "wide\n  {}, {:.1f} a picture, {} of them ignored; {} without any\n",
+      "wide\n  {}, {:.1f} a picture, {} of them ignored\n  {}\n",
       printable(path), counted(images.count(), "picture"), read, least_height, most_height,
-      least_width, most_width, counted(regions, "region"),
-      static_cast<double>(regions) / static_cast<double>(read), ignored,
-      counted(without, "picture"));
+      least_width, most_width, counted(counts.regions, "region"),
+      static_cast<double>(counts.regions) / static_cast<double>(read), counts.marked,
+      counts.text());
   if (heights.empty()) return out;
   std::ranges::sort(heights);
   const auto at = [&](double share) {

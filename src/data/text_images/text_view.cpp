@@ -5,6 +5,7 @@
 #include <numbers>
 #include <opencv2/imgproc.hpp>
 
+#include "core/log.h"
 #include "data/text_images/drawn/grounds.h"
 #include "data/text_images/opencv.h"
 #include "data/text_images/text_images.h"
@@ -317,22 +318,29 @@ Polygon shrunk(const Polygon& polygon) {
   return parts.size() == 1 ? std::move(parts[0]) : Polygon();
 }
 
+// What is learnt as text of a region; if nothing, that is counted.
+Polygon core_of(const TextRegion& region, RegionCounts& counts) {
+  if (region.ignore) return ++counts.marked, Polygon();
+  if (min_area_rect(region.polygon).shorter_side < least_side) return ++counts.small, Polygon();
+  Polygon core = polygon_area(region.polygon) < 1 ? Polygon() : shrunk(region.polygon);
+  if (core.empty()) ++counts.crossing;
+  return core;
+}
+
 void write_targets(std::span<const TextRegion> regions, cv::Mat& flags, cv::Mat& thresholds) {
   flags.setTo(counts_bit);
   thresholds.setTo(0);
+  RegionCounts counts;
   for (const TextRegion& region : regions) {
     const Polygon& polygon = region.polygon;
     if (polygon.size() < 3) continue;
-    const double area = polygon_area(polygon);
-    Polygon core;
-    if (!region.ignore && area >= 1 && min_area_rect(polygon).shorter_side >= least_side)
-      core = shrunk(polygon);
+    const Polygon core = core_of(region, counts);
     if (core.empty()) {
       mark(flags, pixels(polygon), counts_bit, false);
       continue;
     }
     mark(flags, pixels(core), text_bit, true);
-    const double distance = area * shrinking / polygon_length(polygon);
+    const double distance = polygon_area(polygon) * shrinking / polygon_length(polygon);
     const std::vector<Polygon> grown = offset_polygon(polygon, distance);
     const std::vector<cv::Point> outside = pixels(grown.size() == 1 ? grown[0] : polygon);
     mark(flags, outside, threshold_bit, true);
@@ -347,6 +355,29 @@ void write_targets(std::span<const TextRegion> regions, cv::Mat& flags, cv::Mat&
 }
 
 }  // namespace
+
+void RegionCounts::add(std::span<const TextRegion> all, ImageSize size) {
+  const std::int64_t before = marked + small + crossing + outside;
+  const auto height = static_cast<double>(size.height), width = static_cast<double>(size.width);
+  with_opencv([&] {
+    for (const TextRegion& r : all)
+      if (height > 0 && clipped(r.polygon, width, height).empty())
+        ++outside;
+      else
+        core_of(r, *this);
+  });
+  ++pictures;
+  regions += std::ssize(all);
+  without += marked + small + crossing + outside - before == std::ssize(all) ? 1 : 0;
+}
+
+std::string RegionCounts::text() const {
+  return fmt::format(
+      "no region to learn from in {} of {}; of {}, {} marked as ignored, {} with a side below 8 "
+      "pixels, {} of crossing edges, {} outside",
+      without, counted(pictures, "picture"), counted(regions, "region"), marked, small, crossing,
+      outside);
+}
 
 void write_text_targets(std::span<const TextRegion> regions, ImageSize size,
                         std::span<std::uint8_t> flags, std::span<std::uint8_t> thresholds) {

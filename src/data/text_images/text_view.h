@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "data/images/labelled_images.h"
 #include "data/text_images/text_images.h"
@@ -28,6 +29,16 @@ void fit_text(const TextImage& in, std::int64_t side, TextImage& out);
 //   colour   brightness times 1 - 32/255 to 1 + 32/255, then or before (1/2) saturation times 0.5
 //            to 1.5, both cut to 0..255
 void change_text(const TextImage& in, std::int64_t side, std::uint64_t draw, TextImage& out);
+
+// How many regions of pictures a text detector learns from, and why not from the others, as
+// write_text_targets() finds in the pictures' own pixels.
+struct RegionCounts {
+  std::int64_t pictures = 0, without = 0;  // without one to learn from
+  std::int64_t regions = 0, marked = 0, small = 0, crossing = 0, outside = 0;
+  // Of a picture; without its size nothing is known to be outside.
+  void add(std::span<const TextRegion> all, ImageSize size = {});
+  std::string text() const;
+};
 
 // What a text detector learns from a picture's regions (docs/models/dbnet.md, Training).
 // Writes flags (text_bit, counts_bit, threshold_bit of text_images.h) and thresholds, u8 [H,W]

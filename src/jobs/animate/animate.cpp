@@ -557,7 +557,9 @@ Json make_missing(const Deck& deck, const ListStart& start, AnimateNetworks& net
   networks.load(requests, requests);
   log::info("weights   {}", networks.describe());
   std::vector<ClipCost> costs(clips.size());
-  for (const std::size_t c : missing) costs[c] = networks.cost(clips[c], sizes[c]);
+  // Of a picture or speech that cannot be read there are none: its clip fails by itself.
+  for (const std::size_t c : missing)
+    if (sizes[c].frames > 0) costs[c] = networks.cost(clips[c], sizes[c]);
   SharedParts shared = share_parts(parts, engine.missing(), costs, engine.groups().count);
   const std::int64_t split = std::ssize(shared.joins), whole = std::ssize(missing) - split;
   log::info("plan      {} on one rank each, {} shared by several", counted(whole, "clip"), split);
@@ -677,7 +679,7 @@ int animate(const Deck& deck, MPI_Comm world) {
 Command animate_command() {
   Command c{"animate", "make talking-head videos from pictures and speech", animate};
   c.heeds_stops = true;
-  c.takes_deck();
+  takes_list_job(c);
   c.key_option<std::string>("--picture", "animate.picture", "picture of a face");
   c.key_option<std::string>("--speech", "animate.speech", "what it says");
   c.key_option<std::string>("--output", "animate.output", "folder of the results");

@@ -149,25 +149,39 @@ class PartReader {
   std::map<std::string, File> files_;
 };
 
+// Removes the parts. `job` and the engine's open files are removed with
+// the folder.
+void remove_data(const fs::path& folder) {
+  std::error_code failed;
+  for (const auto& entry : fs::directory_iterator(folder, failed)) {
+    const std::string name = entry.path().filename().string();
+    if (name != "job" && name != ".ranks" && name != ".lock") fs::remove(entry.path(), failed);
+  }
+}
+
 // Rank 0 alone. Claims the folder for this job, or finds that an earlier start of it did.
-// Exit::usage for the folder of another job, with the first line that differs.
+// Exit::usage for the folder of another job, with the first line that differs; with --replace its
+// clips go.
 void check_job(const fs::path& folder, const std::string& job) {
   const fs::path path = folder / "job";
   std::error_code none;
-  if (!fs::exists(path, none)) {
-    replace_file(path, job, Exit::data, Durable::no);
-    return;
+  if (fs::exists(path, none)) {
+    std::stringstream found, wanted(job);
+    found << std::ifstream(path).rdbuf();
+    if (found.str() == job) return;
+    std::string a, b;
+    for (bool more = true; more && a == b;)
+      more = bool(std::getline(found, a)) | bool(std::getline(wanted, b));
+    const std::string what = fmt::format(
+        "{} holds the clips of another job: it has \"{}\", this one \"{}\"", folder.string(), a, b);
+    WEFT_CHECK(replace_asked, Exit::usage,
+               fmt::format("delete {} or give --replace to start over, or use the earlier settings",
+                           folder.string()),
+               "{}", what);
+    log::warn("{}; they are removed", what);
+    remove_data(folder);
   }
-  std::stringstream found, wanted(job);
-  found << std::ifstream(path).rdbuf();
-  for (std::string a, b;;) {
-    const bool more_a = bool(std::getline(found, a)), more_b = bool(std::getline(wanted, b));
-    if (!more_a && !more_b) break;
-    WEFT_CHECK(more_a && more_b && a == b, Exit::usage,
-               fmt::format("delete {} to start over, or use the earlier settings", folder.string()),
-               "{} holds the clips of another job: it has \"{}\", this one \"{}\"", folder.string(),
-               more_a ? a : "", more_b ? b : "");
-  }
+  replace_file(path, job, Exit::data, Durable::no);
 }
 
 // ---- Clips, as a list job
@@ -437,16 +451,6 @@ std::uint64_t merge(const Deck& deck, const ClipSource& source, std::vector<Buck
   return bytes;
 }
 
-// Removes the parts once the store is complete. `job` and the engine's open files are removed with
-// the folder.
-void remove_data(const fs::path& folder) {
-  std::error_code failed;
-  for (const auto& entry : fs::directory_iterator(folder, failed)) {
-    const std::string name = entry.path().filename().string();
-    if (name != "job" && name != ".ranks" && name != ".lock") fs::remove(entry.path(), failed);
-  }
-}
-
 void remove_parts(const fs::path& folder) {
   std::error_code failed;
   fs::remove_all(folder, failed);
@@ -585,8 +589,12 @@ int encode(const Deck& deck, MPI_Comm world) {
   for (const std::string& prefix : deck.data.prompt_prefixes)
     if (!prefix.empty()) made_by += "captions begin with " + printable(prefix) + "\n";
   if (is_made(deck.get<EncodeDeck>().output, made_by, folder, job, world)) return 0;
-  warn_of_replacing(deck.get<EncodeDeck>().output);
+  std::error_code none;
+  if (const std::string& output = deck.get<EncodeDeck>().output;
+      log::rank() == 0 && fs::exists(output, none))
+    check_replaced(output, "encode.output", {output});
   ListSettings settings = settings_of(deck, folder);
+  if (log::rank() == 0) make_own_folder(folder, Exit::data);
   settings.lock = lock_output(folder, settings.key);  // until the folder is removed
   if (log::rank() == 0) check_job(folder, job);
   MPI_Barrier(world);
@@ -631,7 +639,7 @@ int encode(const Deck& deck, MPI_Comm world) {
 namespace {
 
 void encode_rows(Rows& r, EncodeDeck& d) {
-  r.text("output", d.output, "The store of latents (HDF5) to write.").decides = false;
+  r.path("output", d.output, "The store of latents (HDF5) to write.").decides = false;
   r.text("latents", d.latents,
          "moments: store mean and log variance, from which training samples in every step; "
          "sampled: store one sample; mean: store the mean.",
@@ -648,7 +656,7 @@ DeckTable encode_table() { return deck_table("encode", encode_rows); }
 Command encode_command() {
   Command c{"encode", "turn a clip store of pixels into one of latents and text features", encode};
   c.heeds_stops = true;
-  c.takes_deck();
+  takes_list_job(c);
   return c;
 }
 

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "config/command.h"
 #include "core/clock.h"
 #include "core/file.h"
 #include "core/host.h"
@@ -54,6 +55,28 @@ Summary read_summary(const std::string& text) {
 }
 
 }  // namespace
+
+void takes_list_job(Command& command) {
+  command.takes_deck();
+  command.option("--replace", replace_asked,
+                 "replace finished results of another request in the output");
+}
+
+void check_replaced(const std::string& output, const std::string& key,
+                    const std::vector<std::string>& names, bool replace) {
+  constexpr std::size_t most = 3;
+  if (names.empty()) return;
+  std::string first;
+  for (std::size_t i = 0; i < std::min(most, names.size()); ++i)
+    first += (i > 0 ? ", " : "") + printable(names[i], 100);
+  const std::string what = fmt::format(
+      "{} of another request (other inputs, settings or weights): {}{}",
+      counted(std::ssize(names), "finished result"), first, names.size() > most ? ", ..." : "");
+  WEFT_CHECK(replace, Exit::checkpoint,
+             fmt::format("choose another {}, or give --replace to replace them", key),
+             "output {} holds {}", output, what);
+  log::warn("{}: replaces {}", output, what);
+}
 
 Json from_first_rank(MPI_Comm world, const std::function<Json()>& make) {
   int rank = 0;
@@ -206,6 +229,7 @@ void ListEngine::find_missing() {
     MPI_Allreduce(MPI_IN_PLACE, finished.data(), static_cast<int>(finished.size()), MPI_UINT8_T,
                   MPI_MAX, world_);
   }
+  if (groups_.rank == 0) check_others(before, finished);
   std::vector<std::uint8_t> deaths(items_.size(), 0);
   for (std::size_t i = 0; i < items_.size(); ++i)
     deaths[i] = static_cast<std::uint8_t>(deaths_of(before, items_[i].name, items_[i].key));
@@ -237,6 +261,30 @@ void ListEngine::find_missing() {
         missing_.begin() + static_cast<std::ptrdiff_t>(std::min(i * (ranks + 1), missing_.size())),
         suspects[i]);
   suspects_ = {suspects.begin(), suspects.end()};
+}
+
+// What the folder holds of other requests: results that this one replaces, and those that it does
+// not name.
+void ListEngine::check_others(const ManifestLines& before,
+                              const std::vector<std::uint8_t>& finished) const {
+  std::set<std::string_view> own;
+  std::vector<std::string> replaced;
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    const ListItem& item = items_[i];
+    own.insert(item.name);
+    if (finished[i] != 0 || item.whole >= 0) continue;
+    const auto line = before.find(item.name);
+    if (line != before.end() && line->second.key != item.key &&
+        has_result(line->second, settings_.directory))
+      replaced.push_back(item.name);
+  }
+  check_replaced(settings_.directory.string(), settings_.key, replaced, settings_.replace);
+  const auto left = std::ranges::count_if(before, [&](const auto& line) {
+    return !own.contains(line.first) && has_result(line.second, settings_.directory);
+  });
+  if (left > 0)
+    log::info("kept      {} in {} that this list does not name", counted(left, "finished result"),
+              settings_.directory.string());
 }
 
 bool ListEngine::is_suspect(const ItemBatch& batch) const {

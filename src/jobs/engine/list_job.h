@@ -5,6 +5,7 @@
 //   restart    finished items are lines of DIR/STEM.jsonl with hashes of their files (manifest.h):
 //              the same command makes only what is missing, was damaged, or has another key
 //   stop       a request to any rank stops all at their next item: exit 75
+//   replacing  finished results of another request (other keys) are replaced with --replace alone
 //   failures   an item that fails is reported by name and the others are made: exit 3
 //   deaths     a rank that dies ends the job, and the same command resumes it; an item that two
 //              ranks died with is given up by name
@@ -45,6 +46,12 @@
 
 namespace weft {
 
+struct Command;
+
+// The arguments of a list job's command: a deck, and --replace, which sets replace_asked.
+void takes_list_job(Command& command);
+inline bool replace_asked = false;
+
 // What every list job begins with, collective: stop requests are heard, the rank has its device,
 // and `threads` of it (the deck's run.threads) or its share of the host's cores.
 struct ListStart {
@@ -82,6 +89,7 @@ struct ListSettings {
   // False: the job calls ItemResults::begun() for each item as it begins it. True: all items of a
   // batch are begun at once.
   bool batch_is_begun = true;
+  bool replace = replace_asked;  // finished results of another request
   // Of `directory`, where the job writes there before the engine does, which takes it otherwise.
   std::shared_ptr<FolderLock> lock{};
 };
@@ -99,6 +107,12 @@ inline ListSettings list_settings(const Deck& deck, const std::string& command,
   s.stop_margin = deck.run.stop_margin;
   return s;
 }
+
+// Before any work, on one rank. Where finished results of another request, `names` in `output`,
+// would be replaced: Exit::checkpoint, or with --replace a WARN. `key` of the deck names the
+// output.
+void check_replaced(const std::string& output, const std::string& key,
+                    const std::vector<std::string>& names, bool replace = replace_asked);
 
 // Collective: calls `make` on rank 0 alone, and broadcasts its result. Texts may be of any bytes.
 nlohmann::ordered_json from_first_rank(MPI_Comm world,
@@ -241,6 +255,7 @@ class ListEngine {
   void tell_progress(const Taken& batch);
   void check_shared();
   void find_missing();
+  void check_others(const ManifestLines& before, const std::vector<std::uint8_t>& finished) const;
   void note_failed(const std::string& name, const std::string& why);
   ListReport gather_report(const std::vector<std::string>& summaries) const;
   int conclude(const ListEnd& last, const ListReport& report);

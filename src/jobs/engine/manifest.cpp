@@ -286,6 +286,14 @@ bool is_result(const ManifestLine& line, const std::string& key) {
   return !parsed.contains("fault") && !parsed.contains("died");
 }
 
+bool has_result(const ManifestLine& line, const fs::path& directory) {
+  if (!is_result(line, line.key)) return false;
+  return std::ranges::all_of(files_of(line.parsed()), [&](const NamedFile& file) {
+    std::error_code none;
+    return !file.name.starts_with('.') && fs::exists(directory / file.name, none);
+  });
+}
+
 bool is_finished(const ManifestLines& lines, const std::string& name, const std::string& key,
                  const fs::path& directory) {
   const auto found = lines.find(name);
@@ -345,18 +353,14 @@ bool is_own_name(const std::string& folder, const std::string& stem) {
 }
 
 void make_folders(const fs::path& directory, const fs::path& file) {
+  std::error_code none;
+  WEFT_CHECK(!file.has_parent_path() || fs::is_directory(directory, none), Exit::data,
+             "do not remove it while a job runs", "cannot make a folder in {}, which is gone",
+             directory.string());
   fs::path folder = directory;
   for (const fs::path& part : file.parent_path()) {
     folder /= part;
-    std::error_code failed, none;
-    fs::create_directory(folder, failed);
-    const fs::file_type type = fs::symlink_status(folder, none).type();
-    WEFT_CHECK(type == fs::file_type::directory, Exit::data,
-               "remove it, or choose another output folder", "cannot make the folder {}: {}",
-               folder.string(),
-               type == fs::file_type::symlink     ? "a link stands in its place"
-               : type == fs::file_type::not_found ? failed.message()
-                                                  : "a file of that name exists");
+    make_own_folder(folder, Exit::data);
   }
 }
 

@@ -99,6 +99,10 @@ bool is_finished(const ManifestLines& lines, const std::string& name, const std:
 // Whether the line is a result of that key: neither a fault nor a death.
 bool is_result(const ManifestLine& line, const std::string& key);
 
+// Whether it is a result of any request, and its files are still there, unread. A part that is kept
+// under a hidden name until its whole is made is none.
+bool has_result(const ManifestLine& line, const std::filesystem::path& directory);
+
 // Ranks that have died with the item of that key in hand.
 int deaths_of(const ManifestLines& lines, const std::string& name, const std::string& key);
 

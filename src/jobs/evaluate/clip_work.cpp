@@ -2,6 +2,7 @@
 // lines of the manifest.
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -178,7 +179,11 @@ void ClipWork::read_in_order(ClipUnit& u, const EvaluatedClip& clip) const {
       u.frames = u.references = {};
     }
   };
-  if (!clip.reference.empty())
+  // The folder of references need not have one for each clip; what a table names must be there.
+  std::error_code none;
+  const bool lacks = !deck_.get<EvaluateClipsDeck>().references.empty() &&
+                     !std::filesystem::exists(clip.reference, none);
+  if (!clip.reference.empty() && !lacks)
     with_reference([&] { comparison.emplace(measures_, clip.reference, access()); });
   FrameChanges changes;
   bool shorter = false;
@@ -214,7 +219,7 @@ void ClipWork::pick_frames(ClipUnit& u, const EvaluatedClip& clip) const {
     u.aesthetic_frames = {0};
     return;
   }
-  const std::int64_t length = VideoReader(clip.media, {.access = access()}).frames();
+  const std::int64_t length = VideoReader(clip.media, {.access = access()}).counted();
   const auto at = [&](double point) {
     return static_cast<std::int64_t>(point * static_cast<double>(length));
   };
@@ -307,6 +312,11 @@ void ClipWork::predict(PictureUnit& picture) {
                                          static_cast<std::size_t>(channels));
     };
     if (measures_.match && !clip.text.empty()) {
+      const std::int64_t most = networks_.shape->positions;
+      if (const std::size_t tokens = networks_.tokenizer->encode(clip.text, 1 << 20).size();
+          std::cmp_greater(tokens, most))
+        log::warn("the caption of {} has {} tokens, of which CLIP reads {}", clip.media.path,
+                  tokens, most);
       const Tensor caption =
           networks_.text
               ->forward({networks_.tokenizer->encode(clip.text, networks_.shape->positions)})

@@ -162,6 +162,7 @@ std::string output_table(const Deck& deck) {
 
 struct ClipSummary {
   std::int64_t rows = 0, differing = 0;  // differing: clips of another length than their reference
+  std::int64_t without = 0;              // rows that were measured without a reference
   std::vector<ColumnSummary> columns;
   std::vector<std::pair<std::string, std::string>> facts;
 };
@@ -204,11 +205,18 @@ void write_clip_table(const Deck& deck, const ClipRows& rows, const ClipMeasures
     const auto found = lines.find(item.name);
     if (found != lines.end() && found->second.key == item.key) {
       const Json line = found->second.parsed();
-      for (std::size_t i = 0; i < own; ++i) {
-        values[i] = line.value(columns[i], Json());
-        if (i + 1 < own && values[i].is_number()) summary.columns[i].add(values[i].get<double>());
+      for (std::size_t i = 0; i < own; ++i) values[i] = line.value(columns[i], Json());
+      for (std::size_t i = 0; i + 1 < own; ++i) {
+        // A mean and that of the references are over the same rows.
+        const bool pair = columns[i + 1] == "reference_" + columns[i];
+        const std::size_t other = pair ? i + 1 : columns[i].starts_with("reference_") ? i - 1 : i;
+        if (values[i].is_number() && values[other].is_number())
+          summary.columns[i].add(values[i].get<double>());
       }
-      if (line.contains("fault")) values[own - 1] = line["fault"];
+      if (line.contains("fault"))
+        values[own - 1] = line["fault"];
+      else if (measures.references && measures.in_order() && !line.contains("lengths_differ"))
+        ++summary.without;
     }
     ++summary.rows;
     writer.add(row, values);
@@ -218,7 +226,7 @@ void write_clip_table(const Deck& deck, const ClipRows& rows, const ClipMeasures
 }
 
 Json as_json(const ClipSummary& s) {
-  Json j = {{"rows", s.rows}, {"lengths_differ", s.differing}};
+  Json j = {{"rows", s.rows}, {"lengths_differ", s.differing}, {"without_reference", s.without}};
   for (const ColumnSummary& c : s.columns) {
     j["columns"][c.name] = {{"rows", c.rows}};
     if (c.rows > 0)
@@ -237,6 +245,10 @@ std::string as_text(const ClipSummary& s) {
                 ? fmt::format("  {:<18} {:>10.4f} {:>10.4f} {:>10.4f} {:>8}\n", c.name, c.mean(),
                               c.least, c.most, c.rows)
                 : fmt::format("  {:<18} {:>10} {:>10} {:>10} {:>8}\n", c.name, "-", "-", "-", 0);
+  if (s.without > 0)
+    text += fmt::format(
+        "  {} without a reference: left out of the means that are compared with references\n",
+        counted(s.without, "row"));
   if (s.differing > 0)
     text += fmt::format("  {} not as long as {}: the frames that both have were compared\n",
                         counted(s.differing, "clip is", "clips are"),
@@ -413,17 +425,17 @@ int evaluate_clips(const Deck& deck, const ListStart& start, MPI_Comm world) {
 namespace {
 
 void clips_rows(Rows& r, EvaluateClipsDeck& d) {
-  r.text(
+  r.path(
       "clips", d.clips,
       "Clips whose quality is measured: a table (CSV or JSON lines) with a column path and maybe "
       "reference and text, or a folder, a glob, a shard (.tar), a file; empty evaluates a model.");
-  r.text("references", d.references,
+  r.path("references", d.references,
          "Folder with a reference of the same name for each clip, where the table has no column "
          "reference.");
   r.text("measures", d.measures,
          "Columns to compute: psnr, ssim, lpips (against references), flicker, motion, match, aes "
          "(by CLIP); none: all for which there is what they need.");
-  r.text("lpips_weights", d.lpips_weights,
+  r.path("lpips_weights", d.lpips_weights,
          "Safetensors file with VGG16 and LPIPS's own weights, as vae_train.lpips_weights.");
 }
 

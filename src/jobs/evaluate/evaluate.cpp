@@ -161,11 +161,11 @@ int evaluate(const Deck& deck, const EvaluationPages& pages, MPI_Comm world) {
 namespace {
 
 void evaluate_rows(Rows& r, EvaluateDeck& d) {
-  r.text("data", d.data,
+  r.path("data", d.data,
          "Images whose truth is known, as in data.path: a store of labelled images or shapes:..., "
          "or for a text detector a list with polygons or text:...; clips for the models of clips. "
          "Empty takes what [validation] holds out, or else data.path.");
-  r.text("output", d.output, "Folder of the results.");
+  r.path("output", d.output, "Folder of the results.");
   r.number("pictures", d.pictures, 0, 10000,
            "Number of images, the first ones, that the page shows with truth and prediction.");
   r.flag("predictions", d.predictions,
@@ -190,7 +190,7 @@ Command evaluate_command(EvaluationPages pages) {
               return evaluate(deck, pages, world);
             }};
   c.heeds_stops = true;
-  c.takes_deck();
+  takes_list_job(c);
   return c;
 }
 

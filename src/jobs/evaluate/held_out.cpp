@@ -37,8 +37,10 @@ Trained trained_part(const Deck& deck) {
 // The newest checkpoint of run.dir; without one the file that a training would start from.
 ModelSource weights_of(const Deck& deck, const Trained& part, MPI_Comm world) {
   const bool trained = is_there(fs::path(deck.run.dir) / "latest", Exit::checkpoint);
-  return {part.weights.key, trained ? "" : part.weights.value, deck.run.dir,
-          deck.get<EvaluateDeck>().ema, world};
+  ModelSource source(part.weights.key, trained ? "" : part.weights.value, deck.run.dir,
+                     deck.get<EvaluateDeck>().ema, world);
+  if (!trained) source.add_adapters("model.adapters", lora_deck(deck).adapters, world);
+  return source;
 }
 
 }  // namespace

@@ -255,7 +255,7 @@ void ClipWriter::take(const Event& event) {
       const fs::path folder = directory_ / "references";
       const std::string name = fmt::format("{}-{}.png", c.name, c.references.size());
       const fs::path hidden = folder / ("." + name + ".partial");
-      fs::create_directories(folder);
+      make_own_folder(folder, Exit::data);
       write_png(hidden.string(), p.height, p.width, p.rgb);
       // Replaces a link that somebody has put there, instead of writing through it.
       rename_file(hidden, folder / name, Exit::data);

@@ -285,6 +285,9 @@ int generate(const Deck& written, MPI_Comm world) {
   ClipModels models(deck, world);
   if (log::rank() == 0 && models.codec_weights && !make_codec(written)->lacks_scale().empty())
     check_latents(deck, models);
+  if (models.parts.encodes_texts() && log::rank() == 0)
+    check_text_encoder(models.denoiser_weights.note("text_encoder"),
+                       models.denoiser_weights.describe(), *models.parts.texts);
   ListSettings settings = settings_of(deck);
   // Answers of refine are kept in the folder.
   if (!deck.get<GenerateDeck>().refine.empty())
@@ -293,6 +296,9 @@ int generate(const Deck& written, MPI_Comm world) {
   if (log::rank() == 0) check_results(deck, job);
   const std::shared_ptr<const Watermark> watermark = open_watermark(deck);
   ListEngine engine(settings, items_of(job), world);
+  if (const std::string& weights = deck.get<GenerateDeck>().weights;
+      is_random_source(weights) && log::rank() == 0)
+    log::warn("generate.weights = {}: a network of random numbers, which makes noise", weights);
   const std::size_t wanted = job.items.size(), missing = engine.missing().size();
   log::info("generate  {} of {} into {}{}", counted(wanted, "clip"),
             counted(std::ssize(job.prompts), "prompt"), output_of(deck).string(),
@@ -330,7 +336,7 @@ Command generate_command() {
   Command c{"generate", "make clips from prompts: text encoder, denoiser and codec over all ranks",
             generate};
   c.heeds_stops = true;
-  c.takes_deck();
+  takes_list_job(c);
   return c;
 }
 

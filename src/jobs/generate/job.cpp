@@ -119,6 +119,15 @@ void check_codec_of_latents(const Deck& deck, const VideoCodec& codec, const Mod
   }
 }
 
+void check_text_encoder(const std::string& trained, const std::string& where,
+                        const TextEncoder& encoder) {
+  WEFT_CHECK(trained.empty() || trained == encoder_in(encoder.describe()), Exit::data,
+             "name the tokenizer and the weights that those captions were encoded with "
+             "(t5.tokenizer, t5.weights)",
+             "the captions of {} were encoded by another text encoder than that of the prompts",
+             where);
+}
+
 void ClipParts::check_texts() const {
   if (!encodes_texts()) return;
   WEFT_CHECK(texts->channels() == denoiser->caption_channels() &&

@@ -85,6 +85,11 @@ struct GenerateJob {
 // weights of the codec: what a model learnt on them, they do not decode.
 void check_codec_of_latents(const Deck& deck, const VideoCodec& codec, const ModelSource& weights);
 
+// Exit::data unless `encoder` is the one that encoded the captions of a training (`trained`:
+// train/trainer.h, encoder_of_captions; "": not known). `where` names them.
+void check_text_encoder(const std::string& trained, const std::string& where,
+                        const TextEncoder& encoder);
+
 // Checks everything that the deck asks for of these prompts, but for weights. `weights` stands for
 // the weights in the keys. Exit::usage or Exit::data as prompts.h says; reference files must be
 // there.

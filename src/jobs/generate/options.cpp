@@ -8,17 +8,17 @@ namespace {
 // Most keys say which clips to make, and each clip has them in its own key (job.cpp).
 void generate_rows(Rows& r, GenerateDeck& d) {
   r.decide(false);
-  r.text(
+  r.path(
       "weights", d.weights,
       "The model: safetensors file, index or folder, a run directory, or random:SEED; empty takes "
       "the newest checkpoint of run.dir.");
-  r.text(
+  r.path(
       "adapters", d.adapters,
       "Adapters (LoRA) to add to these weights, PATH or PATH=FACTOR each: folders of weft export "
       "or PEFT, or run directories.");
   r.flag("ema", d.ema, "Of a checkpoint, use the moving average of the weights.");
   r.text("prompts", d.prompts, "The prompts; they may end in options as JSON.");
-  r.text("prompt_file", d.prompt_file, "Text file with a prompt a line, instead of prompts.");
+  r.path("prompt_file", d.prompt_file, "Text file with a prompt a line, instead of prompts.");
   r.text("prompt_generator", d.prompt_generator,
          "One prompt for every number from start_index up to end_index, instead of prompts or "
          "prompt_file.");
@@ -61,7 +61,7 @@ void generate_rows(Rows& r, GenerateDeck& d) {
       "align", d.align, 0, 100000,
       "Latent frames of a chunk of the codec, to which mask strategies snap; 0 does not snap.");
   r.decide(false);
-  r.text("references", d.references,
+  r.path("references", d.references,
          "For each prompt its reference files, separated by semicolons, or nothing.");
   r.text("mask_strategies", d.mask_strategies,
          "For each prompt where its references go, in Open-Sora's notation, or nothing.");
@@ -71,12 +71,12 @@ void generate_rows(Rows& r, GenerateDeck& d) {
       "for.");
   r.number("flow", d.flow, 0, 1000, "Motion score that prompts ask for; 0 asks for none.");
   r.text("camera_motion", d.camera_motion, "Camera motion that prompts ask for; empty for none.");
-  r.text("output", d.output, "Directory of the results; empty is RUN/generated.");
+  r.path("output", d.output, "Directory of the results; empty is RUN/generated.");
   r.text("sample_name", d.sample_name,
          "Beginning of the files' names; empty is \"sample\", or nothing with prompt_as_path.");
   r.flag("prompt_as_path", d.prompt_as_path, "Name each file by its prompt.");
   r.decide(true);
-  r.text("watermark", d.watermark, "Picture to lay over a copy of each clip; empty for none.");
+  r.path("watermark", d.watermark, "Picture to lay over a copy of each clip; empty for none.");
   r.flag("tensors", d.tensors,
          "Also save the latents and unrounded frames of each clip, as safetensors.");
   r.decide(false);

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "config/deck_table.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
@@ -337,7 +338,8 @@ std::string append_scores(const std::string& text, const GenerateDeck& deck) {
 std::vector<std::string> split_references(const std::string& list) {
   std::vector<std::string> files;
   std::istringstream in(list);
-  for (std::string file; std::getline(in, file, ';');) files.push_back(strip(file));
+  for (std::string file; std::getline(in, file, ';');)
+    files.push_back(written_path(strip(file), "reference", Exit::data));
   return files;
 }
 

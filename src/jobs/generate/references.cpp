@@ -93,7 +93,7 @@ void fetch_references(std::vector<Prompt>& prompts, const GenerateDeck& deck,
       const fs::path file = output / "references" / name_of_address(reference);
       std::error_code none;
       if (log::rank() == 0 && !fs::is_regular_file(fs::symlink_status(file, none))) {
-        make_folder(file.parent_path());
+        make_own_folder(file.parent_path(), Exit::data);
         try {
           download(reference, file, access);
         } catch (const Error& e) {
@@ -123,7 +123,6 @@ void check_references(const std::vector<std::string>& files, MediaTrust named_by
     WEFT_CHECK(is_there(file, Exit::data), Exit::data,
                "check reference_path or generate.references; paths begin where weft is started",
                "{}: reference file \"{}\" does not exist", where, file);
-    File::open(file, Exit::data);  // throws if it cannot be read
   }
 }
 

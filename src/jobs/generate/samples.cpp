@@ -17,6 +17,7 @@
 #include "jobs/generate/clip_writer.h"
 #include "models/registry.h"
 #include "nn/exchange.h"
+#include "train/trainer.h"
 
 namespace weft {
 namespace {
@@ -78,9 +79,11 @@ TrainingSamples::TrainingSamples(const Deck& deck, MPI_Comm world)
   if (!parts_.encodes_texts() && parts_.denoiser->has_null_caption() && log::rank() == 0)
     log::warn("{}: every sample is made with the null caption, whatever its prompt",
               parts_.texts ? parts_.texts->lacks() : "the model has no text encoder");
+  if (parts_.encodes_texts() && rank_ == 0)
+    check_text_encoder(encoder_of_captions(deck.data), deck.data.path, *parts_.texts);
   job_ = plan_generate_job(deck_, read_prompts(deck_, parts_.encodes_texts()), parts_,
                            "training " + deck.run.dir);
-  if (rank_ == 0) make_folder(run_dir_ / "samples");
+  if (rank_ == 0) make_own_folder(run_dir_ / "samples", Exit::data);
   features_ =
       std::make_unique<PromptFeatures>(parts_.texts.get(), job_.texts, run_dir_ / "samples", world);
   Denoiser& model = *parts_.denoiser;
@@ -136,7 +139,7 @@ void TrainingSamples::make(std::int64_t step, const std::function<void()>& progr
   ModelSource weights("generate.weights", checkpoint->dir().string(), "", g.ema, world_);
   weights.add_adapters("generate.adapters", g.adapters, world_);
   weights.read(model.params(), model.weight_names());
-  if (rank_ == 0) make_folder(folder(step));
+  if (rank_ == 0) make_own_folder(folder(step), Exit::data);
   MPI_Barrier(world_);
 
   // 2. This rank's clips.

@@ -132,13 +132,6 @@ std::string key_of(const std::string& text, const std::vector<std::int64_t>& num
 
 }  // namespace
 
-void make_folder(const fs::path& path) {
-  std::error_code failed;
-  fs::create_directories(path, failed);
-  WEFT_CHECK(!failed, Exit::data, "check generate.output", "cannot make the folder {}: {}",
-             path.string(), failed.message());
-}
-
 RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Comm world,
                       const std::function<bool()>& stop) {
   if (command.empty()) return {};
@@ -152,7 +145,7 @@ RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Co
         if (const std::string key = key_of(texts[i], numbers, i); !refined.contains(key))
           wanted.emplace(key, texts[i]);
       if (!wanted.empty()) {
-        make_folder(output);
+        fs::create_directories(output);
         run_command(command, wanted, output, stop, refined);
         const nlohmann::json j = {{"command", command}, {"texts", refined}};
         replace_file(path, dump_json(j, 1), Exit::data, Durable::yes);
@@ -176,20 +169,6 @@ namespace {
 
 constexpr const char* key_name = "key";  // in a file's metadata
 constexpr std::size_t most_open = 32;
-
-// A hash of all that decides a file's features.
-std::string key_of_texts(const std::string& encoder, std::span<const std::string> texts) {
-  Hasher hasher;
-  const auto add = [&](const std::string& text) {
-    const std::uint64_t length = text.size();
-    // The length first, so that two lists with the same bytes in sum differ.
-    hasher.add(std::as_bytes(std::span(&length, 1)));
-    hasher.add(std::as_bytes(std::span(text)));
-  };
-  add(encoder);
-  for (const std::string& text : texts) add(text);
-  return to_hex(hasher.value());
-}
 
 // "" for a file that is missing or damaged.
 std::string stored_key(const fs::path& path) {
@@ -226,7 +205,7 @@ PromptFeatures::PromptFeatures(TextEncoder* encoder, const std::vector<std::stri
     for (std::size_t first = 0; first == 0 || first < texts.size(); first += step) {
       const auto of_file = std::span(texts).subspan(first, std::min(step, texts.size() - first));
       const fs::path path = file_name(static_cast<std::int64_t>(first / step));
-      const std::string key = key_of_texts(described, of_file);
+      const std::string key = described + " captions " + hash_of_texts(of_file);
       if (stored_key(path) == key) continue;
       missing.insert(missing.end(), of_file.begin(), of_file.end());
       files.push_back({path, missing.size(), {{key_name, key}}});

@@ -16,9 +16,6 @@
 
 namespace weft {
 
-// Makes generate.output, or a folder in it; Exit::data where that fails.
-void make_folder(const std::filesystem::path& path);
-
 // For read_prompts: /bin/sh runs `command` on rank 0, with all texts, or texts of a number, that
 // OUTPUT/refined_texts.json does not have yet, a line each, on its standard input; it prints as
 // many lines. Exit::data names the command where it fails, prints another number of lines, an empty

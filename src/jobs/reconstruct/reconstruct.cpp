@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
@@ -13,12 +16,14 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/hash.h"
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "core/progress.h"
 #include "data/lists/lists.h"
 #include "jobs/engine/dispatch.h"
+#include "jobs/engine/list_job.h"
 #include "jobs/engine/manifest.h"
 #include "jobs/generate/options.h"
 #include "media/video_reader.h"
@@ -106,16 +111,56 @@ void write_both(const std::string& file, const Footage& f, const std::vector<std
 
 // Of a result's name.
 std::string stem_of(const std::string& input, std::int64_t item) {
-  return fmt::format("{:04d}_{}", item,
-                     is_source_graph(input) ? "lavfi" : fs::path(input).stem().string());
+  return fmt::format(
+      "{:04d}_{}", item,
+      is_source_graph(input) ? "lavfi" : plain_text(fs::path(input).stem().string()));
+}
+
+// Of each input, by its result's name: a hash of all that decides it.
+std::map<std::string, std::string> keys_of(const Deck& deck, const std::vector<MediaItem>& inputs,
+                                           const VideoCodec& codec, const std::string& weights) {
+  std::string job = fmt::format("weights {}\nseed {}\norientation {}\n", weights, deck.run.seed,
+                                deck.media.orientation);
+  std::set<std::string> tables = codec.tables();
+  tables.insert("reconstruct");
+  for (const DeckLine& line : identity(deck, tables)) job += line.table + "." + line.text + "\n";
+  std::map<std::string, std::string> keys;
+  for (const MediaItem& i : inputs) {
+    const std::string name = i.media.name();
+    keys[stem_of(name, std::ssize(keys))] =
+        to_hex(hash128(job + (is_source_graph(name) ? name : file_identity(i.media.path))));
+  }
+  return keys;
+}
+
+// No finished result of another request goes without a word.
+void check_earlier(const fs::path& out, const std::map<std::string, std::string>& keys) {
+  std::ifstream in(out / "reconstruct.json");
+  const auto all = try_parse_json<json>(std::string(std::istreambuf_iterator<char>(in), {}));
+  std::map<std::string, std::string> earlier;
+  try {
+    for (const json& clip : all.at("clips"))
+      earlier[fs::path(clip.at("output").get<std::string>()).filename()] = clip.value("key", "");
+  } catch (const json::exception&) {
+    return;  // nothing was made here, or it is no file of ours
+  }
+  std::vector<std::string> replaced;
+  for (const auto& [stem, key] : keys)
+    for (const char* ending : {".png", ".mp4"}) {
+      std::error_code none;
+      const auto found = earlier.find(stem + ending);
+      if (found != earlier.end() && found->second != key && fs::exists(out / (stem + ending), none))
+        replaced.push_back(stem + ending);
+    }
+  check_replaced(out.string(), "reconstruct.output", replaced);
 }
 
 // One input through the codec and back. Of a file that cannot be read the result says why, in
 // `fault`, and no more.
 json through(VideoCodec& codec, const Deck& deck, const MediaSource& from, std::int64_t item,
-             std::size_t capacity, const fs::path& out) {
+             const std::string& key, std::size_t capacity, const fs::path& out) {
   const double start = now_seconds();
-  const std::string path = from.name();
+  const std::string path = from.name(), shown = printable(path, 4096);
   Footage f;
   try {
     f = read_footage(from, deck.media, deck.get<ReconstructDeck>(), codec);
@@ -123,7 +168,7 @@ json through(VideoCodec& codec, const Deck& deck, const MediaSource& from, std::
     if (e.code() != Exit::data) throw;
     const std::string fault = fmt::format("{} ({})", e.what(), e.hint());
     log::warn("skipped {}: {}", path, fault);
-    return {{"item", item}, {"input", path}, {"fault", fault}};
+    return {{"item", item}, {"input", shown}, {"fault", fault}};
   }
   const std::int64_t at_once = codec.fit_micro_batch(f.frames, f.height, f.width, capacity);
   if (at_once < codec.frames_asked(f.frames))
@@ -164,7 +209,8 @@ json through(VideoCodec& codec, const Deck& deck, const MediaSource& from, std::
   write_whole(out, file, [&](const std::string& name) { write_both(name, f, again); });
   const auto frames = static_cast<double>(f.frames);
   return {{"item", item},
-          {"input", path},
+          {"key", key},
+          {"input", shown},
           {"output", (out / file).string()},
           {"frames", f.frames},
           {"height", f.height},
@@ -288,18 +334,18 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
   weights.load(codec->params(), codec->weight_names(), codec->bf16());
   log::info("weights   {}, {:.3f} GiB", weights.describe(),
             gib(codec->params().inference_bytes(codec->bf16())));
+  const std::map<std::string, std::string> keys = keys_of(deck, inputs, *codec, weights.identity());
   std::vector<std::string> paths;
   std::set<fs::path> results;
-  for (const MediaItem& i : inputs) {
-    const std::string stem = stem_of(i.media.name(), std::ssize(paths));
+  for (const MediaItem& i : inputs) paths.push_back(i.media.path);
+  for (const auto& [stem, hash] : keys)
     for (const char* ending : {".png", ".mp4"})
       results.insert(absolute_path(out / (stem + ending)));
-    paths.push_back(i.media.path);
-  }
   if (log::rank() == 0)
     keep_inputs(deck, "reconstruct.output", paths,
                 [&](const fs::path& path) { return results.contains(path); });
   const auto lock = lock_output(out, "reconstruct.output");
+  if (log::rank() == 0) check_earlier(out, keys);
 
   // 2. Clips; a rank that is free takes the next one.
   Progress progress({out / "status.json", "reconstruct", "clip", "reconstruct", std::ssize(inputs),
@@ -314,7 +360,8 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
     dispatcher.open(std::ssize(inputs), size);
     for (std::int64_t i; (i = dispatcher.next()) >= 0;) {
       const double begin = now_seconds();
-      mine.push_back(through(*codec, deck, inputs[i].media, i, capacity, out));
+      mine.push_back(through(*codec, deck, inputs[i].media, i,
+                             keys.at(stem_of(inputs[i].media.name(), i)), capacity, out));
       dispatcher.took(now_seconds() - begin);
       // Those before this one are done, or nearly.
       progress.advance(i + 1, static_cast<double>(i + 1), static_cast<double>(inputs.size()));
@@ -334,9 +381,11 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
 namespace {
 
 void reconstruct_rows(Rows& r, ReconstructDeck& d) {
-  r.text("inputs", d.inputs,
-         "Footage to send through the codec and back, as ingest.inputs takes it.");
-  r.text("output", d.output, "Directory of the results; empty is RUN/reconstructed.");
+  r.path("inputs", d.inputs,
+         "Footage to send through the codec and back, as ingest.inputs takes it.")
+      .decides = false;
+  r.path("output", d.output, "Directory of the results; empty is RUN/reconstructed.").decides =
+      false;
   r.number("frames", d.frames, 0, many, "Frames of each to take; 0 takes all.");
   r.number("height", d.height, 0, 16384,
            "Height in pixels to resize to; 0 keeps that of the footage, cut to a multiple of 8.");
@@ -354,7 +403,7 @@ DeckTable reconstruct_table() {
 Command reconstruct_command() {
   Command c{"reconstruct", "encode and decode footage: PSNR, SSIM, statistics of the latents",
             reconstruct};
-  c.takes_deck();
+  takes_list_job(c);
   return c;
 }
 

@@ -118,12 +118,16 @@ int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
   if (log::rank() == 0) check_results(deck, rows);
   const DetectorSource source(deck, "score.weights", s.weights, s.ema, world);
   const std::string job = describe_job(deck, source.identity());
+  if (log::rank() == 0) make_own_folder(parts_folder(s), Exit::data);
   ListEngine engine(list_settings(deck, "score", parts_folder(s), "file"),
                     score_items(rows.files, job, log::rank() == 0), world);
   log::info("score     {} of {}{}, {}{}", counted(rows.end - rows.begin, "row"), s.input,
             s.shard.empty() ? "" : ", shard " + s.shard, counted(std::ssize(rows.files), "file"),
             engine.made_before("scored"));
   log::info("threads   {} a rank", start.threads);
+  if (is_random_source(s.weights) && log::rank() == 0)
+    log::warn("score.weights = {}: a network of random numbers, whose counts mean nothing",
+              s.weights);
 
   // 2. Files through the network; a rank that is free takes the next one.
   ListEnd last;
@@ -202,14 +206,14 @@ std::string ScoreSummary::table() const {
 namespace {
 
 void score_rows(Rows& r, ScoreDeck& d) {
-  r.text("input", d.input,
+  r.path("input", d.input,
          "Table of files: CSV with a column `path`, or JSON lines (.jsonl) with a text `path`; "
          "relative paths begin in its folder. Or a folder, a glob, a shard (.tar), a file, as "
          "ingest.inputs takes them.");
-  r.text("output", d.output,
+  r.path("output", d.output,
          "Table that is written: the input's rows and columns, and `ocr`, the number of text "
          "regions; OUTPUT.parts/ holds what is finished.");
-  r.text("weights", d.weights,
+  r.path("weights", d.weights,
          "Weights of the text detector: a safetensors file, a run directory, or random:SEED.");
   r.flag("ema", d.ema, "Take the moving average of the weights from a checkpoint.");
   r.text("columns", d.columns,
@@ -243,7 +247,7 @@ Command score_command(ScorePage page) {
               return score(deck, page, world);
             }};
   c.heeds_stops = true;
-  c.takes_deck();
+  takes_list_job(c);
   return c;
 }
 

@@ -109,6 +109,7 @@ std::vector<SegmentInput> list(const SegmentDeck& deck, const MediaDeck& limits)
   return named(items);
 }
 
+constexpr std::size_t longest_path = 4096;
 constexpr double least_share = 1e-3;  // of the pixels, to be named
 // A byte of a video holds about as many pixels as this many bytes of a picture.
 constexpr double video_cost = 30;
@@ -411,7 +412,7 @@ void SegmentWork::finish_video(std::int64_t item, SegmentVideo& v, ItemResults& 
 Json SegmentWork::line_of(std::int64_t item, ImageSize size, std::int64_t frames,
                           const std::vector<std::int64_t>& pixels) const {
   Json line = engine_.line_of(item);
-  line["input"] = as_utf8(input(item).media.name());
+  line["input"] = printable(input(item).media.name(), longest_path);
   line["height"] = size.height;
   line["width"] = size.width;
   line["frames"] = frames;
@@ -558,10 +559,10 @@ int segment(const Deck& deck, MPI_Comm world) {
 namespace {
 
 void segment_rows(Rows& r, SegmentDeck& d) {
-  r.text("inputs", d.inputs,
+  r.path("inputs", d.inputs,
          "Pictures and videos, folders of them, globs, lists and shards, as ingest.inputs takes "
          "them.");
-  r.text("output", d.output, "Folder of the results: a PNG for a picture, an MP4 for a video.");
+  r.path("output", d.output, "Folder of the results: a PNG for a picture, an MP4 for a video.");
   r.text("overlay", d.overlay,
          "What is drawn: side_by_side has the picture and the classes' colours, blend mixes them, "
          "mask "
@@ -577,7 +578,7 @@ DeckTable segment_table() { return deck_table("segment", segment_rows); }
 Command segment_command() {
   Command c{"segment", "classify the pixels of pictures and videos", segment};
   c.heeds_stops = true;
-  c.takes_deck();
+  takes_list_job(c);
   return c;
 }
 

@@ -6,14 +6,14 @@ namespace weft {
 namespace {
 
 void clip_rows(Rows& r, ClipDeck& d) {
-  r.text(
+  r.path(
       "weights", d.weights,
       "Safetensors file or folder of a CLIP model, such as ViT-L/14, under Hugging Face's names; "
       "its shape follows from them.");
-  r.text(
+  r.path(
       "merges", d.merges,
       "Merges of CLIP's tokenizer, a text file; empty: merges.txt in the folder of the weights.");
-  r.text(
+  r.path(
       "aesthetic", d.aesthetic,
       "Safetensors file of the aesthetic predictor: five linear layers on CLIP's image features.");
 }

@@ -20,7 +20,7 @@ void model_rows(Rows& r, DbnetDeck& d) {
          "Text detector: whether these convolutions are deformable (DCNv2); auto: if the weights "
          "have conv_offset. A training takes auto as off.",
          {"auto", "on", "off"});
-  r.text("weights_backbone", d.weights_backbone,
+  r.path("weights_backbone", d.weights_backbone,
          "Text detector: safetensors file of the backbone alone that training starts from, of "
          "ImageNet or oCLIP, without \"backbone.\" in front of its names.");
 }

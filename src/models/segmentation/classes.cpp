@@ -59,6 +59,19 @@ constexpr std::array<std::uint32_t, 150> ade20k = {
     0x00ffcc, 0x2900ff, 0x29ff00, 0xad00ff, 0x00f5ff, 0x4700ff, 0x7a00ff, 0x00ffb8, 0x005cff,
     0xb8ff00, 0x0085ff, 0xffd600, 0x19c2c2, 0x66ff00, 0x5c00ff};
 
+// Of other classes. From black and white on, each is the one of the 216 colours of a 6x6x6 cube
+// that is farthest in CIELAB from those before it: of 11 classes no two are closer than 51, of 64
+// than 22 (of ADE20K's first 11 than 7).
+constexpr std::array<std::uint32_t, 64> distinct = {
+    0x0000ff, 0x00ff00, 0xff0000, 0xcc3399, 0xffcc00, 0x006600, 0x0099ff, 0x00ffcc,
+    0x996633, 0x000066, 0xff00ff, 0x339999, 0xccff66, 0x9966ff, 0xcc99cc, 0xff3366,
+    0x660033, 0x003366, 0x990000, 0xffcc99, 0x999900, 0x333300, 0xff9933, 0x99ccff,
+    0x99cc99, 0x33cc66, 0x666666, 0xff9999, 0x99ffff, 0xff99ff, 0x6600cc, 0xffff99,
+    0xffff00, 0x009966, 0x660066, 0x66cc00, 0x6666cc, 0xff6633, 0xcc33cc, 0x33ff66,
+    0x99cc66, 0x666600, 0x330033, 0x993333, 0x666699, 0x330000, 0x660099, 0xffffcc,
+    0xffcc66, 0x999966, 0xcc6699, 0x0099cc, 0x009900, 0x003333, 0x336633, 0xffcccc,
+    0xcc0066, 0x0066ff, 0xff9966, 0xcccc00, 0xcc9900, 0x996666, 0xff0099, 0x99ff00};
+
 constexpr Rgb split(std::uint32_t hex) {
   return {static_cast<std::uint8_t>(hex >> 16), static_cast<std::uint8_t>(hex >> 8),
           static_cast<std::uint8_t>(hex)};
@@ -86,7 +99,11 @@ std::vector<Rgb> label_palette(std::int64_t classes, std::span<const std::uint8_
   }
   if (coloured && std::ssize(different) == classes) return palette;
   palette.resize(1);
-  for (std::int64_t c = 0; c < classes; ++c) palette.push_back(class_colour(c));
+  constexpr auto own = std::ssize(distinct), of_ade20k = std::ssize(ade20k);
+  for (std::int64_t c = 0; c < classes; ++c)
+    palette.push_back(classes == of_ade20k ? class_colour(c)
+                      : c < own            ? split(distinct[c])
+                                           : class_colour(of_ade20k + c - own));
   return palette;
 }
 

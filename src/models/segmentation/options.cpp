@@ -18,19 +18,19 @@ void model_rows(Rows& r, SegmentationDeck& d) {
   r.number("dropout", d.dropout, 0, below_one,
            "Probability of leaving a channel out in front of the classifiers of ppm and "
            "ppm_deepsup.");
-  r.text("weights_encoder", d.weights_encoder,
+  r.path("weights_encoder", d.weights_encoder,
          "Safetensors file of the encoder alone, under the released names: of ImageNet, or half of "
          "a released pair.");
-  r.text("weights_decoder", d.weights_decoder, "Safetensors file of the decoder alone, likewise.");
+  r.path("weights_decoder", d.weights_decoder, "Safetensors file of the decoder alone, likewise.");
   r.text("preprocessing", d.preprocessing,
          "What pixels become for the network: imagenet, or bgr as weights released before August "
          "2019 expect it.",
          {"imagenet", "bgr"});
-  r.text("class_names", d.class_names,
+  r.path("class_names", d.class_names,
          "Names of the classes for results: a file with one a line, or object150_info.csv; empty "
          "takes those of the data.")
       .fixed = false;
-  r.text("palette", d.palette,
+  r.path("palette", d.palette,
          "Colours of the classes in pictures: a list of \"#rrggbb\", or a file with one a line; "
          "empty takes those of the data, or ADE20K's.")
       .fixed = false;

@@ -1,6 +1,7 @@
 #include "models/segmentation/task.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "core/error.h"
@@ -98,6 +99,16 @@ void SegmentationTask::check(std::span<const Bucket> buckets) {
 
 void SegmentationTask::open(std::span<const Bucket> buckets) {
   ImageTask::open(buckets);
+  // Of the running statistics before the run ordinary batch norm keeps 5 % after 3 / momentum
+  // steps; ranks that share theirs keep nothing.
+  const double momentum = norm_.momentum >= 0 ? train_.bn_momentum : 0.001;
+  const double kept = std::pow(1 - momentum, static_cast<double>(deck_.train.steps));
+  if (kept > 0.05 && !train_.fix_bn && norm_.size == 1 && log::rank() == 0)
+    log::warn(
+        "batch norm's momentum is {}: after {}, {:.0f} % of its running statistics, which "
+        "evaluation uses, are still those from before the training; set train.bn_momentum = 0.1, "
+        "or train.fix_bn = true to keep those of pretrained weights",
+        momentum, counted(deck_.train.steps, "step"), 100 * kept);
   if (train_.class_weight_by == "none") return;
   const std::int64_t classes = deck_.get<SegmentationDeck>().num_classes;
   const auto images = open_labelled_images(deck_.data.path, false);

@@ -89,7 +89,8 @@ Stdit3Config stdit3_config(const Deck& deck) {
 
 std::vector<DeckTable> stdit3_tables() {
   std::vector<DeckTable> tables = {deck_table("model", model_rows, check_model), diffusion_table(),
-                                   deck_table("mask", mask_rows, check_mask), lora_table()};
+                                   deck_table("mask", mask_rows, check_mask), lora_table(),
+                                   adapters_table()};
   for (DeckTable& t : tables) {
     t.next = t.section == "model" ? "model" : "train";
     t.fixed = true;

@@ -6,10 +6,10 @@ namespace weft {
 namespace {
 
 void rows_of(Rows& r, T5Deck& d, const char* clean) {
-  r.text("weights", d.weights,
+  r.path("weights", d.weights,
          "Safetensors file, index or folder with the encoder; empty: the null caption, for "
          "models that have one.");
-  r.text("tokenizer", d.tokenizer,
+  r.path("tokenizer", d.tokenizer,
          "SentencePiece model; empty: spiece.model in the folder of the weights.");
   r.number("d_model", d.d_model, 1, 65536, "Channels of a token.");
   r.number("d_kv", d.d_kv, 1, 1024, "Channels of an attention head.");

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <span>
@@ -23,8 +25,10 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/hash.h"
 #include "core/log.h"
 #include "core/mpi.h"
+#include "data/clip_store.h"
 #include "models/t5/options.h"
 #include "models/t5/placement.h"
 #include "models/t5/t5.h"
@@ -205,9 +209,9 @@ class FeatureFile {
         std::vector<float> wide(n);
         const auto* values = reinterpret_cast<const bf16*>(from);
         std::transform(values, values + n, wide.begin(), [](bf16 v) { return float(v); });
-        writer_->write(text, std::as_bytes(std::span<const float>(wide)));
+        put(text, wide);
       } else {
-        writer_->write(text, {from, n * sizeof(float)});
+        put(text, {reinterpret_cast<const float*>(from), n});
       }
       from += n * (low ? sizeof(bf16) : sizeof(float));
     }
@@ -215,6 +219,14 @@ class FeatureFile {
   void finish() { writer_->finish(); }
 
  private:
+  void put(std::size_t text, std::span<const float> values) {
+    for (const float v : values)
+      WEFT_CHECK(std::isfinite(v), Exit::non_finite,
+                 "the text encoder's weights (t5.weights) are damaged, or too large for t5.dtype",
+                 "text {} does not encode to finite numbers: nothing is stored", text);
+    writer_->write(text, std::as_bytes(values));
+  }
+
   std::int64_t channels_;
   std::vector<std::int64_t> tokens_;
   std::optional<SafetensorsWriter> writer_;
@@ -525,26 +537,68 @@ EncodedTexts encode_texts(const T5Deck& t5, const std::vector<std::string>& text
                           const std::vector<TextFile>& files, const std::function<bool()>& stop,
                           MPI_Comm world) {
   std::vector<std::vector<std::int32_t>> ids;
-  if (rank_in(world) == 0) {
-    const Tokenizer tokenizer = t5_tokenizer(t5);
-    for (const std::string& text : texts) {
-      check_utf8(text, fmt::format("text {}", ids.size()));
-      ids.push_back(tokenizer.encode(t5_clean(t5, text), t5.max_length));
-    }
-  }
+  if (rank_in(world) == 0) ids = t5_ids(t5, texts);
   return encode_tokens(t5, ids, files, stop, world);
 }
 
-EncodedTexts encode_texts(const T5Deck& t5, const std::vector<std::string>& texts,
-                          const std::filesystem::path& file, MPI_Comm world) {
-  return encode_texts(t5, texts, {{file, texts.size(), {}}}, {}, world);
+namespace {
+
+// Some of the texts, by their places: how many, and the first of them.
+struct TextList {
+  std::int64_t count = 0;
+  std::string first;
+
+  void add(std::size_t place, const std::string& what) {
+    constexpr std::int64_t named = 3;
+    if (++count <= named)
+      first += fmt::format("{}{} ({})", first.empty() ? "" : ", ", place, printable(what, 60));
+    else if (count == named + 1)
+      first += ", ...";
+  }
+};
+
+}  // namespace
+
+std::vector<std::vector<std::int32_t>> t5_ids(const T5Deck& t5,
+                                              const std::vector<std::string>& texts) {
+  const Tokenizer tokenizer = t5_tokenizer(t5);
+  std::vector<std::vector<std::int32_t>> all;
+  TextList cut, emptied;
+  for (const std::string& text : texts) {
+    const std::size_t number = all.size();
+    check_utf8(text, fmt::format("text {}", number));
+    const std::string clean = t5_clean(t5, text);
+    if (clean.empty() && !strip(text).empty()) emptied.add(number, text);
+    auto& ids = all.emplace_back(tokenizer.encode(clean, std::numeric_limits<std::int32_t>::max()));
+    if (std::ssize(ids) <= t5.max_length) continue;
+    cut.add(number, fmt::format("{} tokens, {}", ids.size(), text));
+    ids.resize(static_cast<std::size_t>(t5.max_length));
+    ids.back() = Tokenizer::end_mark;
+  }
+  if (cut.count > 0)
+    log::warn("{} of {} have more than {} tokens, and the encoder does not see the rest: {}",
+              cut.count, counted(std::ssize(texts), "text"), t5.max_length, cut.first);
+  if (emptied.count > 0)
+    log::warn("cleaning leaves nothing of {} of {}, which are then as texts without words: {}",
+              emptied.count, counted(std::ssize(texts), "text"), emptied.first);
+  return all;
 }
 
 std::string T5TextEncoder::describe() const {
-  return fmt::format("{} {} {} {} {} {} length {} {} clean {} tokenizer {} weights {}",
-                     t5_.umt5 ? "umt5" : "t5", t5_.d_model, t5_.d_kv, t5_.num_heads, t5_.d_ff,
-                     t5_.num_layers, t5_.max_length, t5_.dtype, t5_.clean,
-                     file_identity(t5_.tokenizer), folder_identity(t5_.weights));
+  if (!described_.empty()) return described_;
+  described_ =
+      fmt::format("{} {} {} {} {} {} length {} {} ", t5_.umt5 ? "umt5" : "t5", t5_.d_model,
+                  t5_.d_kv, t5_.num_heads, t5_.d_ff, t5_.num_layers, t5_.max_length, t5_.dtype);
+  if (!is_there(t5_.weights, Exit::data))  // check_weights() refuses
+    return described_ += fmt::format("{} {} {}", t5_.clean, t5_.tokenizer, t5_.weights);
+  const std::string tokenizer =
+      read_whole(tokenizer_file(t5_.tokenizer, t5_.weights), std::uint64_t{1} << 30, Exit::data,
+                 "set t5.tokenizer to the spiece.model that comes with the weights");
+  return described_ += fmt::format(
+             "{} {} clean {} weights {}", encoder_mark,
+             to_hex(hash128(std::as_bytes(std::span(tokenizer)))), t5_.clean,
+             fingerprint_of(WeightFiles::open(t5_.weights),
+                            T5Encoder(t5_, 0, t5_.num_layers).params(), t5_weight_names(t5_)));
 }
 
 ModelSize T5TextEncoder::size() const {

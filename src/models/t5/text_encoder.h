@@ -17,20 +17,16 @@
 
 namespace weft {
 
-// Collective. Cleans the texts (t5.clean) and encodes them; rank 0 writes `file`, a safetensors
-// file with one tensor a text, named by its place in the list ("0", "1", ...), F32 [tokens,
-// d_model]: what models/stdit3/rectified_flow.h reads. The same values to 1e-5 at any number of
-// ranks and any placement. Frees all its memory before it returns. `texts` matters only on rank 0;
-// every rank gets the whole answer. No arena needs to be current. Exit::usage
-// where the ranks' memory is too small together, with what is missing; Exit::data for weights or a
-// tokenizer that do not fit, and for text that is not UTF-8.
-EncodedTexts encode_texts(const T5Deck& t5, const std::vector<std::string>& texts,
-                          const std::filesystem::path& file, MPI_Comm world);
-
-// The same into several files, each written when its texts are done; names count from "0" in each.
-// `files` counts on rank 0 alone. `stop`, if given, is asked between micro-batches by the rank that
-// has the first layers, any one of them: it must know what any rank was asked. Micro-batches in
-// flight are finished, but their file is not written; earlier files are complete.
+// Collective. Cleans the texts (t5.clean) and encodes them; rank 0 writes `files`, safetensors
+// files with one tensor a text, named by its place in the file ("0", "1", ...), F32 [tokens,
+// d_model]: what models/stdit3/rectified_flow.h reads. Each is written when its texts are done. The
+// same values to 1e-5 at any number of ranks and any placement. Frees all its memory before it
+// returns. `texts` and `files` matter only on rank 0; every rank gets the whole answer. No arena
+// needs to be current. `stop`, if given, is asked between micro-batches by the rank that has the
+// first layers, any one of them: it must know what any rank was asked. Micro-batches in flight are
+// finished, but their file is not written; earlier files are complete. Exit::usage where the ranks'
+// memory is too small together, with what is missing; Exit::data for weights or a tokenizer that do
+// not fit, and for text that is not UTF-8; Exit::non_finite for features that are not finite.
 EncodedTexts encode_texts(const T5Deck& t5, const std::vector<std::string>& texts,
                           const std::vector<TextFile>& files, const std::function<bool()>& stop,
                           MPI_Comm world);
@@ -39,6 +35,11 @@ EncodedTexts encode_texts(const T5Deck& t5, const std::vector<std::string>& text
 EncodedTexts encode_tokens(const T5Deck& t5, const std::vector<std::vector<std::int32_t>>& ids,
                            const std::vector<TextFile>& files, const std::function<bool()>& stop,
                            MPI_Comm world);
+
+// The ids of each text, cleaned, 1 to t5.max_length of them. One WARN counts and names the texts
+// that were cut there, another those of which cleaning leaves nothing.
+std::vector<std::vector<std::int32_t>> t5_ids(const T5Deck& t5,
+                                              const std::vector<std::string>& texts);
 
 // The role of jobs: encode_texts() of a table of the deck.
 class T5TextEncoder : public TextEncoder {
@@ -61,6 +62,7 @@ class T5TextEncoder : public TextEncoder {
 
  private:
   const T5Deck t5_;
+  mutable std::string described_;
 };
 
 }  // namespace weft

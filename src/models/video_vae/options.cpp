@@ -7,7 +7,7 @@ namespace {
 
 // A deck that is about the VAE alone may give the shape of the temporal one in [model] too.
 void vae_rows(Rows& r, VaeDeck& d) {
-  r.text(
+  r.path(
        "weights", d.weights,
        "Safetensors file, index or folder with the VAE under the released names; empty draws it at "
        "random (training) or takes the newest checkpoint of run.dir.")
@@ -68,7 +68,7 @@ void vae_train_rows(Rows& r, VaeTrainDeck& d) {
          "Train with the first frames of each clip, as many as are drawn from 1 to all.");
   r.number("perceptual_weight", d.perceptual_weight, 0, 1e6, "Weight of LPIPS.");
   r.number("kl_weight", d.kl_weight, 0, 1e6, "Weight of the KL divergence.");
-  r.text(
+  r.path(
       "lpips_weights", d.lpips_weights,
       "Safetensors file with VGG16 and LPIPS's own weights; empty leaves LPIPS out, and says so.");
   r.text("discriminator", d.discriminator,

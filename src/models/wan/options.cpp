@@ -69,7 +69,8 @@ WanConfig wan_config(const Deck& deck) {
 
 std::vector<DeckTable> wan_tables() {
   std::vector<DeckTable> tables = {deck_table("model", model_rows),
-                                   deck_table("diffusion", diffusion_rows), wan_lora_table()};
+                                   deck_table("diffusion", diffusion_rows), wan_lora_table(),
+                                   wan_adapters_table()};
   tables.front().check = check_model;
   for (DeckTable& t : tables) {
     t.next = t.section == "model" ? "model" : "train";

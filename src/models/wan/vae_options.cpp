@@ -8,7 +8,7 @@ namespace {
 
 // A deck that is about the VAE alone may give its shape in [model] too.
 void vae_rows(Rows& r, WanVaeDeck& d) {
-  r.text("weights", d.weights,
+  r.path("weights", d.weights,
          "Safetensors file, index or folder with Wan's VAE under the released names or those of "
          "diffusers; empty takes the newest checkpoint of run.dir.")
       .decides = false;

@@ -217,10 +217,8 @@ void RunFacts::print_end(const Trainer& trainer) const {
       const auto [least, most] = std::ranges::minmax_element(waits_);
       log::info(
           "ranks     spread of a step {:.1f} % on average; rank {} was the slowest in {} of {}; "
-          "the "
-          "times above are means of the ranks, which wait from {:.1f} % (rank {}) to {:.1f} % "
-          "(rank "
-          "{})",
+          "the times above are means of the ranks, which wait from {:.1f} % (rank {}) to {:.1f} % "
+          "(rank {})",
           100 * total_spread_ / static_cast<double>(seconds_.size()), worst - slowest_.begin(),
           *worst, counted(std::ssize(seconds_), "step"), share(*least), least - waits_.begin(),
           share(*most), most - waits_.begin());

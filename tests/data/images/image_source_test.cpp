@@ -246,7 +246,7 @@ TEST_F(ImageStoreTest, CountsEachLabelAndKeepsAPalette) {
   }
   const auto store = open_labelled_images(other, true);
   EXPECT_EQ(store->palette(), palette);
-  const auto [images, pixels, pixels_of_images] = store->label_counts();
+  const auto [images, pixels, pixels_of_images, blank] = store->label_counts();
   ASSERT_EQ(images.size(), 256u);
   EXPECT_THAT(std::span(images).first(5), testing::ElementsAre(1, 2, 0, 1, 0));
   EXPECT_THAT(std::span(pixels).first(5), testing::ElementsAre(1, 2, 0, 1, 0));
@@ -257,10 +257,26 @@ TEST_F(ImageStoreTest, CountsEachLabelAndKeepsAPalette) {
   std::filesystem::remove(other);
 }
 
+// Training, evaluation and validation open stores alike.
+TEST_F(ImageStoreTest, SaysThatNothingIsLabelled) {
+  const std::string other = path_.string() + ".blank";
+  {
+    ImageStoreWriter writer(other, {{{1, 2}, "a"}}, 3, {"x", "y", "z"}, {});
+    writer.append(std::vector<std::uint8_t>(6), std::vector<std::uint8_t>(2));
+    writer.commit();
+  }
+  testing::internal::CaptureStderr();
+  open_labelled_images(other, true);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("blank: no pixel is labelled"));
+  EXPECT_THAT(describe_image_store(StoreFile(other)), HasSubstr("no labelled pixel in 1 of them"));
+  std::filesystem::remove(other);
+}
+
 TEST(LabelledImages, ClassesThatAreMissing) {
   std::vector<std::uint64_t> images(256);
   images[0] = 8;
   EXPECT_EQ(missing_classes(images, 0, {}), "no pixel is labelled");
+  EXPECT_EQ(missing_classes(images, 3, {}), "no pixel is labelled");
   images[1] = 8;
   EXPECT_EQ(missing_classes(images, 0, {}), "class 0 is the only one that occurs in the labels");
   EXPECT_EQ(missing_classes(images, 1, {}), "");
@@ -269,6 +285,12 @@ TEST(LabelledImages, ClassesThatAreMissing) {
   images[2] = 1;
   EXPECT_EQ(missing_classes(images, 0, {}), "");
   EXPECT_EQ(missing_classes({}, 5, {}), "");
+}
+
+TEST(LabelledImages, WithoutALabelledPixelAreCounted) {
+  LabelCounts counts;
+  for (const auto& labels : {std::vector<std::uint8_t>{0, 0}, {0, 1}, {2, 1}}) counts.add(labels);
+  EXPECT_EQ(counts.blank, 1u);
 }
 
 TEST(LabelledImages, OfVersion1AreRead) {

@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -255,6 +257,94 @@ TEST_F(IngestTest, Selection) {
               ElementsAre("one.mp4", "two.mp4", "three.mp4", "m.mp4", HasSubstr("lavfi:")));
   deck.max_ocr = 5;
   EXPECT_THROW(select_items(all, deck, {}, false, MPI_COMM_WORLD), Error);
+}
+
+// Any column of a list.
+TEST_F(IngestTest, BoundsOfColumns) {
+  IngestDeck& deck = deck_.get<IngestDeck>();
+  deck.inputs = {file("list.csv")};
+  const auto row = [](int frames, const char* values) {
+    return fmt::format("\"{}\",{}\n", source("testsrc2", frames, "320x180"), values);
+  };
+  if (rank_ == 0)
+    std::ofstream(file("list.csv"))
+        << "path,psnr,flicker\n"
+        << row(5, "30,1") << row(6, "29.9,1") << row(7, ",1") << row(8, "31,3");
+  MPI_Barrier(MPI_COMM_WORLD);
+  deck.min = {"psnr=30"};
+  deck.max = {"flicker = 2"};
+  Columns columns;
+  for (const ColumnBound& b : column_bounds(deck)) columns.push_back(b.column);
+  ASSERT_THAT(columns, ElementsAre("psnr", "flicker"));
+  const auto items = list_media(deck.inputs, "ingest.inputs", {}, Described::yes, {}, columns);
+  const Selection s = select_items(items, deck, {}, false, MPI_COMM_WORLD);
+  ASSERT_EQ(s.kept.size(), 1u);
+  EXPECT_EQ(s.kept[0].facts.values.at(8), 30);
+  ASSERT_EQ(s.dropped.size(), 2u);
+  EXPECT_EQ(s.dropped[0].rule, "min psnr = 30");
+  EXPECT_EQ(s.dropped[0].items, 2);
+  EXPECT_EQ(s.dropped[0].unknown, 1);
+  EXPECT_EQ(s.dropped[1].items, 1);
+  const auto fault = [&] {
+    try {
+      ingest(deck_, MPI_COMM_WORLD);
+      return std::string("accepted");
+    } catch (const Error& e) {
+      return fmt::format("{}: {}", static_cast<int>(e.code()), e.what());
+    }
+  };
+  deck.min = {"psnrr=30"};
+  EXPECT_THAT(fault(), testing::AllOf(HasSubstr("3: "), HasSubstr("psnrr"),
+                                      HasSubstr("path, psnr, flicker")));
+  for (const char* entry : {"psnr", "=30", "psnr=", "psnr=many", "psnr=nan", "psnr=30=x", ""}) {
+    deck.min = {entry};
+    EXPECT_THAT(fault(), HasSubstr("2: ingest.min has")) << entry;
+  }
+}
+
+// Three scenes of 10, 7 and 13 frames, each of one colour.
+TEST_F(IngestTest, NoClipCrossesACut) {
+  IngestDeck& deck = deck_.get<IngestDeck>();
+  deck.inputs = {file("scenes.y4m")};
+  if (rank_ == 0) {
+    std::ofstream out(file("scenes.y4m"), std::ios::binary);
+    out << "YUV4MPEG2 W64 H48 F10:1 Ip A1:1 C420jpeg\n";
+    for (const auto& [frames, level] : {std::pair{10, 60}, {7, 150}, {13, 220}})
+      for (int i = 0; i < frames; ++i)
+        out << "FRAME\n"
+            << std::string(64 * 48, static_cast<char>(level))
+            << std::string(64 * 48 / 2, static_cast<char>(128));
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  deck.height = deck.width = 32;
+  const auto starts = [&](double cuts, std::vector<std::int64_t> frames, std::int64_t interval) {
+    deck.cuts = cuts;
+    deck.frames = std::move(frames);
+    deck.frame_interval = interval;
+    EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD), 0);
+    std::string text;
+    if (rank_ != 0) return text;
+    const auto store = open_clip_store(deck.output, true);
+    for (std::size_t b = 0; b < store->buckets().size(); ++b) {
+      const Bucket& bucket = store->buckets()[b];
+      std::vector<std::byte> clip(bucket.clip_bytes());
+      for (std::int64_t i = 0; i < bucket.clips; ++i) {
+        const std::string from = store->info(static_cast<int>(b), i).source;
+        text +=
+            fmt::format("{}:{} ", bucket.frames, std::atoi(from.c_str() + from.find("frame ") + 6));
+        store->read(static_cast<int>(b), i, clip);
+        if (cuts > 0) EXPECT_EQ(std::ranges::count(clip, clip[0]), std::ssize(clip)) << text;
+      }
+    }
+    return text;
+  };
+  const auto expect = [&](const std::string& found, const std::string& wanted) {
+    if (rank_ == 0) EXPECT_EQ(found, wanted);
+  };
+  expect(starts(0, {5}, 1), "5:0 5:5 5:10 5:15 5:20 5:25 ");
+  expect(starts(10, {5}, 1), "5:0 5:5 5:10 5:17 5:22 ");
+  expect(starts(10, {3}, 2), "3:0 3:10 3:17 3:23 ");
+  expect(starts(10, {8, 3}, 1), "3:10 3:13 3:25 8:0 8:17 ");
 }
 
 // What is expected is what the cut gives.

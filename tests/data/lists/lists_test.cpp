@@ -67,7 +67,7 @@ TEST_F(Lists, FactsOfOpenSorasTable) {
   const auto items = listed({list});
   ASSERT_EQ(items.size(), 2u);
   EXPECT_EQ(items[0].text, "one, two");
-  const std::array<double, 8> first = {4.9, 3.5, 21.25, 2, 51, 360, 640, 24};
+  const std::vector<double> first = {4.9, 3.5, 21.25, 2, 51, 360, 640, 24};
   EXPECT_EQ(items[0].facts.values, first);
   const Facts& second = items[1].facts;
   EXPECT_EQ(second[Fact::num_frames], 17);
@@ -75,6 +75,23 @@ TEST_F(Lists, FactsOfOpenSorasTable) {
   EXPECT_EQ(second[Fact::ocr], 0);
   for (const Fact f : {Fact::height, Fact::width, Fact::fps, Fact::flow, Fact::match})
     EXPECT_TRUE(std::isnan(second[f]));
+}
+
+TEST_F(Lists, ColumnsThatAJobNames) {
+  const auto with = [&](const std::string& name, const std::string& text) {
+    return list_media({write(name, text)}, "ingest.inputs", {}, Described::yes, {}, {"x", "y"});
+  };
+  const std::string json = "{\"path\": \"a.mp4\", \"Y\": 0.5, \"x\": null, \"z\": \"text\"}";
+  for (const MediaItem& item :
+       {with("a.csv", "path,aes,z,y\na.mp4,1,text,0.5\n").at(0), with("a.jsonl", json + "\n").at(0),
+        with("a.tar", tar_member("a.mp4", "film") + tar_member("a.json", json) + tar_end).at(0)}) {
+    ASSERT_EQ(item.facts.values.size(), 10u);
+    EXPECT_TRUE(std::isnan(item.facts.values[8]));
+    EXPECT_EQ(item.facts.values[9], 0.5);
+  }
+  EXPECT_THAT(refused([&] { with("b.csv", "path,x\na.mp4,many\n"); }),
+              HasSubstr("line 2, column x: \"many\""));
+  EXPECT_EQ(columns_in(write("c.jsonl", json + "\n")), "path, Y, x, z");
 }
 
 TEST_F(Lists, FactsOfJsonLines) {
@@ -349,6 +366,16 @@ TEST_F(Lists, ScoresAreJoinedByPath) {
   const std::string lines = write("ocr.jsonl", "{\"path\": \"d.mp4\", \"ocr\": 7}\n");
   EXPECT_EQ(join_scores(lines, {}, items), 1u);
   EXPECT_EQ(items[2].facts[Fact::ocr], 7);
+
+  // Columns that a job names.
+  const std::string quality = write("quality.csv", "path,psnr,motion\na.mp4,30.5,\nd.mp4,-2,1\n");
+  EXPECT_THAT(refused([&] { join_scores(quality, {}, items); }), HasSubstr("path, psnr, motion"));
+  EXPECT_EQ(join_scores(quality, {}, items, {"Motion", "psnr"}), 2u);
+  EXPECT_TRUE(std::isnan(items[0].facts.values.at(8)));
+  EXPECT_EQ(items[0].facts.values.at(9), 30.5);
+  EXPECT_EQ(items[0].facts[Fact::ocr], 3);
+  EXPECT_EQ(items[2].facts.values.at(8), 1);
+  EXPECT_EQ(items[2].facts.values.at(9), -2);
 
   const auto bad = [&](const std::string& text) {
     return refused([&] { join_scores(write("bad.csv", text), {}, items); });

@@ -73,6 +73,21 @@ TEST_F(TextLists, ReadJsonLines) {
       AllOf(HasSubstr("2 pictures"), HasSubstr("2 regions"), HasSubstr("1 of them ignored")));
 }
 
+TEST_F(TextLists, SayWhatTeachesNothing) {
+  write("gt_a.txt", "1,1,20,1,20,12,1,12,###\n");
+  write("gt_b.txt", "40,1,60,1,60,12,40,12,beside it\n");
+  testing::internal::CaptureStderr();
+  const auto images = open_text_images(dir_.string(), {});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr(": no region to learn from in 1 of 2 pictures; of 2 regions, 1 marked"));
+  TextImage image;
+  testing::internal::CaptureStderr();
+  for (const std::int64_t i : {0, 1, 1}) images->read(i, image);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr("b.png, 20 of 30 pixels"));
+  EXPECT_EQ(said.find("WARN"), said.rfind("WARN"));
+}
+
 TEST_F(TextLists, ReadIcdarsForm) {
   write("gt_a.txt",
         "\xEF\xBB\xBF"

@@ -197,6 +197,27 @@ Polygon scaled(const Polygon& polygon, double by) {
   return out;
 }
 
+TEST(TextTargets, RegionsThatTeachNothingAreCounted) {
+  const TextRegion good{{{5, 5}, {65, 5}, {65, 25}, {5, 25}}};
+  const TextRegion marked{good.polygon, true};
+  const TextRegion small{{{5, 5}, {65, 5}, {65, 12}, {5, 12}}};
+  const TextRegion bow_tie{{{5, 5}, {65, 35}, {65, 5}, {5, 35}}};
+  // Crosses too, and the larger part is learnt.
+  const TextRegion lopsided{{{5, 5}, {65, 35}, {65, 15}, {5, 35}}};
+  const TextRegion outside{{{200, 5}, {260, 5}, {260, 25}, {200, 25}}};
+  RegionCounts counts;
+  for (const std::vector<TextRegion>& picture :
+       {std::vector{good, small}, {marked}, {bow_tie, lopsided}, {outside}, {}})
+    counts.add(picture, {100, 100});
+  EXPECT_EQ(
+      counts.text(),
+      "no region to learn from in 3 of 5 pictures; of 6 regions, 1 marked as ignored, 1 with a "
+      "side below 8 pixels, 1 of crossing edges, 1 outside");
+  RegionCounts unread;  // without sizes
+  unread.add(std::vector{outside});
+  EXPECT_EQ(unread.without + unread.outside, 0);
+}
+
 TEST(TextView, MovesPolygonsAsItMovesPixels) {
   std::set<std::int64_t> areas;
   int flipped = 0;

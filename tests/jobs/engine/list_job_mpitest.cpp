@@ -147,6 +147,7 @@ class ListJobTest : public ::testing::Test {
 };
 
 TEST_F(ListJobTest, MakesEachItemOnceCostliestFirst) {
+  settings_.replace = true;
   for (const bool shared : {true, false})
     for (const bool ahead : {true, false}) {
       settings_.shared = shared;
@@ -278,10 +279,43 @@ TEST_F(ListJobTest, ARestartMakesWhatIsMissingChangedOrDamaged) {
   EXPECT_EQ(report().at("finished_before"), 10);
   EXPECT_FALSE(fs::exists(settings_.directory / ".square7.partial"));
   order_.clear();
+  settings_.replace = true;
   EXPECT_EQ(run(
                 13, [](Squares&) {}, "another key"),
             0);
   EXPECT_EQ(begun(13), std::vector<int>(13, 1));
+}
+
+TEST_F(ListJobTest, ResultsOfAnotherRequestAreReplacedOnRequestAlone) {
+  const auto said = [&](std::int64_t count, const std::string& key) -> std::string {
+    try {
+      run(
+          count, [](Squares&) {}, key);
+      return "";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::checkpoint);
+      EXPECT_THAT(e.hint(), ::testing::HasSubstr("--replace"));
+      return e.what();
+    }
+  };
+  if (ranks_ > 1) return;  // one rank throws, which ends the others
+  EXPECT_EQ(run(4), 0);
+  EXPECT_EQ(run(2), 0) << "a shorter list";
+  EXPECT_EQ(run(5), 0) << "a longer one";
+  EXPECT_EQ(order_.size(), 1);
+  EXPECT_THAT(said(2, "other"),
+              ::testing::HasSubstr("holds 2 finished results of another request"));
+  EXPECT_THAT(said(4, "other"), ::testing::HasSubstr("square0, square1, square2, ..."));
+  order_.clear();
+  EXPECT_EQ(run(5), 0);
+  EXPECT_EQ(order_.size(), 0) << "nothing was touched";
+  // What is not there any more cannot be replaced.
+  fs::remove(settings_.directory / "square0.txt");
+  EXPECT_THAT(said(2, "other"), ::testing::HasSubstr("holds 1 finished result of"));
+  settings_.replace = true;
+  EXPECT_EQ(said(2, "other"), "");
+  settings_.replace = false;
+  EXPECT_EQ(said(2, "other"), "") << "the same request goes on";
 }
 
 TEST_F(ListJobTest, AFailedItemIsNamedAndTheOthersAreMade) {
@@ -379,6 +413,7 @@ TEST_F(ListJobTest, AnItemThatTwoRanksDiedWithIsGivenUp) {
               ElementsAre(testing::StartsWith("square4: gave up after 2 ranks died")));
   EXPECT_EQ(status().error, "1 of 6 squares failed");
   // With another key it is another item.
+  settings_.replace = true;
   EXPECT_EQ(run(
                 6, [](Squares&) {}, "another"),
             0);

@@ -16,6 +16,7 @@
 
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/warnings.h"
 #include "jobs/engine/manifest.h"
 #include "media/writers.h"
 
@@ -142,6 +143,7 @@ TEST_F(ClipWriterTest, FlippedBitsAreSeenAndTheClipIsMadeAgain) {
     const int bit = static_cast<int>(random() % 8);
     bad[at] = static_cast<char>(bad[at] ^ 1 << bit);
     std::ofstream(path, std::ios::binary) << bad;
+    log::sum_up_warnings();  // or most of so many alike would not be shown
     testing::internal::CaptureStderr();
     const auto found = Manifest::gather(dir_, "generated");
     const bool a = is_finished(found, "a", "k", dir_), b = is_finished(found, "b", "k", dir_);

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -336,7 +339,8 @@ class SegmentationWeights : public testing::Test {
   static bool is_tmp(const std::string& name) { return name.find("._") != std::string::npos; }
 
   // The parameters whose names begin with `prefix`, without it where `cut`; `older`: without the
-  // buffers of training on several GPUs. `spare` names a tensor in addition, of i64.
+  // buffers of training on several GPUs. `spare` names a tensor in addition, of f32; the
+  // counts of batch norm of i64.
   std::string file(const std::string& prefix, bool cut, bool older, const std::string& spare,
                    const std::string& left_out = "") {
     std::vector<SafetensorWrite> list;
@@ -349,7 +353,9 @@ class SegmentationWeights : public testing::Test {
                       std::as_bytes(p->value.span<float>())});
     }
     static const std::int64_t zero = 0;
-    if (!spare.empty()) list.push_back({spare, DType::i64, {}, std::as_bytes(std::span(&zero, 1))});
+    const bool counts = spare.ends_with("tracked");
+    const auto bytes = std::as_bytes(std::span(&zero, 1)).first(counts ? 8 : 4);
+    if (!spare.empty()) list.push_back({spare, counts ? DType::i64 : DType::f32, {}, bytes});
     const std::string path = dir_ / (std::to_string(files_++) + ".safetensors");
     write_safetensors(path, list);
     return path;
@@ -451,11 +457,41 @@ TEST(Palette, ColoursDiffer) {
   EXPECT_EQ(class_colour(149), (Rgb{0x5c, 0, 255}));
   const std::vector<Rgb> all = label_palette(255);
   ASSERT_EQ(all.size(), 256);
-  EXPECT_EQ(all[1], class_colour(0));
-  std::set<int> beyond;
-  for (std::size_t i = 151; i < all.size(); ++i)
-    beyond.insert(all[i].r << 16 | all[i].g << 8 | all[i].b);
-  EXPECT_EQ(beyond.size(), 105);
+  std::set<int> different;
+  for (const Rgb& c : all) different.insert(c.r << 16 | c.g << 8 | c.b);
+  EXPECT_EQ(different.size(), 256) << "and black";
+  EXPECT_EQ(label_palette(150)[1], class_colour(0)) << "ADE20K's";
+}
+
+// CIELAB of sRGB under D65.
+std::array<double, 3> lab(Rgb c) {
+  const auto linear = [](double v) {
+    return v <= 0.04045 ? v / 12.92 : std::pow((v + 0.055) / 1.055, 2.4);
+  };
+  const double r = linear(c.r / 255.0), g = linear(c.g / 255.0), b = linear(c.b / 255.0);
+  const auto root = [](double t) {
+    return t > 216.0 / 24389 ? std::cbrt(t) : (24389.0 / 27 * t + 16) / 116;
+  };
+  const double x = root((0.4124564 * r + 0.3575761 * g + 0.1804375 * b) / 0.95047),
+               y = root(0.2126729 * r + 0.7151522 * g + 0.0721750 * b),
+               z = root((0.0193339 * r + 0.1191920 * g + 0.9503041 * b) / 1.08883);
+  return {116 * y - 16, 500 * (x - y), 200 * (y - z)};
+}
+
+TEST(Palette, ColoursCanBeToldApart) {
+  const auto closest = [](std::int64_t classes) {
+    const std::vector<Rgb> all = label_palette(classes);
+    double least = 1e9;
+    for (std::size_t i = 0; i < all.size(); ++i)
+      for (std::size_t j = 0; j < i; ++j) {
+        const auto a = lab(all[i]), b = lab(all[j]);
+        least = std::min(least, std::hypot(a[0] - b[0], a[1] - b[1], a[2] - b[2]));
+      }
+    return least;
+  };
+  EXPECT_GT(closest(11), 51);  // of ADE20K's first 11: 6.8
+  EXPECT_GT(closest(21), 35);
+  EXPECT_GT(closest(64), 22);
 }
 
 TEST(Palette, OfTheDataWhereItTellsTheClassesApart) {
