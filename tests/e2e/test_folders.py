@@ -194,7 +194,7 @@ class WithoutLocks(Folders):
             self.assertEqual(job.err.count("WARN"), 1, job.err)
             self.assertIn("on a file system without locks", job.err)
             job = self.weft("score", "score.toml", "score.input=table.csv", f"score.output={reason}.csv", ranks=1, shim=shim)
-            self.assertEqual(job.err.count("WARN"), 1, job.err)
+            self.assertEqual(job.err.count("WARN: output folder"), 1, job.err)
             self.assertIn("on a file system without locks", job.err)
             with open(self.dir / f"{reason}.csv", newline="") as f:
                 self.assertEqual(len(list(csv.DictReader(f))), 2)
