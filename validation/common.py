@@ -70,16 +70,19 @@ def run(argv, threads=None, cwd=None, ranks=1, allowed=(0,)):
     return done.stdout
 
 
+def probe_of(weft):
+    return weft.with_name(weft.name.replace("weft", "weft_probe", 1))
+
+
 def probe(weft, folder, what, inputs, *options, deck="", weights=None):
     """Arrays that `weft_probe WHAT`, the program beside weft, makes of `inputs`. `deck`: its text; `weights`: a file or arrays."""
-    program = weft.with_name(weft.name.replace("weft", "weft_probe", 1))
     given, made = folder / "probe_inputs.safetensors", folder / "probe_outputs.safetensors"
     (folder / "probe.toml").write_text(deck)
     safetensors_io.save(given, {name: np.asarray(value) for name, value in inputs.items()})
     if isinstance(weights, dict):
         safetensors_io.save(folder / "probe_weights.safetensors", weights)
         weights = folder / "probe_weights.safetensors"
-    run([program, what, "--deck", folder / "probe.toml", *(["--weights", weights] if weights else []), "--inputs", given,
+    run([probe_of(weft), what, "--deck", folder / "probe.toml", *(["--weights", weights] if weights else []), "--inputs", given,
          "--outputs", made, *options])
     return safetensors_io.load(made)
 

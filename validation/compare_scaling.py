@@ -141,9 +141,6 @@ def show(result):
           f"   exposed {two['exposed'] * 1e3:.1f} ms ({two['without_overlap']['exposed'] * 1e3:.1f} ms without overlap), wait "
           f"for the slowest {two['wait'] * 1e3:.1f} ms")
     print(f"  {'PyTorch DDP':12} {ddp['seconds'][1]:8.3f} s {ddp['seconds'][2]:8.3f} s {ddp['efficiency']:10.1%}")
-    if "ceiling" in two:
-        print(f"  {'machine':12} {'':>10} {statistics.median(two['side_by_side']):8.3f} s {two['ceiling']:10.1%}"
-              "   two trainings of weft side by side that have nothing to do with each other")
     for what, good in result["checks"].items():
         print(f"    {'ok    ' if good else 'MISSED'} {what}")
 

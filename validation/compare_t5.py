@@ -6,7 +6,7 @@
 
 One layer with random weights in one number format, a batch of captions of the given lengths in tokens. PyTorch has the layer of
 transformers' T5EncoderModel (SDPA where it has it) with the captions padded to 300, as Open-Sora pads them, and padded to the
-longest of the batch, this also compiled; weft computes real tokens alone (`weft bench t5`). With --tf32 both sides may round f32
+longest of the batch, this also compiled; weft computes real tokens alone (`weft_probe t5_rounds`). With --tf32 both sides may round f32
 to TF32 on a GPU, else neither does. They take turns; medians count. Exit status 0 if weft is at least 1.2 times as fast as the
 padding to 300.
 """
@@ -17,34 +17,40 @@ import sys
 import tempfile
 import time
 
+import numpy as np
 import torch
 
 import common
 import workers
-from reference import t5
+from reference import safetensors_io, t5
 
 # Captions as Open-Sora's training sets have them: a few sentences; some short prompts among them.
 LENGTHS = "18,42,65,90,120,74,31,150"
 
 
 class Weft:
-    """`weft bench t5`, waiting for a line before each round."""
+    """`weft_probe t5_rounds`, which waits for a line before each round."""
 
     def __init__(self, args, folder, shape):
         (folder / "deck.toml").write_text(f"[run]\nthreads = {args.threads}\n" + t5.deck(shape, 1000))
         self.threads = args.threads
-        self.command = [args.weft, "bench", "t5", folder / "deck.toml", f"device.kind={args.device}",
-                        f"device.tf32={str(args.tf32).lower()}", f"t5.dtype={args.dtype}", "--lengths", args.lengths]
-        self.process = subprocess.Popen([*self.command, "--rounds", str(args.rounds), "--paced"], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True, env=common.environment(args.threads))
+        self.args, self.folder = args, folder
+        self.process = subprocess.Popen(self.command(args.rounds), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        env=common.environment(args.threads))
+
+    def command(self, rounds):
+        inputs = self.folder / f"rounds_{rounds}.safetensors"
+        safetensors_io.save(inputs, {"lengths": np.array([int(n) for n in self.args.lengths.split(",")]), "rounds": np.array([rounds])})
+        return [common.probe_of(self.args.weft), "t5_rounds", "--deck", self.folder / "deck.toml", "--inputs", inputs, "--outputs",
+                self.folder / "seconds.safetensors", f"device.kind={self.args.device}", f"device.tf32={str(self.args.tf32).lower()}",
+                f"t5.dtype={self.args.dtype}"]
 
     def limit(self):
-        return common.limit_of(lambda rounds: common.run([*self.command, "--rounds", rounds, "run.profile=operations"], self.threads),
-                               1, 6)
+        return common.limit_of(lambda rounds: common.run([*self.command(rounds), "run.profile=operations"], self.threads), 1, 6)
 
     def round(self):
         if self.process.stdout.readline().strip() != "ready":
-            sys.exit("weft bench t5 ended early")
+            sys.exit("weft_probe t5_rounds ended early")
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         return float(self.process.stdout.readline())

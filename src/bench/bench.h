@@ -83,8 +83,7 @@ struct BenchScalingRequest {
 // Collective. Checks first that all rank counts compute the same (losses and weights of a few
 // steps on the same samples agree within what reordered sums explain; Exit::hardware if not),
 // then times them in turn, round by round. Of a round every rank count trains on the same samples
-// (weak: fewer ranks take more steps). Ranks that a count leaves out sleep. On CPUs it also runs
-// as many independent trainings side by side: the ceiling that the machine itself sets.
+// (weak: fewer ranks take more steps). Ranks that a count leaves out sleep.
 int bench_scaling(const Deck& deck, const BenchScalingRequest& request, MPI_Comm world);
 Command bench_scaling_command();
 
@@ -111,19 +110,5 @@ struct BenchStepRequest {
 // first step measures, as in training, which parallel.deterministic and `untuned` turn off.
 int bench_step(const Deck& deck, const BenchStepRequest& request);
 Command bench_step_command();
-
-// `weft bench t5 DECK`: the layers of a T5 encoder on random weights, timed;
-// validation/compare_t5.py compares it with PyTorch.
-struct BenchT5Request {
-  std::vector<std::int64_t> lengths = {300};  // of the captions, in tokens
-  std::int64_t rounds = 5;
-  std::int64_t warmup = 1;
-  bool paced = false;  // before each round, wait for a line on stdin
-};
-
-// Prints the seconds of each round, a line each: one pass of all captions together through all
-// layers of t5.num_layers.
-int bench_t5(const Deck& deck, const BenchT5Request& request);
-Command bench_t5_command();
 
 }  // namespace weft

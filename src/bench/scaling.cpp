@@ -93,13 +93,10 @@ struct ScalingPoint {
   int ranks = 1;
   std::vector<ScalingRound> rounds;
   std::vector<ScalingRound> without_overlap;  // empty: not measured
-  std::vector<double>
-      side_by_side;  // seconds of independent steps, a round each; empty: not measured
 
   // Medians over rounds. Ratios are taken within a round, so that what the machine did to all of it
   // cancels out.
   double seconds = 0, exposed = 0, wait = 0, speedup = 0, efficiency = 0;
-  double ceiling = 0;  // efficiency of independent trainings, 0: not measured
   double seconds_without_overlap = 0, exposed_without_overlap = 0;
 };
 
@@ -122,7 +119,6 @@ struct ScalingResult {
 struct ContenderSetup {
   int ranks = 1;
   bool overlap = true;
-  bool alone = false;  // every rank trains by itself, all at the same time
 };
 
 // A training on the first ranks of the world; the others hold an empty one.
@@ -155,7 +151,7 @@ Contender::Contender(Deck deck, const ContenderSetup& setup, std::int64_t micro_
   int rank = 0;
   MPI_Comm_rank(world, &rank);
   const bool in = rank < setup.ranks;
-  MPI_Comm_split(world, !in ? MPI_UNDEFINED : setup.alone ? rank : 0, rank, &comm_);
+  MPI_Comm_split(world, in ? 0 : MPI_UNDEFINED, rank, &comm_);
   static int number = 0;
   deck.run.dir = (scratch.path() / std::to_string(number++)).string();
   deck.train.micro_batches = micro_batches;
@@ -331,7 +327,6 @@ std::string check_agreement(Deck deck, const std::vector<ContenderSetup>& setups
   std::vector<double> first_losses;
   std::string wrong;
   for (const ContenderSetup& setup : setups) {
-    if (setup.alone) continue;
     Contender contender(deck, setup, micro_batches, checked_steps, scratch, world);
     if (start.empty()) start = contender.weights();
     std::vector<double> losses;
@@ -391,8 +386,6 @@ std::string commit() {
   return line.substr(at + mark.size(), line.find_first_of(",)", at) - at - mark.size());
 }
 
-std::string or_dash(bool there, const std::string& text) { return there ? text : "-"; }
-
 std::string share(double part, double whole) {
   return fmt::format("{:.1f} ms {:>4.1f} %", 1e3 * part, whole > 0 ? 100 * part / whole : 0);
 }
@@ -416,15 +409,11 @@ void summarise(ScalingResult& result) {
     p.seconds_without_overlap = median_of(p.without_overlap, seconds);
     p.exposed_without_overlap = median_of(p.without_overlap, exposed);
     const double more = static_cast<double>(p.ranks) / first.ranks;
-    std::vector<double> ratios, ceilings;
-    for (std::size_t r = 0; r < p.rounds.size(); ++r) {
-      const double base = first.rounds[r].seconds;
-      ratios.push_back(base / p.rounds[r].seconds);
-      if (r < p.side_by_side.size()) ceilings.push_back(base / p.side_by_side[r]);
-    }
+    std::vector<double> ratios;
+    for (std::size_t r = 0; r < p.rounds.size(); ++r)
+      ratios.push_back(first.rounds[r].seconds / p.rounds[r].seconds);
     p.speedup = median(ratios) * (result.mode == "weak" ? more : 1);
     p.efficiency = p.speedup / more;
-    p.ceiling = median(ceilings);
   }
 }
 
@@ -439,16 +428,15 @@ std::string scaling_table(const ScalingResult& result) {
       "of "
       "the update\n",
       result.checked_steps, result.loss_difference, result.weight_difference);
-  text += fmt::format("{:>6} {:>11} {:>9} {:>11} {:>9} {:>19} {:>19}\n", "ranks", "s a step",
-                      "speed-up", "efficiency", "ceiling", "exposed", "for the slowest");
+  text += fmt::format("{:>6} {:>11} {:>9} {:>11} {:>19} {:>19}\n", "ranks", "s a step", "speed-up",
+                      "efficiency", "exposed", "for the slowest");
   for (const ScalingPoint& p : result.points) {
-    text += fmt::format("{:>6} {:>11.4f} {:>9.3f} {:>9.1f} % {:>9} {:>19} {:>19}\n", p.ranks,
-                        p.seconds, p.speedup, 100 * p.efficiency,
-                        or_dash(p.ceiling > 0, fmt::format("{:.1f} %", 100 * p.ceiling)),
-                        share(p.exposed, p.seconds), share(p.wait, p.seconds));
+    text += fmt::format("{:>6} {:>11.4f} {:>9.3f} {:>9.1f} % {:>19} {:>19}\n", p.ranks, p.seconds,
+                        p.speedup, 100 * p.efficiency, share(p.exposed, p.seconds),
+                        share(p.wait, p.seconds));
     if (!p.without_overlap.empty())
-      text += fmt::format("{:>6} {:>11.4f} {:>9} {:>11} {:>9} {:>19}   without overlap: {}\n",
-                          p.ranks, p.seconds_without_overlap, "", "", "",
+      text += fmt::format("{:>6} {:>11.4f} {:>9} {:>11} {:>19}   without overlap: {}\n", p.ranks,
+                          p.seconds_without_overlap, "", "",
                           share(p.exposed_without_overlap, p.seconds_without_overlap),
                           p.exposed_without_overlap > 0
                               ? fmt::format("with it {:.0f} % of that is exposed",
@@ -484,10 +472,6 @@ std::string scaling_json(const ScalingResult& result) {
                                  {"exposed", p.exposed},
                                  {"wait", p.wait},
                                  {"rounds", rounds_json(p.rounds)}};
-    if (p.ceiling > 0) {
-      point["ceiling"] = p.ceiling;
-      point["side_by_side"] = p.side_by_side;
-    }
     if (!p.without_overlap.empty())
       point["without_overlap"] = {{"seconds", p.seconds_without_overlap},
                                   {"exposed", p.exposed_without_overlap},
@@ -504,9 +488,7 @@ std::string scaling_plot(const ScalingResult& result) {
   const bool weak = result.mode == "weak";
   const ScalingPoint& first = result.points.front();
   Curve ideal{"", {}, {}, "#9aa4b1", 1.2, 1, {}, {}};
-  Curve machine{"machine", {}, {}, "#c9822b", 1.6, 1, {}, {}};
   Curve ours{"weft", {}, {}, "#2f6fb2", 2.4, 1, {}, {}};
-  bool ceiling = false;
   for (const ScalingPoint& p : result.points) {
     const double more = static_cast<double>(p.ranks) / first.ranks;
     const double unit = weak ? 100 : more;  // what perfect scaling is drawn as
@@ -524,22 +506,16 @@ std::string scaling_plot(const ScalingResult& result) {
     }
     ours.low.push_back(unit * low);
     ours.high.push_back(unit * high);
-    ceiling = ceiling || p.ceiling > 0;
-    machine.x.push_back(p.ranks);
-    machine.y.push_back(p.ceiling > 0 ? unit * p.ceiling : p.ranks == first.ranks ? unit : NAN);
   }
-  std::vector<Curve> curves = {ideal};
-  if (ceiling) curves.push_back(machine);
-  curves.push_back(ours);
   PlotFrame frame;
   frame.x_label = "ranks";
   frame.y_label = weak ? "efficiency (%)" : "speed-up";
   frame.from_zero = true;
-  std::vector<LegendEntry> legend = {
-      {ours.color, fmt::format("{} scaling, {} clips", result.mode, result.mix)}};
-  if (ceiling) legend.push_back({machine.color, "independent trainings side by side"});
-  legend.push_back({ideal.color, "perfect"});
-  return standalone_svg(line_plot(frame, curves), frame, legend, frame.height - 92);
+  const std::vector<LegendEntry> legend = {
+      {ours.color, fmt::format("{} scaling, {} clips", result.mode, result.mix)},
+      {ideal.color, "perfect"}};
+  return standalone_svg(line_plot(frame, std::vector<Curve>{ideal, ours}), frame, legend,
+                        frame.height - 92);
 }
 
 // Rank 0. An existing file keeps its content until there is a result: an empty `text` only checks
@@ -561,8 +537,7 @@ int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Com
   MPI_Comm_size(world, &world_size);
   const bool weak = request.mode == "weak";
 
-  // 1. What runs: every rank count, without overlap too if that is asked for, and independent
-  // trainings.
+  // 1. What runs: every rank count, without overlap too if that is asked for.
   const std::vector<int> counts = rank_counts(request.ranks, world_size);
   const auto whole = [&](int n) { return n % given.parallel.sp == 0; };
   WEFT_CHECK(std::all_of(counts.begin(), counts.end(), whole), Exit::usage,
@@ -573,11 +548,8 @@ int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Com
   const Deck deck = bench_deck(given, request, threads);
   std::vector<ContenderSetup> setups;
   for (const int n : counts) {
-    setups.push_back({n, true, false});
-    if (n > 1 && request.no_overlap) setups.push_back({n, false, false});
-    // GPUs share no cores, caches or memory that independent work could compete for. (Trainings of
-    // one rank know no parallel.sp, which then is 1, since a count of 1 was named.)
-    if (n > 1 && counts.front() == 1 && !on_cuda()) setups.push_back({n, true, true});
+    setups.push_back({n, true});
+    if (n > 1 && request.no_overlap) setups.push_back({n, false});
   }
   const std::int64_t each = deck.train.micro_batches, most = counts.back();
   Scratch scratch;
@@ -603,7 +575,7 @@ int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Com
   std::vector<std::unique_ptr<Contender>> contenders;
   std::vector<std::int64_t> times;  // steps of each for one of the greatest rank count
   for (const ContenderSetup& s : setups) {
-    const std::int64_t used = s.alone ? 1 : s.ranks;
+    const std::int64_t used = s.ranks;
     // Weak: fewer ranks take more steps, so that every rank count trains on the same samples.
     times.push_back(weak ? most : used);
     const std::int64_t total = (warmup + steps * request.rounds) * times.back() / used;
@@ -632,13 +604,10 @@ int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Com
 
   // 4. The results.
   for (std::size_t c = 0; c < setups.size(); ++c) {
-    if (setups[c].overlap && !setups[c].alone) {
+    if (setups[c].overlap) {
       result.points.emplace_back();
       result.points.back().ranks = setups[c].ranks;
       result.points.back().rounds = rounds[c];
-    } else if (setups[c].alone) {
-      for (const ScalingRound& round : rounds[c])
-        result.points.back().side_by_side.push_back(round.seconds);
     } else {
       result.points.back().without_overlap = rounds[c];
     }

@@ -64,9 +64,9 @@ Command completion_command() {
 }
 
 std::vector<Command> make_commands() {
-  Command bench{"bench", "measure: step, comm, scaling, t5, read"};
+  Command bench{"bench", "measure: step, comm, scaling, read"};
   bench.commands = {bench_step_command(), bench_comm_command(), bench_scaling_command(),
-                    bench_t5_command(), bench_read_command()};
+                    bench_read_command()};
   return {init_command(),
           ingest_command(),
           train_command(),

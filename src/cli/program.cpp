@@ -23,7 +23,6 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "core/progress.h"
-#include "core/warnings.h"
 #include "doctor/doctor.h"
 #include "ops/dispatch.h"
 #include "tensor/device.h"

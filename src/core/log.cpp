@@ -21,7 +21,6 @@
 #include <utility>
 
 #include "core/host.h"
-#include "core/warnings.h"
 
 namespace weft {
 namespace {

@@ -21,7 +21,6 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "core/warnings.h"
 
 namespace weft {
 namespace {

@@ -293,8 +293,8 @@ Scaling load_scaling(const fs::path& file) {
   if (const auto it = j.find("mix"); it != j.end() && it->is_string()) s.mix = *it;
   for (const json& p : *points) {
     if (!p.is_object()) continue;
-    const Scaling::Point point{number(p, "ranks"),   number(p, "seconds"), number(p, "efficiency"),
-                               number(p, "exposed"), number(p, "wait"),    number(p, "ceiling")};
+    const Scaling::Point point{number(p, "ranks"), number(p, "seconds"), number(p, "efficiency"),
+                               number(p, "exposed"), number(p, "wait")};
     if (point.ranks >= 1 && point.seconds > 0 && std::isfinite(point.efficiency))
       s.points.push_back(point);
   }

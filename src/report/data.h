@@ -60,8 +60,7 @@ struct RankTimes {
 struct Scaling {
   std::string mode, mix;
   struct Point {
-    double ranks = 0, seconds = 0, efficiency = 0, exposed = 0, wait = 0,
-           ceiling = 0;  // NaN: not there
+    double ranks = 0, seconds = 0, efficiency = 0, exposed = 0, wait = 0;  // NaN: not there
   };
   std::vector<Point> points;
 };

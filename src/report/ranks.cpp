@@ -194,15 +194,9 @@ std::string scaling_curves(std::span<const Scaling> results) {
     const Scaling& s = results[i];
     const std::string name = s.mode + (s.mode.empty() || s.mix.empty() ? "" : ", ") + s.mix;
     Curve c{name.empty() ? "efficiency" : name, {}, {}, color_of(i), 2.4, 1, {}, {}};
-    Curve ceiling{c.name + ": independent trainings", {}, {}, color_of(i), 1.2, 0.5, {}, {}};
-    bool limited = false;
     for (const auto& p : s.points) {
       c.x.push_back(std::log2(p.ranks));
       c.y.push_back(100 * p.efficiency);
-      const bool there = std::isfinite(p.ceiling) && p.ceiling > 0;
-      limited = limited || there;
-      ceiling.x.push_back(c.x.back());
-      ceiling.y.push_back(there ? 100 * p.ceiling : p.ranks == 1 ? 100 : NAN);
       const auto cell = [](double v, const std::string& text) {
         return std::isfinite(v) ? text : "-";
       };
@@ -212,10 +206,6 @@ std::string scaling_curves(std::span<const Scaling> results) {
           cell(p.exposed, percent(p.exposed, p.seconds)), cell(p.wait, percent(p.wait, p.seconds)));
     }
     legend += swatch(c.color, escape(c.name));
-    if (limited) {
-      legend += swatch(c.color, "<em>thin: independent trainings side by side</em>");
-      curves.push_back(ceiling);
-    }
     curves.push_back(c);
     // Measured points as dots: a zero-length stroke each, with a gap after it.
     Curve dots{"", {}, {}, c.color, 7, 1, {}, {}};

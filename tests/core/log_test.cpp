@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/log.h"
-#include "core/warnings.h"
 
 namespace weft {
 namespace {

@@ -136,7 +136,7 @@ class BenchStep(WeftTest):
                 (STDIT3, ["--shape", "1x3x6x4", "--captions", "7"], "at most 6 tokens"),
                 (SEGMENTATION, ["--shape", "1x3x6x4"], "segmentation does not train on latents"),
                 (STDIT3, ["data.path=synthetic:clips=1"], "channels"),
-                (STDIT3, ["--shape", "1x3x6x4", "--steps", "0"], "--steps is at least 1")):
+                (STDIT3, ["--shape", "1x3x6x4", "--steps", "0"], "--steps 0 is out of range")):
             with self.subTest(options):
                 self.refused(self.bench(deck, *options, expect=None), 2, text)
 

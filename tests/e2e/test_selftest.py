@@ -101,7 +101,7 @@ class SelfTest(Base):
         self.refused(self.selftest("--checks", "opensora", expect=None), USAGE, "--checks", "opensora not in {operations,")
         self.refused(self.selftest("train.lr=1", expect=None), USAGE, "not train.lr")
         self.refused(self.selftest("run.threads=-1", expect=None), USAGE, "override 'run.threads=-1'")
-        self.refused(self.selftest("--timeout", "0", expect=None), USAGE, "--timeout 0 is out of range", "1 to 1e6")
+        self.refused(self.selftest("--timeout", "0", expect=None), USAGE, "--timeout 0 is out of range", "from 1 to 1000000")
         self.refused(self.selftest("--dir", "nowhere", expect=None), USAGE, "cannot make a folder in nowhere", "--dir")
         self.assertEqual(self.folders, [])
 

@@ -64,6 +64,7 @@ const std::vector<Probe>& probes() {
       {{"sadtalker"}, {"sadtalker_paste"}, false, alone(probe_paste)},
       {{"sadtalker"}, {"gfpgan", "parsenet"}, true, alone(probe_gfpgan)},
       {{"sadtalker"}, {"gfpgan_paste"}, false, alone(probe_gfpgan_paste)},
+      {{}, {"t5_rounds"}, false, alone(probe_t5_rounds)},
       {{}, {"fp8_linear"}, false, alone(probe_fp8_linear)},
       {{}, {"clip"}, false, alone(probe_clip)},
       {{}, {"boxes"}, false, alone(probe_boxes)},

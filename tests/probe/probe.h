@@ -23,6 +23,7 @@ int probe_wan(const Deck& deck, const ProbeRequest& request);
 int probe_wan_sample(const Deck& deck, const ProbeRequest& request);
 int probe_wan_vae(const Deck& deck, const ProbeRequest& request);
 int probe_umt5(const Deck& deck, const ProbeRequest& request);
+int probe_t5_rounds(const Deck& deck, const ProbeRequest& request);
 
 // A linear layer with operands in e4m3 (ops/fp8.h), forward and the gradient of its input.
 int probe_fp8_linear(const Deck& deck, const ProbeRequest& request);

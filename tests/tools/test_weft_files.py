@@ -32,7 +32,7 @@ class Files(harness.WeftTest):
     def compare_weights(self, run, array, *options):
         """The run's trained parameters are those that weft exports, to the bit."""
         out = self.dir / "exported.safetensors"
-        self.weft("export", run, out, *options, ranks=0)
+        self.weft("export", run, out, "--replace", *options, ranks=0)
         exported, checkpoint = weft_files.read_weights(out), weft_files.read_checkpoint(self.dir / run)
         self.assertGreater(len(checkpoint.shapes), 20)
         for name, shape in checkpoint.shapes.items():

@@ -18,7 +18,6 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "core/mpi.h"
-#include "core/warnings.h"
 
 namespace weft {
 namespace {

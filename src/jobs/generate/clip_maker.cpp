@@ -118,7 +118,7 @@ std::int64_t ClipMaker::make(const ClipBatch& batch, ClipWriter& writer, const F
   for (std::int64_t loop = 0; loop < loops; ++loop) {
     const double start = now_seconds();
     if (!prepare(batch, loop, clip)) break;
-    clip->last_frames = FrameVector<float>();  // frees the memory before sampling
+    clip->last_frames = std::vector<float>();  // frees the memory before sampling
     const Tensor z = sample(batch, loop);
     const double share = (now_seconds() - start) / static_cast<double>(batch.size());
     for (std::int64_t b = 0; b < std::ssize(batch) && first(); ++b) {
@@ -187,7 +187,7 @@ bool ClipMaker::prepare(const ClipBatch& batch, std::int64_t loop,
 
 // Latents of reference `i`: of a file that the prompt names, or of the frames of the loop before.
 LatentReference ClipMaker::encode(const ClipItem& item, std::int64_t loop, std::size_t i,
-                                  const FrameVector<float>& last_frames) {
+                                  const std::vector<float>& last_frames) {
   // A draw of its own for every reference of every clip.
   const VideoCodec::Noise noise{
       static_cast<std::uint64_t>(deck_.run.seed),

@@ -63,7 +63,7 @@ class ClipMaker {
     bool begun = false;  // the writer has it
     std::optional<ClipTensors> tensors;
     // Of the loop before, what the next one goes on from, as decoded.
-    FrameVector<float> last_frames;
+    std::vector<float> last_frames;
     double seconds = 0;
   };
 
@@ -75,7 +75,7 @@ class ClipMaker {
   // The steps of a loop, in their order.
   bool prepare(const ClipBatch& batch, std::int64_t loop, const std::optional<InHand>& clip);
   LatentReference encode(const ClipItem& item, std::int64_t loop, std::size_t i,
-                         const FrameVector<float>& last_frames);
+                         const std::vector<float>& last_frames);
   Tensor sample(const ClipBatch& batch, std::int64_t loop);
   void add_captions(std::int64_t clips, SampleRequest& request) const;
   Tensor pack_texts(const std::vector<TextRows>& texts, CaptionBatch& packed) const;
@@ -134,9 +134,9 @@ std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
                        const ClipParts& parts, std::size_t capacity, bool decodes);
 
 // What a rank that decodes has of those items' frames in host memory at most, whatever their
-// lengths (jobs/generate/frame_memory.h): the pieces on their way into files, and beside them
-// either what a loop goes on from or a piece of a reference. For the codec's micro-batch as it is
-// set. FFmpeg's own frames, some dozens, are not counted.
+// lengths: the pieces on their way into files, and beside them either what a loop goes on from or a
+// piece of a reference. For the codec's micro-batch as it is set. FFmpeg's own frames, some dozens,
+// are not counted.
 struct FramePlan {
   std::size_t piece = 0;  // bytes of the largest one (ClipWriter)
   std::size_t bytes = 0;  // of all

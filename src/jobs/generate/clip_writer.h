@@ -19,7 +19,6 @@
 
 #include "checkpoint/safetensors.h"
 #include "config/deck.h"
-#include "jobs/generate/frame_memory.h"
 #include "tensor/tensor.h"
 
 namespace weft {
@@ -129,7 +128,7 @@ class ClipWriter {
   std::shared_ptr<const Watermark> watermark_;
   int rank_;
   std::function<void(const FinishedClip&)> finished_;
-  std::vector<FrameVector<std::uint8_t>> memory_;  // [pieces], used in turn
+  std::vector<std::vector<std::uint8_t>> memory_;  // [pieces], used in turn
   std::int64_t frame_bytes_ = 0;                   // of the clip that began last
   std::size_t next_ = 0;                           // place of the next piece
   std::mutex mutex_;

@@ -142,7 +142,6 @@ class ClipJob : public ListJob {
             {"arena_peak_bytes", static_cast<double>(arena_->peak())},
             {"arena_capacity_bytes", static_cast<double>(capacity_)},
             {"frames_planned_bytes", static_cast<double>(frames_.bytes)},
-            {"frames_peak_bytes", static_cast<double>(FrameMemory::peak())},
             {"resident_bytes", static_cast<double>(resident_bytes())},
             {"micro_batch", static_cast<double>(models_.parts.codec->frames_at_once(
                                 std::numeric_limits<std::int32_t>::max()))}};
@@ -167,7 +166,7 @@ void print_clip_table(const ListReport& report) {
   if (report.made() == 0 && report.failures.empty()) return;
   log::write_info(
       "rank  clips  busy%  encode s  sample s  decode s  write s  arena MiB peak/planned/capacity  "
-      "frames MiB peak/planned  frames at once");
+      "frames planned MiB  frames at once");
   const std::vector<double> shares = report.busy_shares();
   for (std::size_t r = 0; r < report.ranks.size(); ++r) {
     const RankShare& s = report.ranks[r];
@@ -175,11 +174,10 @@ void print_clip_table(const ListReport& report) {
     const auto mib = [&](const char* name) { return of(name) / (1 << 20); };
     log::write_info(fmt::format(
         "{:4}  {:5}  {:5.1f}  {:8.1f}  {:8.1f}  {:8.1f}  {:7.1f}  {:8.1f}/{:.1f}/{:.0f}  "
-        "{:.2f}/{:.2f}  {}",
+        "{:.2f}  {}",
         r, s.made, 100 * shares[r], of("encode"), of("sample"), of("decode"), of("write"),
         mib("arena_peak_bytes"), mib("arena_planned_bytes"), mib("arena_capacity_bytes"),
-        mib("frames_peak_bytes"), mib("frames_planned_bytes"),
-        static_cast<std::int64_t>(of("micro_batch"))));
+        mib("frames_planned_bytes"), static_cast<std::int64_t>(of("micro_batch"))));
   }
 }
 

@@ -133,7 +133,7 @@ LatentReference encode_reference(const MediaSource& file, const MediaAccess& acc
   const LatentRange range = taken(latents);
   SizedFrames frames(file, access, height, width);
   const std::int64_t frame_size = height * width * 3;
-  FrameVector<float> values;
+  std::vector<float> values;
   std::vector<std::uint8_t> picture;
   LatentReference reference =
       encode(codec.part_with(count, range.first, range.last), height, width, codec, noise,
@@ -151,7 +151,7 @@ LatentReference encode_reference(const MediaSource& file, const MediaAccess& acc
   return reference;
 }
 
-LatentReference encode_frames(const FrameVector<float>& frames, const VideoCodec::Part& part,
+LatentReference encode_frames(const std::vector<float>& frames, const VideoCodec::Part& part,
                               std::int64_t height, std::int64_t width, VideoCodec& codec,
                               const VideoCodec::Noise& noise) {
   const std::int64_t frame_size = height * width * 3;

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "jobs/generate/frame_memory.h"
 #include "jobs/generate/prompts.h"
 #include "media/media_source.h"
 #include "models/interfaces.h"
@@ -50,7 +49,7 @@ LatentReference encode_reference(const MediaSource& file, const MediaAccess& acc
                                  const VideoCodec::Noise& noise, const TakenFrames& taken);
 
 // The same of frames f32 [part.frames,H,W,3] in [-1,1], not clamped, in host memory.
-LatentReference encode_frames(const FrameVector<float>& frames, const VideoCodec::Part& part,
+LatentReference encode_frames(const std::vector<float>& frames, const VideoCodec::Part& part,
                               std::int64_t height, std::int64_t width, VideoCodec& codec,
                               const VideoCodec::Noise& noise);
 

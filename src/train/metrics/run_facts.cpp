@@ -15,7 +15,6 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "core/warnings.h"
 #include "ops/dispatch.h"
 #include "tensor/device.h"
 #include "train/data_parallel.h"

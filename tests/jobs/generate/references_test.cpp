@@ -39,19 +39,5 @@ TEST_F(ReferencesTest, APartIsThatOfTheWhole) {
   }
 }
 
-TEST_F(ReferencesTest, MemoryDoesNotGrowWithTheVideo) {
-  TinyVae tiny;
-  for (const char* seconds : {"1", "4"}) {
-    FrameMemory::reset_peak();
-    encode_reference(
-        {fmt::format("lavfi:testsrc2=duration={}:rate=10:size=24x16", seconds), MediaTrust::deck},
-        {}, 16, 20, tiny.vae, noise, [](std::int64_t latents) {
-          return LatentRange{0, latents};
-        });
-    EXPECT_EQ(FrameMemory::peak(), reference_bytes(tiny.vae.frames_at_once(17), 16, 20)) << seconds;
-  }
-  EXPECT_EQ(FrameMemory::now(), 0u);
-}
-
 }  // namespace
 }  // namespace weft::test

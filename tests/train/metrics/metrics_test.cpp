@@ -9,7 +9,7 @@
 #include <fstream>
 #include <random>
 
-#include "core/warnings.h"
+#include "core/log.h"
 
 namespace weft {
 namespace {
