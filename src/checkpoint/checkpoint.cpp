@@ -143,7 +143,7 @@ struct Checkpoint::Placement {
         std::int64_t begin = 0, sum = 0;
         for (const std::int64_t end : layout.cuts[list]) {
           before.back().push_back(sum);
-          sum += divide(layout.division, begin, end, r, ranks()).size();
+          sum += part_of(begin, end, r, ranks()).size();
           begin = end;
         }
         size[list].push_back(sum);
@@ -171,7 +171,7 @@ struct Checkpoint::Placement {
       for (std::size_t s = first; s < cuts.size(); ++s) {
         const std::int64_t stretch = s == 0 ? 0 : cuts[s - 1];
         if (stretch >= end) break;
-        const Part part = divide(layout.division, stretch, cuts[s], r, ranks());
+        const Part part = part_of(stretch, cuts[s], r, ranks());
         const std::int64_t from = std::max(begin, part.begin), to = std::min(end, part.end);
         if (from >= to) continue;
         if (!file) file.emplace(File::open(files[rank], Exit::checkpoint, false));

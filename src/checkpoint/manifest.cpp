@@ -29,7 +29,6 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr const char* schema = "weft-checkpoint-2";
-constexpr const char* schema_1 = "weft-checkpoint-1";  // no cuts, another rule of division
 constexpr const char* tail_begin = ",\n \"manifest_hash\": \"";
 constexpr const char* tail_end = "\"\n}\n";
 
@@ -42,11 +41,6 @@ std::uint64_t block_count(std::uint64_t bytes) { return (bytes + block_bytes - 1
 [[noreturn]] void refuse(const std::string& where, const std::string& what) {
   throw Error(Exit::checkpoint, fmt::format("{}: {}", where, what),
               "an older checkpoint of the run may still be usable", __FILE__, __LINE__);
-}
-
-// len * part / parts without overflow.
-std::int64_t cut_point(std::int64_t len, std::int64_t part, std::int64_t parts) {
-  return len / parts * part + len % parts * part / parts;
 }
 
 // More stretches than any state has in all lists, or in all arrays: at 2^16 elements or more each,
@@ -123,47 +117,23 @@ void check_shards(const Manifest& m, const std::string& where) {
   }
 }
 
-// Format 1 lists each shard's ranges; they must be those that its rule gives.
-void check_ranges(const Manifest& m, const ordered_json& shards, const std::string& where) {
-  const int ranks = static_cast<int>(m.shards.size());
-  for (int r = 0; r < ranks; ++r) {
-    const ordered_json& found = shards.at(static_cast<std::size_t>(r)).at("ranges");
-    const std::vector<Piece> expected = pieces_of(m.layout, r, ranks);
-    bool same = found.size() == expected.size();
-    for (std::size_t i = 0; same && i < expected.size(); ++i) {
-      const ordered_json& a = found.at(i);
-      const Piece& b = expected[i];
-      same = a.at("array").get<std::string>() == m.layout.arrays[b.array].name &&
-             whole_number<std::int64_t>(a.at("begin")) == b.begin &&
-             whole_number<std::int64_t>(a.at("end")) == b.end &&
-             whole_number<std::uint64_t>(a.at("offset")) == b.offset;
-    }
-    if (!same)
-      refuse(where, fmt::format("the entry of {} contradicts the arrays",
-                                shard_name(static_cast<std::size_t>(r))));
-  }
-}
-
-Layout layout_from_json(const ordered_json& j, Division division, const std::string& where) {
+Layout layout_from_json(const ordered_json& j, const std::string& where) {
   Layout layout;
-  layout.division = division;
   std::int64_t stretches = 0;
   const auto count = [&](const std::vector<std::int64_t>& cuts) {
     stretches += std::ssize(cuts);
     if (stretches > most_stretches) refuse(where, "has more stretches than any state");
   };
-  if (division == Division::units)
-    for (const auto& list : j.at("cuts")) {
-      layout.cuts.push_back(cuts_from_text(list.get<std::string>()));
-      if (layout.cuts.back().empty()) refuse(where, "a list of cuts is not one");
-      count(layout.cuts.back());
-    }
+  for (const auto& list : j.at("cuts")) {
+    layout.cuts.push_back(cuts_from_text(list.get<std::string>()));
+    if (layout.cuts.back().empty()) refuse(where, "a list of cuts is not one");
+    count(layout.cuts.back());
+  }
   for (const auto& a : j.at("arrays")) {
     const auto name = a.at("name").get<std::string>();
     const auto n = whole_number<std::int64_t>(a.at("elements"));
     if (n < 0 || n > (std::int64_t{1} << 50)) refuse(where, "an array has no believable length");
-    const std::size_t cuts = division == Division::units ? whole_number<std::size_t>(a.at("cuts"))
-                                                         : list_of(layout, {n});
+    const auto cuts = whole_number<std::size_t>(a.at("cuts"));
     if (cuts >= layout.cuts.size() || layout.cuts[cuts].back() != n)
       refuse(where, fmt::format("the cuts of array {} do not end where it ends", name));
     count(layout.cuts[cuts]);
@@ -174,13 +144,13 @@ Layout layout_from_json(const ordered_json& j, Division division, const std::str
 
 // Any member that is missing or of another type throws the JSON library's exception, which the
 // caller turns into an Error.
-Manifest from_json(const ordered_json& j, Division division, const std::string& where) {
+Manifest from_json(const ordered_json& j, const std::string& where) {
   Manifest m;
   m.info.step = whole_number<std::int64_t>(j.at("step"));
   m.info.build = j.at("build").get<std::string>();
   m.info.deck = j.at("deck").get<std::string>();
   m.info.notes = j.at("notes").get<std::map<std::string, std::string>>();
-  m.layout = layout_from_json(j, division, where);
+  m.layout = layout_from_json(j, where);
   for (const auto& t : j.at("tensors")) {
     TensorRange& tensor = m.info.tensors.emplace_back();
     tensor.name = t.at("name").get<std::string>();
@@ -210,7 +180,6 @@ Manifest from_json(const ordered_json& j, Division division, const std::string& 
   if (!hash || *hash != state_hash(m.shards)) refuse(where, "the state's hash is wrong");
   m.state_hash = *hash;
   check_shards(m, where);
-  if (division == Division::even) check_ranges(m, j.at("shards"), where);
   return m;
 }
 
@@ -229,19 +198,13 @@ Layout layout_of(std::span<const FlatArray> arrays) {
   return layout;
 }
 
-Part divide(Division division, std::int64_t begin, std::int64_t end, int rank, int ranks) {
-  if (division == Division::units) return part_of(begin, end, rank, ranks);
-  return {begin + cut_point(end - begin, rank, ranks),
-          begin + cut_point(end - begin, rank + 1, ranks)};
-}
-
 std::vector<Piece> pieces_of(const Layout& layout, int rank, int ranks) {
   std::vector<Piece> pieces;
   std::uint64_t offset = 0;
   for (std::size_t a = 0; a < layout.arrays.size(); ++a) {
     std::int64_t begin = 0;
     for (const std::int64_t end : layout.cuts[layout.arrays[a].cuts]) {
-      const Part part = divide(layout.division, begin, end, rank, ranks);
+      const Part part = part_of(begin, end, rank, ranks);
       pieces.push_back({a, part.begin, part.end, offset});
       offset += static_cast<std::uint64_t>(part.size()) * sizeof(float);
       begin = end;
@@ -316,14 +279,11 @@ Manifest manifest_from_text(const std::string& text, const std::string& where) {
   try {
     const ordered_json j = parse_json<ordered_json>(text);
     const std::string found = j.at("schema").get<std::string>();
-    if (found != schema && found != schema_1)
-      throw Error(Exit::checkpoint,
-                  fmt::format("{}: written in format {}, this weft reads {} and {}", where, found,
-                              schema, schema_1),
-                  "use the version of weft that wrote it", __FILE__, __LINE__);
+    WEFT_CHECK(found == schema, Exit::checkpoint, "use the version of weft that wrote it",
+               "{}: written in format {}, this weft reads {}", where, printable(found), schema);
     if (whole_number<std::uint64_t>(j.at("block_bytes")) != block_bytes)
       refuse(where, "blocks of another size than this weft's");
-    return from_json(j, found == schema ? Division::units : Division::even, where);
+    return from_json(j, where);
   } catch (const ordered_json::exception& e) {
     refuse(where, fmt::format("not a manifest: {}", e.what()));
   }

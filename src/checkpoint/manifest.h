@@ -20,12 +20,6 @@ inline constexpr std::uint64_t block_bytes = std::uint64_t{16} << 20;
 inline constexpr const char* manifest_name = "manifest.json";
 inline constexpr const char* verified_name = "verified";
 
-// How a stretch is divided among the ranks that write it.
-enum class Division {
-  units,  // part_of() of core/parts.h
-  even,   // elements [len*r/n, len*(r+1)/n): format 1, which is still read
-};
-
 // What the state consists of and how it is divided: enough to say where every element is, at any
 // rank count.
 struct Layout {
@@ -38,12 +32,8 @@ struct Layout {
   // Ends of stretches, growing, the last the array's length. Arrays that are cut alike share a
   // list.
   std::vector<std::vector<std::int64_t>> cuts;
-  Division division = Division::units;
 };
 Layout layout_of(std::span<const FlatArray> arrays);
-
-// Part `rank` of [begin, end) among `ranks`, by the layout's rule.
-Part divide(Division division, std::int64_t begin, std::int64_t end, int rank, int ranks);
 
 // Elements [begin, end) of array number `array`, at byte `offset` of a shard.
 struct Piece {

@@ -22,12 +22,13 @@ struct SegmentationScores;
 // theirs, the clips next to each other. A folder that contains jobs gets an index.html about all of
 // them (folder_page.cpp). Inputs that end in .json are results of weft bench scaling. weft
 // evaluate and weft score write their pages themselves: their paths are printed. With
-// `tensorboard`, a directory, event files are written instead. With `open`, the desktop's browser
-// shows the pages; without a desktop stderr says how to copy them. Returns 0; throws Exit::data
-// when a run has no metrics, a result no points, a file cannot be written, or a file in a page's
-// place is not a page of weft; Exit::usage without a run.
+// `tensorboard`, a directory, event files are written instead; `output` is where the page of
+// training runs goes. With `open`, the desktop's browser shows the pages; without a desktop stderr
+// says how to copy them. Returns 0; throws Exit::data when a run has no metrics, a result no
+// points, a file cannot be written, or a file in a page's place is not a page of weft; Exit::usage
+// without a run.
 int report(const std::vector<std::string>& inputs, const std::string& tensorboard = "",
-           bool open = false);
+           const std::string& output = "", bool open = false);
 Command report_command();
 
 namespace report_page {

@@ -157,7 +157,8 @@ void open_or_tell(const fs::path& page, bool folder) {
 
 }  // namespace
 
-int report(const std::vector<std::string>& names, const std::string& tensorboard, bool open) {
+int report(const std::vector<std::string>& names, const std::string& tensorboard,
+           const std::string& output, bool open) {
   Inputs inputs = load_inputs(names);
   WEFT_CHECK(!inputs.runs.empty() || !inputs.galleries.empty() || !inputs.pages.empty() ||
                  !inputs.folders.empty(),
@@ -185,14 +186,20 @@ int report(const std::vector<std::string>& names, const std::string& tensorboard
     fmt::print("{}\n", page.string());
     if (open) open_or_tell(page, folder);
   };
-  const auto write = [&](const fs::path& folder, const std::string& page) {
-    report_page::write_page(folder / "report.html", page);
-    done(folder / "report.html");
+  // Pages about clips and folders link to files beside them.
+  WEFT_CHECK(output.empty() ||
+                 (inputs.galleries.empty() && inputs.pages.empty() && inputs.folders.empty()),
+             Exit::usage, "name training runs alone", "--output is for the page of training runs");
+  const auto write = [&](const fs::path& file, const std::string& page) {
+    report_page::write_page(file, page);
+    done(file);
   };
   if (!inputs.runs.empty())
-    write(inputs.runs.front().dir, report_page::make_page(inputs.runs, inputs.scaling));
+    write(output.empty() ? inputs.runs.front().dir / "report.html" : fs::path(output),
+          report_page::make_page(inputs.runs, inputs.scaling));
   if (!inputs.galleries.empty())
-    write(inputs.galleries.front().folder, report_page::gallery_page(inputs.galleries));
+    write(inputs.galleries.front().folder / "report.html",
+          report_page::gallery_page(inputs.galleries));
   for (const fs::path& page : inputs.pages) done(page);
   for (const Inputs::Folder& folder : inputs.folders)
     done(report_page::write_folder_page(folder.path, folder.jobs, seconds_since_1970()), true);
@@ -202,13 +209,14 @@ int report(const std::vector<std::string>& names, const std::string& tensorboard
 Command report_command() {
   struct Options {
     std::vector<std::string> inputs;
-    std::string tensorboard;
+    std::string tensorboard, output;
     bool open = false;
   };
   const auto o = std::make_shared<Options>();
-  Command c{"report",
-            "write RUN/report.html about any job, or DIR/index.html about all jobs below a folder",
-            [o](const Deck&, MPI_Comm) { return report(o->inputs, o->tensorboard, o->open); }};
+  Command c{
+      "report",
+      "write RUN/report.html about any job, or DIR/index.html about all jobs below a folder",
+      [o](const Deck&, MPI_Comm) { return report(o->inputs, o->tensorboard, o->output, o->open); }};
   c.first_rank_only = true;
   c.path("runs", o->inputs,
          "directories of runs, of a job's results, or that contain several of these; .json files "
@@ -217,6 +225,7 @@ Command report_command() {
   c.path("--tensorboard", o->tensorboard,
          "instead of a page, write the metrics as event files into this directory, a folder a "
          "run");
+  c.path("--output", o->output, "where the page of training runs goes: those of other users");
   c.option("--open", o->open,
            "open the page in the desktop's browser, or print how to copy it from here");
   return c;

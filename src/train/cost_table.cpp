@@ -16,7 +16,6 @@ constexpr std::int64_t interval = 50;  // steps between exchanges afterwards
 // follow a drift.
 constexpr double memory = 64;
 constexpr const char* title = "weft costs 2";
-constexpr const char* title_1 = "weft costs 1";
 
 [[noreturn]] void damaged(const std::string& line) {
   throw Error(Exit::checkpoint,
@@ -96,8 +95,7 @@ std::string CostTable::to_text() const {
 CostTable::Noted CostTable::read(const std::string& text, std::size_t buckets) {
   std::istringstream lines(text);
   std::string line;
-  if (!std::getline(lines, line) || (line != title && line != title_1)) damaged(line);
-  const bool format_1 = line == title_1;
+  if (!std::getline(lines, line) || line != title) damaged(line);
   if (!std::getline(lines, line)) damaged("");
   std::size_t noted = 0;
   if (!(std::istringstream(line) >> noted)) damaged(line);
@@ -106,21 +104,8 @@ CostTable::Noted CostTable::read(const std::string& text, std::size_t buckets) {
       "resume with the data that the run was started with, or start a new run (run.resume = false)",
       "the checkpoint's costs are of {} buckets, the data has {}", noted, buckets);
   const auto is_time = [](double v) { return v >= 0 && std::isfinite(v); };
-  Noted n{{}, std::vector<double>(buckets), std::vector<double>(buckets)};
-  if (format_1) {
-    // One line for each exchange, newest last: the step, then pairs of seconds and weight.
-    std::string last;
-    while (std::getline(lines, line)) last = line;
-    std::istringstream numbers(last);
-    std::int64_t step = 0;
-    if (!last.empty() && !(numbers >> step)) damaged(last);
-    for (std::size_t b = 0; b < buckets && !last.empty(); ++b)
-      if (!(numbers >> n.seconds[b] >> n.weight[b]) || !is_time(n.seconds[b]) ||
-          !is_time(n.weight[b]))
-        damaged(last);
-    return n;
-  }
-  n.planned.resize(buckets);
+  Noted n{std::vector<Planned>(buckets), std::vector<double>(buckets),
+          std::vector<double>(buckets)};
   for (std::size_t b = 0; b < buckets; ++b) {
     if (!std::getline(lines, line)) damaged("");
     std::istringstream numbers(line);
@@ -133,16 +118,14 @@ CostTable::Noted CostTable::read(const std::string& text, std::size_t buckets) {
 
 void CostTable::from_text(const std::string& text) {
   Noted n = read(text, planned_.size());
-  if (!n.planned.empty()) {
-    bool same_batches = true;
-    for (std::size_t b = 0; b < planned_.size(); ++b) {
-      if (n.planned[b].clips == planned_[b].clips) continue;
-      same_batches = false;
-      n.seconds[b] = n.weight[b] = 0;  // measured on micro-batches of another size
-    }
-    // The run keeps the costs it started with, so that a restart places micro-batches as before.
-    if (same_batches) planned_ = std::move(n.planned);
+  bool same_batches = true;
+  for (std::size_t b = 0; b < planned_.size(); ++b) {
+    if (n.planned[b].clips == planned_[b].clips) continue;
+    same_batches = false;
+    n.seconds[b] = n.weight[b] = 0;  // measured on micro-batches of another size
   }
+  // The run keeps the costs it started with, so that a restart places micro-batches as before.
+  if (same_batches) planned_ = std::move(n.planned);
   seconds_ = std::move(n.seconds);
   weight_ = std::move(n.weight);
 }

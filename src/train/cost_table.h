@@ -41,15 +41,14 @@ class CostTable {
   // more or less for lack of memory, or a newer planner counts differently. It plans anew if a
   // bucket's micro-batches have another number of clips.
   std::string to_text() const;
-  // Also reads format 1, from which only the measured seconds are used. Exit::checkpoint if the
-  // text cannot be read or has another number of buckets.
+  // Exit::checkpoint if the text cannot be read or has another number of buckets.
   void from_text(const std::string& text);
   // [bucket] Only the measured seconds of such a text, 0 where there are none. Exit::checkpoint as
   // from_text().
   static std::vector<double> seconds_in(const std::string& text, std::size_t buckets);
 
  private:
-  // The contents of a text. `planned` is empty in format 1.
+  // The contents of a text.
   struct Noted {
     std::vector<Planned> planned;
     std::vector<double> seconds, weight;

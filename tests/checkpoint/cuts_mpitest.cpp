@@ -1,5 +1,5 @@
 // Arrays in stretches: who writes what, restarts at other rank counts and other cuts, thousands of
-// stretches, and checkpoints of format 1, which knew no stretches.
+// stretches.
 #include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -200,71 +200,6 @@ TEST_F(CheckpointCuts, ThousandsOfStretchesStayCheap) {
     }
   EXPECT_EQ(wrong, 0);
   on_root([&] { EXPECT_LT(fs::file_size(run / "step_1" / "manifest.json"), 8000u); });
-}
-
-TEST_F(CheckpointCuts, FormatOneIsStillRead) {
-  on_root([&] {
-    // As weft wrote it before arrays had cuts: rank r of n has elements [len*r/n, len*(r+1)/n).
-    const fs::path dir = run / "step_12";
-    fs::create_directories(dir);
-    constexpr std::int64_t shards = 3;
-    using json = nlohmann::ordered_json;
-    json j = {{"schema", "weft-checkpoint-1"}, {"step", 12},
-              {"build", "weft test"},          {"deck", info(12).deck},
-              {"notes", json::object()},       {"dtype", "f32, little-endian"},
-              {"block_bytes", 16 << 20},       {"hash", "XXH3-128"}};
-    j["arrays"] = {{{"name", "master"}, {"elements", length}},
-                   {{"name", "average"}, {"elements", length}}};
-    j["tensors"] = {{{"name", "w"}, {"shape", {length}}, {"offset", 0}}};
-    j["shards"] = json::array();
-    Hasher state;
-    for (std::int64_t r = 0; r < shards; ++r) {
-      const std::int64_t begin = length * r / shards, end = length * (r + 1) / shards;
-      std::string bytes;
-      for (int a = 0; a < 2; ++a)
-        for (std::int64_t i = begin; i < end; ++i) {
-          const float v = value(12, a, i);
-          bytes.append(reinterpret_cast<const char*>(&v), sizeof v);
-        }
-      const std::string name = "shard_000" + std::to_string(r) + ".bin";
-      std::ofstream(dir / name, std::ios::binary) << bytes;
-      const Hash128 hash = hash128(bytes);
-      state.add(std::as_bytes(std::span(&hash, 1)));
-      json ranges = json::array();
-      for (int a = 0; a < 2; ++a)
-        ranges.push_back({{"array", a == 0 ? "master" : "average"},
-                          {"begin", begin},
-                          {"end", end},
-                          {"offset", a * (end - begin) * 4}});
-      j["shards"].push_back({{"file", name},
-                             {"bytes", bytes.size()},
-                             {"ranges", ranges},
-                             {"blocks", {to_hex(hash)}}});
-    }
-    j["state_hash"] = to_hex(state.value());
-    const auto write = [&](const json& manifest) {
-      std::string text = dump_json(manifest, 1);
-      text.resize(text.size() - 2);
-      text += ",\n \"manifest_hash\": \"" + to_hex(hash128(text)) + "\"\n}\n";
-      std::ofstream(dir / "manifest.json", std::ios::binary) << text;
-    };
-    write(j);
-    fs::create_symlink("step_12", run / "latest");
-    expect_state(Checkpoint::open(dir), 12);
-
-    json forged = j;
-    forged["shards"][1]["ranges"][0]["begin"] = 0;
-    write(forged);
-    EXPECT_NE(refusal(dir).find("the entry of shard_0001.bin contradicts the arrays"),
-              std::string::npos);
-    write(j);
-  });
-  EXPECT_EQ(newest(), 12);
-  // And the run goes on from it, in cuts.
-  State s;
-  fill(s, 13);
-  save_cut(MPI_COMM_WORLD, run, s, uneven, 13);
-  EXPECT_EQ(newest(), 13);
 }
 
 }  // namespace

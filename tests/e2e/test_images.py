@@ -245,6 +245,25 @@ class Images(WeftTest):
         self.assertEqual(counts["254"], (4, 1))
         self.assertIn("ingest.ignore_label = 255", warnings[-1])
 
+    def test_values_of_classes_by_list(self):
+        self.label("a.png", [0] * 8 + [255] * 4)
+        counts, warnings = self.classes("ingest.label_values=[0, 255]")
+        self.assertEqual((counts, warnings), ({"unlabelled": (0, 0), "0": (8, 1), "1": (4, 1)}, []))
+        self.label("a.png", [0] * 8 + [128] * 4)
+        job = self.ingest_images("ingest.labels=labels", "ingest.label_values=[0, 255]", source="images", ranks=1, expect=None)
+        self.refused(job, DATA, "labels/a.png has the value 128", "ingest.label_values = [0, 255]")
+
+    def test_names_that_end_differently(self):
+        self.label("a.png", [1] * 12)
+        (self.dir / "images/a.png").rename(self.dir / "images/a_left.png")
+        for name in ("a_ids.png", "a_colour.png"):
+            (self.dir / "labels" / name).write_bytes((self.dir / "labels/a.png").read_bytes())
+        (self.dir / "labels/a.png").unlink()
+        job = self.ingest_images("ingest.labels=labels", "ingest.image_suffix=_left", "ingest.label_suffix=_ids", source="images",
+                                 ranks=1)
+        self.assertIn("left out of labels: 1 file (.png 1)", job.err)
+        self.assertIn("1 image,", self.inspect("images.h5"))
+
     def test_the_palette_of_the_labels_is_kept(self):
         self.label("a.png", [0] * 6 + [1] * 6, palette=bytes([9, 8, 7, 200, 30, 40]))
         self.classes("ingest.first_label=0")

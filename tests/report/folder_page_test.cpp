@@ -138,6 +138,9 @@ TEST_F(FolderPage, PagesOfOthersAreLeftAsTheyAre) {
   EXPECT_THAT(html, HasSubstr("c/report.html is not a page of weft"));
   EXPECT_THROW(report({path("runs/c")}), Error);
   EXPECT_EQ(read("runs/c/report.html"), "<title>mine</title>");
+  EXPECT_EQ(report({path("runs/c")}, "", path("mine.html")), 0);
+  EXPECT_THAT(read("mine.html"), HasSubstr("<h2>Loss</h2>"));
+  EXPECT_THROW(report({path("runs")}, "", path("index.html")), Error) << "it links to its jobs";
   // Nor is an index replaced, and then no job's page is written either.
   write("runs/index.html", "");
   fs::remove(dir_ / "runs/a/report.html");

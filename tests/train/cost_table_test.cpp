@@ -143,13 +143,6 @@ TEST(CostTable, OtherBatchesArePlannedAnew) {
   EXPECT_EQ(CostTable::seconds_in(t.to_text(), 2), (std::vector<double>{1, 2}));
 }
 
-TEST(CostTable, ReadsTheTimesOfFormat1) {
-  CostTable t = make(2);
-  t.from_text("weft costs 1\n2 10 20\n9 1 3 2 4\n21 1.5 7 2.5 8\n");
-  EXPECT_EQ(t.seconds(), (std::vector<double>{1.5, 2.5}));
-  EXPECT_EQ(t.cost(1), 20);
-}
-
 TEST(CostTable, DamagedTextIsRefused) {
   CostTable t = make(2);
   measure(t, 0, 1, 2);
@@ -161,7 +154,7 @@ TEST(CostTable, DamagedTextIsRefused) {
                              good.substr(0, good.size() / 2),
                              "weft costs 2\n2\n2 10 -1 0\n2 20 0 0\n",
                              "weft costs 2\n2\n2 ten 1 0\n2 20 0 0\n",
-                             "weft costs 1\n2 10 20\n8 1 1 nothing\n",
+                             "weft costs 1\n2 10 20\n",
                              make(3).to_text()};
   for (const std::string& text : bad) {
     try {

@@ -356,6 +356,10 @@ void ingest_rows(Rows& r, IngestDeck& d) {
          "fpath_segm, width, height), or a folder.");
   r.path("labels", d.labels,
          "The folder of the label maps, if ingest.images is a folder: PNGs of the same names.");
+  r.text("image_suffix", d.image_suffix,
+         "What the names in the folder ingest.images end with, before the ending: _leftImg8bit.");
+  r.text("label_suffix", d.label_suffix,
+         "The same in ingest.labels: _gtFine_labelTrainIds. Files without it are left out.");
   r.path("root", d.root, "Where the paths of the list begin; empty: in the list's folder.");
   r.number("num_classes", d.num_classes, 0, 255,
            "Classes of the labelled images: a label above is an error; 0 does not check.");
@@ -366,6 +370,9 @@ void ingest_rows(Rows& r, IngestDeck& d) {
        "ignore_label", d.ignore_label, -1, 255,
        "Values of pixels that stay unlabelled (ignore_index), often 255; one needs no brackets.")
       .or_one = true;
+  r.number("label_values", d.label_values, 0, 255,
+           "Values of the classes 0, 1, ... in the label maps, as in [0, 255] for a mask; empty: "
+           "all from first_label on.");
   r.path("class_names", d.class_names,
          "File with the names of the classes, one a line, or a .csv with a column Name.");
   r.flag("strict", d.strict, "End with exit code 3 if any input had to be skipped.");

@@ -30,10 +30,10 @@ struct IngestDeck {
   bool keep_duplicates = false;
   // Labelled images instead (data/ingest/ingest_images.h): a list or a folder, and what goes with
   // it.
-  std::string images, labels, root, class_names;
+  std::string images, labels, image_suffix, label_suffix, root, class_names;
   std::int64_t num_classes = 0;
   std::int64_t first_label = 1;
-  std::vector<std::int64_t> ignore_label;
+  std::vector<std::int64_t> ignore_label, label_values;
 };
 DeckTable ingest_table();
 

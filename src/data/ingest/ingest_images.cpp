@@ -66,16 +66,24 @@ std::vector<ImagePair> read_image_list(const IngestDeck& deck, const MediaDeck& 
   return pairs;
 }
 
-// Files of a folder by their paths from there without an ending, sorted.
+// Files of a folder whose names end with `suffix`, by their paths from there without it and the
+// ending, sorted.
 std::map<std::string, std::string> files_of(const std::string& folder, const std::string& other,
+                                            const std::string& suffix,
                                             const std::function<bool(const std::string&)>& wanted) {
-  const FolderFiles found = files_below(folder, wanted, other);
+  const auto stem = [](const fs::path& path) {
+    return fs::path(path).replace_extension().string();
+  };
+  const FolderFiles found = files_below(
+      folder, [&](const std::string& name) { return wanted(name) && stem(name).ends_with(suffix); },
+      other);
   tell_left_out(folder, found.left_out, found.only_hidden);
   std::map<std::string, std::string> files;
   for (const std::string& path : found.files) {
     const fs::path below = fs::path(path).lexically_relative(folder);
-    const auto [known, added] =
-        files.emplace(fs::path(below).replace_extension().string(), below.string());
+    std::string key = stem(below);
+    key.resize(key.size() - suffix.size());
+    const auto [known, added] = files.emplace(key, below.string());
     WEFT_CHECK(added, Exit::data, "rename one of them, and its labels",
                "folder {} has {} and {}, which have the same labels", folder, known->second,
                below.string());
@@ -89,17 +97,19 @@ std::vector<ImagePair> read_folders(const IngestDeck& deck) {
              "set ingest.labels to the folder of the label maps",
              "ingest.images is the folder {}, and ingest.labels = \"{}\" is none", deck.images,
              deck.labels);
-  auto labels = files_of(deck.labels, deck.images,
+  auto labels = files_of(deck.labels, deck.images, deck.label_suffix,
                          [](const std::string& name) { return ending_of(name) == ".png"; });
   std::vector<ImagePair> pairs;
-  for (const auto& [stem, file] : files_of(deck.images, deck.labels, is_picture_name)) {
+  for (const auto& [stem, file] :
+       files_of(deck.images, deck.labels, deck.image_suffix, is_picture_name)) {
     const auto found = labels.extract(stem);
-    pairs.push_back(
-        {(fs::path(deck.images) / file).string(),
-         (fs::path(deck.labels) / (found.empty() ? stem + ".png" : found.mapped())).string(),
-         file,
-         "",
-         {}});
+    pairs.push_back({(fs::path(deck.images) / file).string(),
+                     (fs::path(deck.labels) /
+                      (found.empty() ? stem + deck.label_suffix + ".png" : found.mapped()))
+                         .string(),
+                     file,
+                     "",
+                     {}});
   }
   if (!labels.empty())
     tell_left_out(deck.labels, counted(std::ssize(labels), "label map") + " without a picture");
@@ -107,11 +117,11 @@ std::vector<ImagePair> read_folders(const IngestDeck& deck) {
 }
 
 // ingest.images is a folder, then ingest.labels is one too: files in them and below are matched by
-// their paths from there without an ending, sorted; a picture without labels has a path there that
-// does not exist, labels without a picture are left out and counted. Or it is a list, JSON lines or
-// CSV, with fpath_img, fpath_segm and perhaps width and height (.odgt): paths count from
-// ingest.root, by default the list's folder. Throws Exit::data, naming the line, for a list that
-// cannot be read.
+// their paths from there without ingest.image_suffix, label_suffix and ending, sorted; a picture
+// without labels has a path there that does not exist, labels without a picture are left out and
+// counted. Or it is a list, JSON lines or CSV, with fpath_img, fpath_segm and perhaps width and
+// height (.odgt): paths count from ingest.root, by default the list's folder. Throws Exit::data,
+// naming the line, for a list that cannot be read.
 std::vector<ImagePair> list_images(const IngestDeck& deck, const MediaDeck& limits) {
   std::error_code none;
   const bool folder = fs::is_directory(deck.images, none);
@@ -167,30 +177,37 @@ std::string turned_hint(ImageSize a, ImageSize b, const MediaDeck& limits) {
 class LabelValues {
  public:
   LabelValues(const IngestDeck& deck, std::int64_t num_classes)
-      : first_(deck.first_label), classes_(num_classes) {
+      : first_(deck.first_label), classes_(num_classes), listed_(deck.label_values) {
     for (const std::int64_t value : deck.ignore_label)
       if (value >= 0) ignored_.insert(value);
   }
 
   std::string identity() const {
-    return fmt::format("{} {} {}", classes_, first_,
-                       ignored_.empty() ? "-1" : fmt::format("{}", fmt::join(ignored_, " ")));
+    return fmt::format("{} {} {}{}", classes_, first_,
+                       ignored_.empty() ? "-1" : fmt::format("{}", fmt::join(ignored_, " ")),
+                       listed_.empty() ? "" : fmt::format(" of {}", fmt::join(listed_, " ")));
   }
   // Of a value of a file; may be above the number of classes.
   std::int64_t stored(std::int64_t value) const {
-    return ignored_.contains(value) || value < first_ ? 0 : value - first_ + 1;
+    if (ignored_.contains(value)) return 0;
+    if (listed_.empty()) return value < first_ ? 0 : value - first_ + 1;
+    const auto found = std::ranges::find(listed_, value);
+    return found == listed_.end() ? 256 : found - listed_.begin() + 1;
   }
   // Exit::data for a class that there is not.
   void convert(const std::string& path, std::vector<std::uint8_t>& values) const {
     std::array<bool, 256> there{};
     for (const std::uint8_t v : values) there[v] = true;
     const std::int64_t most = classes_ > 0 ? classes_ : 255;
+    const std::string rule =
+        listed_.empty() ? fmt::format("ingest.num_classes = {} (value {} is class 0{})", most,
+                                      first_, first_ > 0 ? ", lower ones are unlabelled" : "")
+                        : fmt::format("ingest.label_values = [{}]", fmt::join(listed_, ", "));
     for (std::int64_t v = 255; v >= 0; --v)
       WEFT_CHECK(!there[v] || stored(v) <= most, Exit::data,
                  v == 255 ? "ingest.ignore_label = 255 leaves such pixels unlabelled"
                           : "give all classes, or see ingest.first_label and ignore_label",
-                 "{} has the value {}, ingest.num_classes = {} (value {} is class 0{})", path, v,
-                 most, first_, first_ > 0 ? ", lower ones are unlabelled" : "");
+                 "{} has the value {}, {}", path, v, rule);
     for (std::uint8_t& v : values) v = static_cast<std::uint8_t>(stored(v));
   }
   // A palette of file values as one of stored labels.
@@ -209,6 +226,7 @@ class LabelValues {
  private:
   std::int64_t first_, classes_;
   std::set<std::int64_t> ignored_;
+  std::vector<std::int64_t> listed_;  // of class 0, 1, ...; empty: all from first_ on
 };
 
 Decoded decode(const ImagePair& pair, const LabelValues& values, const MediaDeck& limits) {

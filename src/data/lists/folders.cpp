@@ -118,6 +118,8 @@ std::string count_by_ending(const std::vector<std::string>& others,
   std::int64_t all = 0;
   for (const std::string& file : others) {
     const std::string ending = ending_of(file);
+    if (file.ends_with("_caption.txt") && stems.contains(file.substr(0, file.size() - 12)))
+      continue;
     if ((ending == ".txt" || ending == ".json") && stems.contains(without_ending(file))) continue;
     ++count[ending];
     ++all;

@@ -291,8 +291,8 @@ std::string read_caption(F&& value, const std::string& where) {
 }
 
 std::string caption_beside(const fs::path& file) {
-  for (const char* ending : {".txt", ".TXT", ".Txt"}) {
-    const std::string path = fs::path(file).replace_extension(ending).string();
+  for (const char* ending : {".txt", ".TXT", ".Txt", "_caption.txt"}) {
+    const std::string path = fs::path(file).replace_extension().string() + ending;
     std::error_code none;
     if (path != file && fs::is_regular_file(path, none))
       return std::string(trimmed(
