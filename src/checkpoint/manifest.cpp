@@ -431,16 +431,7 @@ static void probe_open_files() {
 // now rather than at the first save, hours into the training.
 void probe_directory(const fs::path& run_dir, int rank) {
   probe_open_files();
-  std::error_code ec;
-  fs::create_directories(run_dir, ec);
-  if (ec)
-    throw Error(Exit::checkpoint,
-                fmt::format("cannot create directory {}: {}", run_dir.string(),
-                            fs::is_symlink(run_dir)
-                                ? fmt::format("it is a link to {}, which does not exist",
-                                              fs::read_symlink(run_dir).string())
-                                : ec.message()),
-                "set run.dir to a place that every host can write to", __FILE__, __LINE__);
+  make_folders(run_dir, Exit::checkpoint, "set run.dir to a place that every host can write to");
   const fs::path probe = run_dir / fmt::format(".probe_{}_{}", rank, getpid());
   ::unlink(probe.c_str());
   try {

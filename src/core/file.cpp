@@ -274,6 +274,17 @@ std::string folder_identity(const std::string& path) {
   return fmt::format("{}", fmt::join(files, "; "));
 }
 
+void make_folders(const std::filesystem::path& folder, Exit code, const std::string& hint) {
+  namespace fs = std::filesystem;
+  std::error_code failed, none;
+  fs::create_directories(folder, failed);
+  const fs::path target = failed ? fs::read_symlink(folder, none) : "";
+  WEFT_CHECK(!failed, code, hint, "cannot make the folder {}: {}", folder.string(),
+             target.empty()
+                 ? failed.message()
+                 : fmt::format("it is a link to {}, which is no folder", target.string()));
+}
+
 void make_own_folder(const std::filesystem::path& folder, Exit code) {
   namespace fs = std::filesystem;
   const fs::path path = folder.has_filename() ? folder : folder.parent_path();  // without a slash
@@ -291,10 +302,9 @@ void make_own_folder(const std::filesystem::path& folder, Exit code) {
 FolderLock::FolderLock(std::filesystem::path file, const std::string& what, const std::string& key,
                        Exit code)
     : path_(std::move(file)) {
-  std::error_code failed;
-  if (path_.has_parent_path()) std::filesystem::create_directories(path_.parent_path(), failed);
-  WEFT_CHECK(!failed, code, fmt::format("choose another {}, or check its permissions", key),
-             "cannot make the folder {}: {}", path_.parent_path().string(), failed.message());
+  if (path_.has_parent_path())
+    make_folders(path_.parent_path(), code,
+                 fmt::format("choose another {}, or check its permissions", key));
   for (;;) {
     fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     WEFT_CHECK(fd_ >= 0, code,

@@ -92,7 +92,9 @@ void replace_file(const std::filesystem::path& path, std::string_view text, Exit
 // Renames `from` to `to` atomically; throws Error(code) with both names.
 void rename_file(const std::filesystem::path& from, const std::filesystem::path& to, Exit code);
 
-// Makes the folder, and those above it. Error(code) where a link or a file has its place: a path
+// Makes the folder, and those above it. Error(code, hint) where it cannot.
+void make_folders(const std::filesystem::path& folder, Exit code, const std::string& hint);
+// The same; Error(code) where a link or a file has its place: a path
 // that a user names may be a link, but below it results must not go elsewhere.
 void make_own_folder(const std::filesystem::path& folder, Exit code);
 

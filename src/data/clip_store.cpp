@@ -10,6 +10,7 @@
 #include <bit>
 #include <cstring>
 #include <filesystem>
+#include <sstream>
 #include <utility>
 
 #include "core/error.h"
@@ -463,14 +464,33 @@ std::string encoder_in(const std::string& text) {
   return at == text.npos ? "" : text.substr(at, text.find('\n', at) - at);
 }
 
+std::string checkpoint_in(const std::string& text) {
+  const std::string_view name = "manifest.json ";
+  const std::size_t at = text.find(name);
+  if (at == text.npos) return "";
+  std::istringstream in(text.substr(at + name.size()));
+  std::string size, time, step, kind;
+  in >> size >> time >> step >> kind;
+  return fmt::format("{} {} {}", size, step, kind);
+}
+
 void check_encoders(const std::vector<std::string>& paths) {
-  std::string first, store;
+  struct Known {
+    std::string value, store;
+  } texts, clips;
+  const auto differs = [](Known& first, const std::string& value, const std::string& store) {
+    if (first.value.empty()) first = {value, store};
+    return !value.empty() && value != first.value;
+  };
   for (const std::string& path : log::rank() == 0 ? paths : std::vector<std::string>()) {
-    const std::string encoder = encoder_in(stored_made_by(path));
-    WEFT_CHECK(first.empty() || encoder.empty() || encoder == first, Exit::data,
+    const std::string made_by = stored_made_by(path);
+    WEFT_CHECK(!differs(texts, encoder_in(made_by), path), Exit::data,
                "encode all stores with one tokenizer and one t5.weights",
-               "the captions of {} and {} were encoded by different text encoders", store, path);
-    if (first.empty()) first = encoder, store = path;
+               "the captions of {} and {} were encoded by different text encoders", texts.store,
+               path);
+    WEFT_CHECK(!differs(clips, checkpoint_in(made_by), path), Exit::data,
+               "encode all stores with one checkpoint of the VAE",
+               "the clips of {} and {} were encoded by different checkpoints", clips.store, path);
   }
 }
 

@@ -69,8 +69,12 @@ inline constexpr const char* encoder_mark = "tokenizer xxh3";
 // That part of a text with such a line, to compare; "" of one without, or of an older weft.
 std::string encoder_in(const std::string& text);
 
-// Exit::data where the captions of two of these stores were encoded by different text encoders. On
-// rank 0.
+// Size, step and kind ("ema") of the checkpoint that a ModelSource::identity() in a text names; ""
+// of other weights. Without its time, which a copy does not keep.
+std::string checkpoint_in(const std::string& text);
+
+// Exit::data where the captions of two of these stores were encoded by different text encoders, or
+// their clips by different checkpoints of a VAE. On rank 0.
 void check_encoders(const std::vector<std::string>& paths);
 
 // The captions of a source's clips by permanent id ("" = none). Exit::usage for images.

@@ -291,11 +291,8 @@ std::vector<std::string> StoreReader::strings(hid_t group, const std::string& wh
 
 StoreWriter::StoreWriter(const std::string& path, const char* kind, bool aligned)
     : path_(path), temporary_(path + ".tmp"), kind_(kind) {
-  std::error_code failed;
   if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty())
-    std::filesystem::create_directories(folder, failed);
-  WEFT_CHECK(!failed, Exit::data, "name a path in a folder that can be made", "cannot write {}: {}",
-             path, failed.message());
+    make_folders(folder, Exit::data, "name a path in a folder that can be made");
   const h5::Handle access = h5::file_access();
   if (aligned) H5Pset_alignment(access, hsize_t{4} << 20, hsize_t{1} << 20);
   // The first HDF5 format with checksums over its structure; readable since HDF5 1.10 (2016).

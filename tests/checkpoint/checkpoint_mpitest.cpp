@@ -250,7 +250,7 @@ TEST_F(CheckpointTest, DirectoryThatCannotBeWrittenIsRefusedAtOnce) {
     FAIL() << "a directory below a file";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Exit::checkpoint);
-    EXPECT_NE(std::string(e.what()).find("cannot create directory"), std::string::npos);
+    EXPECT_NE(std::string(e.what()).find("cannot make the folder"), std::string::npos);
   }
 }
 

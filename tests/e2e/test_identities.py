@@ -165,6 +165,10 @@ class Identities(WeftTest):
         self.refused(job, DATA, "latents.h5 was encoded with another checkpoint than vae.weights = vae")
         job = self.trains("samples", *own, *clips, "samples.every=1", "samples.prompts=['x']", expect=None)
         self.refused(job, DATA, "latents.h5 was encoded with another checkpoint")
+        self.one("encode", "deck.toml", "data.path=clips.h5", "encode.output=other.h5", "encode.text=false")
+        for pair in (('data.path=["latents.h5","other.h5"]',), ("data.path=latents.h5", "validation.path=other.h5")):
+            job = self.trains("wrong", "model.in_channels=4", *pair, expect=None)
+            self.refused(job, DATA, "latents.h5 and other.h5 were encoded by different checkpoints")
 
     def test_latents_in_a_mix_one_scale_and_shift(self):
         self.append(VAE)

@@ -174,9 +174,8 @@ bool is_whole(const fs::path& directory, const NamedFile& file) {
 Json ManifestLine::parsed() const { return parse_json<Json>(text); }
 
 ManifestLines Manifest::gather(const fs::path& directory, const std::string& stem) {
+  make_folders(directory, Exit::data, "choose another output folder, or check its permissions");
   std::error_code failed;
-  fs::create_directories(directory, failed);
-  if (failed) fail(directory, failed.message());
   ManifestLines lines = gathered(directory, stem);
   const std::vector<fs::path> parts = parts_in(directory, stem, failed);
   WEFT_CHECK(!failed, Exit::data, "check its permissions", "cannot list {}: {}", directory.string(),

@@ -99,10 +99,7 @@ int evaluate_held_out(const Deck& deck, const ListStart& start, MPI_Comm world) 
                 {"data", evaluated_data(deck)},
                 {"build", version_line()}};
   const std::string table = result.text() + "\n";
-  std::error_code failed;
-  fs::create_directories(e.output, failed);
-  WEFT_CHECK(!failed, Exit::data, "choose another evaluate.output", "cannot make {}: {}", e.output,
-             failed.message());
+  make_folders(e.output, Exit::data, "choose another evaluate.output");
   const auto write = [&](const char* name, const std::string& text) {
     replace_file(fs::path(e.output) / name, text, Exit::data, Durable::no);
   };

@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
-#include <sstream>
 #include <vector>
 
 #include "config/deck_table.h"
@@ -88,34 +87,15 @@ ClipParts::ClipParts(const Deck& deck)
              "{}: latents of the model cannot be decoded", codec->lacks_scale());
 }
 
-namespace {
-
-// Size, step and kind of the checkpoint in a ModelSource::identity(); "" of other weights. Without
-// its time, which a copy does not keep.
-std::string checkpoint_in(const std::string& identity) {
-  std::istringstream in(identity);
-  std::string file, size, time, step, kind;
-  in >> file >> size >> time >> step >> kind;
-  return file == "manifest.json" ? fmt::format("{} {} {}", size, step, kind) : "";
-}
-
-}  // namespace
-
 void check_codec_of_latents(const Deck& deck, const VideoCodec& codec, const ModelSource& weights) {
-  std::string label = codec.name() + " ";  // of the line that `weft encode` has written
-  for (char& c : label) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   const std::string now = checkpoint_in(weights.identity());
   for (const std::string& store : deck.data.all_paths()) {
-    std::istringstream made_by(stored_made_by(store));
-    for (std::string line; std::getline(made_by, line);) {
-      if (!line.starts_with(label)) continue;
-      const std::string then = checkpoint_in(line.substr(label.size()));
-      WEFT_CHECK(then.empty() || now.empty() || then == now, Exit::data,
-                 "name the checkpoint that it was encoded with (RUN/step_N), or encode again and "
-                 "train in a new run.dir",
-                 "data.path = {} was encoded with another checkpoint than {} = {}", store,
-                 codec.weights().key, codec.weights().value);
-    }
+    const std::string then = checkpoint_in(stored_made_by(store));
+    WEFT_CHECK(then.empty() || now.empty() || then == now, Exit::data,
+               "name the checkpoint that it was encoded with (RUN/step_N), or encode again and "
+               "train in a new run.dir",
+               "data.path = {} was encoded with another checkpoint than {} = {}", store,
+               codec.weights().key, codec.weights().value);
   }
 }
 

@@ -49,7 +49,7 @@ void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step,
   const auto first = std::ranges::find(there, false);
   const auto end = std::find(there.rbegin(), there.rend(), false).base();
   if (first != there.end())
-    log::warn("{} has no line of {} of the {} done, between \"step\" {} and {}: curves have gaps",
+    log::warn("{} has no line of {} of the {} done (\"step\" {} to {}): curves have gaps",
               path.string(), std::ranges::count(there, false), counted(first_step, "step"),
               first - there.begin(), end - there.begin() - 1);
 }
