@@ -203,6 +203,8 @@ TEST(Deck, KnowsWhichTextsArePaths) {
                                         "generate.refine",
                                         "generate.resolution",
                                         "generate.sample_name",
+                                        "ingest.image_suffix",
+                                        "ingest.label_suffix",
                                         "ingest.max",
                                         "ingest.min",
                                         "lora.targets",
