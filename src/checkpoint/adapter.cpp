@@ -11,6 +11,7 @@
 #include "config/deck.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/file_kind.h"
 #include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
@@ -111,9 +112,10 @@ bool is_taken(const std::string& key, const ordered_json& value) {
 
 PeftConfig read_config(const fs::path& path) {
   const std::string where = path.string();
+  const char* hint = "PEFT writes it with the adapter's tensors: copy both again";
+  refuse_other_kind(path, Exit::data, hint);
   try {
-    const auto j = parse_json<ordered_json>(
-        read_whole(path, 1 << 20, Exit::data, "this is not PEFT's adapter_config.json"));
+    const auto j = parse_json<ordered_json>(read_whole(path, 1 << 20, Exit::data, hint));
     const std::string type = j.value("peft_type", "");
     WEFT_CHECK(type == "LORA", Exit::data, "weft takes peft_type \"LORA\" alone",
                "{}: peft_type is \"{}\"", where, printable(type));
@@ -136,7 +138,7 @@ PeftConfig read_config(const fs::path& path) {
     throw Error(
         Exit::data,
         fmt::format("{}: not the configuration of an adapter: {}", where, printable(e.what())),
-        "PEFT writes it with the adapter's tensors: copy both again", __FILE__, __LINE__);
+        hint, __FILE__, __LINE__);
   }
 }
 
@@ -246,8 +248,12 @@ Adapter read_adapter(const fs::path& path) {
              "copy both files again, as weft export wrote them",
              "{} says {}, but {} was written with {}", config_file.string(), scale_text(config),
              file.string(), printable(scale));
-  for (const SafetensorEntry& e : tensors.entries())
-    add_half(adapter, e.name, e.shape) = tensors.read_f32(e);
+  for (const SafetensorEntry& e : tensors.entries()) {
+    std::vector<float>& values = add_half(adapter, e.name, e.shape) = tensors.read_f32(e);
+    WEFT_CHECK(std::ranges::all_of(values, [](float v) { return std::isfinite(v); }), Exit::data,
+               "the file is damaged, or its training failed: name another one",
+               "{}: tensor {} has values that are not finite", file.string(), printable(e.name));
+  }
   check_halves(adapter);
   for (auto& [name, layer] : adapter.layers) {
     WEFT_CHECK(layer.rank == config.rank, Exit::data,

@@ -600,7 +600,8 @@ void point_link(const fs::path& run_dir, const char* name, std::int64_t step) {
            "the file system must know symbolic links");
   pass("linked");
   if (const fs::path copy = run_dir / name; step_of_copy(copy)) {
-    const fs::path aside = run_dir / (std::string(name) + ".copy");
+    fs::path aside = run_dir / (std::string(name) + ".copy");
+    while (fs::exists(aside)) aside += "_";  // a copy of a copy
     log::warn("{} was a folder, as copies that follow links have it (scp -r): it is {} now",
               copy.string(), aside.string());
     rename_file(copy, aside, Exit::checkpoint);

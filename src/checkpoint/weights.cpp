@@ -219,7 +219,8 @@ void check_weights(WeightFiles& files, const ParameterTable& whole, const Weight
   for (const WeightFiles::Tensor& t : files.tensors()) {
     held.push_back(t.name);
     if (taken.contains(t.name)) {
-      if (!names.matching) check_floating(t.entry, files.file_of(t));
+      if (!names.matching || t.entry.type.find('F') != t.entry.type.npos)
+        check_floating(t.entry, files.file_of(t));
     } else if (!t.name.ends_with(".num_batches_tracked") && !(names.spare && names.spare(t.name))) {
       unexpected.push_back(&t);
       // Parameters are floating: the rest are counts, positions, a tokenizer's bytes.
@@ -240,8 +241,7 @@ void check_weights(WeightFiles& files, const ParameterTable& whole, const Weight
         __FILE__, __LINE__);
   }
   if (!buffers.empty())
-    log::info("weights   {}: {} that are no weights are not read: {}", path,
-              counted(std::ssize(buffers), "tensor"), few_of(buffers));
+    log::info("weights   {}: not read, as they are no weights: {}", path, few_of(buffers));
   for (const auto& p : whole.all()) {
     if (!is_meant(*p, names)) continue;
     const std::string name = name_in_files(*p, names);

@@ -278,11 +278,13 @@ void make_folders(const std::filesystem::path& folder, Exit code, const std::str
   namespace fs = std::filesystem;
   std::error_code failed, none;
   fs::create_directories(folder, failed);
-  const fs::path target = failed ? fs::read_symlink(folder, none) : "";
-  WEFT_CHECK(!failed, code, hint, "cannot make the folder {}: {}", folder.string(),
-             target.empty()
-                 ? failed.message()
-                 : fmt::format("it is a link to {}, which is no folder", target.string()));
+  if (!failed) return;
+  std::string why = failed.message();
+  for (fs::path p = folder; !p.empty() && p != p.parent_path(); p = p.parent_path())
+    if (fs::is_symlink(p, none) && !fs::is_directory(p, none))
+      why = fmt::format("{} is a link to {}, which is no folder", p.string(),
+                        fs::read_symlink(p, none).string());
+  WEFT_CHECK(false, code, hint, "cannot make the folder {}: {}", folder.string(), why);
 }
 
 void make_own_folder(const std::filesystem::path& folder, Exit code) {

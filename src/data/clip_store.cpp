@@ -405,7 +405,7 @@ bool is_hdf5(const std::string& path) {
 void warn_of_replacing(const std::string& path) {
   std::error_code none;
   if (log::rank() == 0 && std::filesystem::exists(path, none))
-    log::warn("{} is there already: the new store replaces it once it is complete", path);
+    log::warn("{} is there already: the new one replaces it once it is complete", path);
 }
 
 void check_store_path(const std::string& path, const std::string& key) {

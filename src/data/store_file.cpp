@@ -23,6 +23,7 @@
 #include "core/error.h"
 #include "core/faults.h"
 #include "core/file.h"
+#include "core/file_kind.h"
 #include "core/hash.h"
 #include "core/log.h"
 #include "data/clip_store.h"
@@ -297,6 +298,7 @@ StoreFacts open_checked(const std::string& path, const std::function<void()>& al
         "clips in memory, for example for weft plan");
     throw;
   }
+  if (!is_hdf5(path)) refuse_other_kind(path, Exit::data, "data.path must be a store");
   WEFT_CHECK(is_hdf5(path), Exit::data, "data.path must be a file that `weft ingest` made",
              "{} is not an HDF5 file and so not a clip store", path);
   const h5::QuietErrors quiet;

@@ -78,6 +78,7 @@ int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
     }
   }
   if (!request.features.empty()) {
+    warn_of_replacing(request.features);
     const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
     set_threads(static_cast<int>(deck.run.threads), device.core_sharers);
     const std::string encoder = log::rank() == 0 ? T5TextEncoder(t5).describe() : "";

@@ -45,12 +45,13 @@ void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
   std::int64_t frames = 0;
   std::vector<ClipCost> costs;
   for (std::size_t i = 0; i < clips.size(); ++i) {
-    costs.push_back(networks.cost(clips[i], sizes[i]));
     frames += sizes[i].frames;
     if (sizes[i].frames == 0) {
+      costs.emplace_back();
       fmt::print("  {} cannot be made: its picture or its speech cannot be read\n", clips[i].name);
       continue;
     }
+    costs.push_back(networks.cost(clips[i], sizes[i]));
     const std::size_t needed = networks.plan(clips[i], sizes[i], true).bytes;
     WEFT_CHECK(needed + weights <= capacity, Exit::usage,
                "give ranks more memory, lower sadtalker.batch_size, or make its picture smaller",

@@ -168,8 +168,8 @@ int report(const std::vector<std::string>& names, const std::string& tensorboard
              "name the directory of a training run too",
              "{} is shown on the page of a training run",
              *std::ranges::find_if(names, [](const auto& n) { return n.ends_with(".json"); }));
-  WEFT_CHECK(tensorboard.empty() || !open, Exit::usage, "leave one of them out",
-             "--tensorboard writes no page for --open");
+  WEFT_CHECK(tensorboard.empty() || (!open && output.empty()), Exit::usage, "leave one of them out",
+             "--tensorboard writes no page for --open and --output");
   if (!tensorboard.empty()) {
     for (const Inputs::Folder& folder : inputs.folders) add_runs_below(folder, inputs.runs);
     for (const report_page::Gallery& gallery : inputs.galleries)
@@ -186,7 +186,6 @@ int report(const std::vector<std::string>& names, const std::string& tensorboard
     fmt::print("{}\n", page.string());
     if (open) open_or_tell(page, folder);
   };
-  // Pages about clips and folders link to files beside them.
   WEFT_CHECK(output.empty() ||
                  (inputs.galleries.empty() && inputs.pages.empty() && inputs.folders.empty()),
              Exit::usage, "name training runs alone", "--output is for the page of training runs");

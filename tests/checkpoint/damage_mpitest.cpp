@@ -273,6 +273,9 @@ TEST_F(CheckpointTest, LinksThatACopyMadeFoldersOfAreLinksAgain) {
     for (const char* copy : {"latest.copy", "best.copy"})
       EXPECT_TRUE(fs::exists(run / copy / "manifest.json")) << "nothing is removed";
   });
+  copy_as("step_30", "latest");  // a copy of the copy
+  save_steps({40}, 2, 30);
+  EXPECT_EQ(newest(), 40);
 }
 
 TEST_F(CheckpointTest, NoneUsableIsNeverAFreshStart) {

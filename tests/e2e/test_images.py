@@ -252,6 +252,9 @@ class Images(WeftTest):
         self.label("a.png", [0] * 8 + [128] * 4)
         job = self.ingest_images("ingest.labels=labels", "ingest.label_values=[0, 255]", source="images", ranks=1, expect=None)
         self.refused(job, DATA, "labels/a.png has the value 128", "ingest.label_values = [0, 255]")
+        for more in ("ingest.ignore_label=255", "ingest.num_classes=3", "ingest.first_label=0"):
+            job = self.ingest_images("ingest.labels=labels", "ingest.label_values=[0, 255]", more, source="images", ranks=1, expect=None)
+            self.refused(job, USAGE, "ingest.label_values = [0, 255] for")
 
     def test_names_that_end_differently(self):
         self.label("a.png", [1] * 12)
@@ -262,6 +265,9 @@ class Images(WeftTest):
         job = self.ingest_images("ingest.labels=labels", "ingest.image_suffix=_left", "ingest.label_suffix=_ids", source="images",
                                  ranks=1)
         self.assertIn("left out of labels: 1 file (.png 1)", job.err)
+        job = self.ingest_images("ingest.labels=labels", "ingest.image_suffix=left", "ingest.label_suffix=x", source="images",
+                                 ranks=1, expect=None)
+        self.refused(job, DATA, 'folder labels has no file whose name ends with "x"')
         self.assertIn("1 image,", self.inspect("images.h5"))
 
     def test_the_palette_of_the_labels_is_kept(self):

@@ -70,6 +70,11 @@ class Partial(LoraCase):
                                    (r"y_embedder\.y_embedding", 1, r"skipped: F32 \[6, 16\] in the file, \[4, 16\] in the model"),
                                    ("pos_embed", 1, "unexpected")):
             self.assertRegex(job.err, rf"weights +{kind} +{count}  {state}")
+        # A type that weft does not read is no shape to skip.
+        eight = {n: ("F8_E4M3", s, bytes(len(v) // 4)) if len(s) == 2 else (d, s, v) for n, (d, s, v) in weights.items()}
+        write_safetensors(self.dir / "eight.safetensors", eight)
+        self.refused(self.train("eight", "model.weights=eight.safetensors", "model.weights_partial=matching", expect=None), DATA,
+                     "F8_E4M3", "convert_weights.py")
         # A training always says what it starts from.
         self.assertRegex(job.err, rf"weights +spatial\.safetensors, xxh3 [0-9a-f]{{32}}, {len(partial)} tensors")
         # lr = 0: what was loaded is the file's, the rest what a run without a file draws.

@@ -91,7 +91,7 @@ class Pipeline(WeftTest):
         self.assertIn("1 broken", job.err)
         self.assertIn("a test picture", self.weft("inspect", "clips.h5", ranks=0).out)
         job = self.weft(*arguments, "ingest.strict=true", expect=3)
-        self.assertIn("WARN: clips.h5 is there already: the new store replaces it once it is complete", job.err)
+        self.assertIn("WARN: clips.h5 is there already: the new one replaces it once it is complete", job.err)
 
     def test_ingest_does_not_depend_on_the_rank_count(self):
         sources = ",".join(f"'lavfi:{s}=duration=1:size=64x64:rate=10'"

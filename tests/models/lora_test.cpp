@@ -275,6 +275,10 @@ TEST_F(LoraTest, FilesThatDoNotFitAreRefused) {
               AllOf(HasSubstr("rank 3, alpha 5"), HasSubstr("rank 3, alpha 0.75")));
   EXPECT_THAT(with_config("{"), HasSubstr("not the configuration"));
   EXPECT_THAT(with_config(R"({"peft_type": "LORA"})"), HasSubstr("not the configuration"));
+  Adapter broken = good;
+  broken.layers.begin()->second.a[0] = std::nanf("");
+  write_adapter(dir_ / "a", broken, DType::f32);
+  EXPECT_THAT(refusal([&] { read_adapter(dir_ / "a"); }, Exit::data), HasSubstr("not finite"));
   std::filesystem::remove(dir_ / "a" / "adapter_config.json");
   EXPECT_THAT(refusal([&] { read_adapter(dir_ / "a"); }, Exit::data),
               HasSubstr("adapter_config.json is missing"));

@@ -88,6 +88,9 @@ std::map<std::string, std::string> files_of(const std::string& folder, const std
                "folder {} has {} and {}, which have the same labels", folder, known->second,
                below.string());
   }
+  WEFT_CHECK(suffix.empty() || !files.empty(), Exit::data,
+             "ingest.image_suffix and label_suffix are what names end with, before their ending",
+             "folder {} has no file whose name ends with \"{}\"", folder, suffix);
   return files;
 }
 
@@ -180,6 +183,14 @@ class LabelValues {
       : first_(deck.first_label), classes_(num_classes), listed_(deck.label_values) {
     for (const std::int64_t value : deck.ignore_label)
       if (value >= 0) ignored_.insert(value);
+    std::set<std::int64_t> all = ignored_;
+    all.insert(listed_.begin(), listed_.end());
+    WEFT_CHECK(listed_.empty() || (first_ == 1 && std::ssize(listed_) == classes_ &&
+                                   all.size() == ignored_.size() + listed_.size()),
+               Exit::usage,
+               "one value for each class, none of ingest.ignore_label, and no ingest.first_label",
+               "ingest.label_values = [{}] for {}", fmt::join(listed_, ", "),
+               counted(classes_, "class", "classes"));
   }
 
   std::string identity() const {
@@ -475,7 +486,8 @@ void print_classes(const IngestDeck& deck, std::int64_t classes,
   if (!missing.empty())
     log::warn(
         "{}; {}", missing,
-        deck.first_label == 1 && label_images[0] > 0
+        !deck.label_values.empty() ? "ingest.label_values says which value is which class"
+        : deck.first_label == 1 && label_images[0] > 0
             ? "0 is taken as unlabelled and v as class v - 1: where 0 is the first class, set "
               "ingest.first_label = 0"
             : fmt::format("value {} is class 0 (ingest.first_label)", deck.first_label));
@@ -532,7 +544,9 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
 
   // 1. List the images; every rank does so itself.
   const std::vector<std::string> names = class_names_of(d, deck.media);
-  const std::int64_t classes = names.empty() ? d.num_classes : std::ssize(names);
+  const std::int64_t classes = !names.empty()      ? std::ssize(names)
+                               : d.num_classes > 0 ? d.num_classes
+                                                   : std::ssize(d.label_values);
   const LabelValues values(d, classes);
   const std::vector<ImagePair> pairs = list_images(d, deck.media);
   if (rank == 0) report_missing_pairs(pairs);

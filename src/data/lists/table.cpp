@@ -27,7 +27,7 @@ constexpr const char* unpack_hint = "unpack it first";
 constexpr const char* utf16_hint = "convert it: iconv -f UTF-16 -t UTF-8 {0} > utf8_{1}";
 
 using namespace std::string_view_literals;
-constexpr std::array<OtherKind, 13> other_kinds = {{
+constexpr std::array<OtherKind, 16> other_kinds = {{
     {"PAR1", "a Parquet table",
      "write it as CSV: python3 -c \"import pandas; pandas.read_parquet('{0}')"
      ".to_csv('list.csv', index=False)\""},
@@ -44,6 +44,9 @@ constexpr std::array<OtherKind, 13> other_kinds = {{
      "7zXZ",
      "an xz archive", unpack_hint},
     {"7z\xbc\xaf\x27\x1c", "a 7z archive", unpack_hint},
+    {"version https://", "a pointer of Git LFS", "fetch it: git lfs pull"},
+    {"<!DOCTYPE html", "a web page", "was it a download? fetch it again"},
+    {"<html", "a web page", "was it a download? fetch it again"},
     {"SQLite format 3", "an SQLite database", "write its table as CSV"},
     {"\xff\xfe"sv, "UTF-16 text", utf16_hint},
     {"\xfe\xff"sv, "UTF-16 text", utf16_hint},

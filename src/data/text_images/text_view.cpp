@@ -374,9 +374,9 @@ void RegionCounts::add(std::span<const TextRegion> all, ImageSize size) {
 std::string RegionCounts::text() const {
   return fmt::format(
       "no region to learn from in {} of {}; of {}, {} marked as ignored, {} with a side below 8 "
-      "pixels, {} of crossing edges, {} outside",
+      "pixels before augmentation, {} of crossing edges{}",
       without, counted(pictures, "picture"), counted(regions, "region"), marked, small, crossing,
-      outside);
+      outside > 0 ? fmt::format(", {} outside", outside) : "");
 }
 
 void write_text_targets(std::span<const TextRegion> regions, ImageSize size,

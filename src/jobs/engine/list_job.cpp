@@ -282,8 +282,8 @@ void ListEngine::check_others(const ManifestLines& before,
     return !own.contains(line.first) && has_result(line.second, settings_.directory);
   });
   if (left > 0)
-    log::info("kept      {} in {} that this list does not name", counted(left, "finished result"),
-              settings_.directory.string());
+    log::info("kept      {} in {} that this list does not name: not in its report and tables",
+              counted(left, "finished result"), settings_.directory.string());
 }
 
 bool ListEngine::is_suspect(const ItemBatch& batch) const {

@@ -106,9 +106,10 @@ void SegmentationTask::open(std::span<const Bucket> buckets) {
   if (kept > 0.05 && !train_.fix_bn && norm_.size == 1 && log::rank() == 0)
     log::warn(
         "batch norm's momentum is {}: after {}, {:.0f} % of its running statistics, which "
-        "evaluation uses, are still those from before the training; set train.bn_momentum = 0.1, "
-        "or train.fix_bn = true to keep those of pretrained weights",
-        momentum, counted(deck_.train.steps, "step"), 100 * kept);
+        "evaluation uses, are still those from before the training; {}, or train.fix_bn = true to "
+        "keep those of pretrained weights",
+        momentum, counted(deck_.train.steps, "step"), 100 * kept,
+        momentum < 0.1 ? "set train.bn_momentum = 0.1" : "train longer");
   if (train_.class_weight_by == "none") return;
   const std::int64_t classes = deck_.get<SegmentationDeck>().num_classes;
   const auto images = open_labelled_images(deck_.data.path, false);

@@ -212,7 +212,7 @@ TEST(TextTargets, RegionsThatTeachNothingAreCounted) {
   EXPECT_EQ(
       counts.text(),
       "no region to learn from in 3 of 5 pictures; of 6 regions, 1 marked as ignored, 1 with a "
-      "side below 8 pixels, 1 of crossing edges, 1 outside");
+      "side below 8 pixels before augmentation, 1 of crossing edges, 1 outside");
   RegionCounts unread;  // without sizes
   unread.add(std::vector{outside});
   EXPECT_EQ(unread.without + unread.outside, 0);
