@@ -384,16 +384,19 @@ std::vector<std::int64_t> list_steps(const fs::path& run_dir) {
   return steps;
 }
 
-// The step of a copy that stands where a link was: programs that copy files, such as scp -r, follow
-// links.
+// The step of a whole copy that stands where a link was: programs that copy files, such as scp -r,
+// follow links.
 static std::optional<std::int64_t> step_of_copy(const fs::path& link) {
   std::error_code none;
   const fs::path file = link / manifest_name;
   if (!fs::is_directory(fs::symlink_status(link, none)) || !fs::is_regular_file(file, none))
     return std::nullopt;
-  std::ostringstream text;
-  text << std::ifstream(file, std::ios::binary).rdbuf();
-  return manifest_from_text(text.str(), file.string()).info.step;
+  try {
+    const std::string text = read_whole(file, std::uint64_t{1} << 30, Exit::checkpoint, "");
+    return manifest_from_text(text, file.string()).info.step;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
 }
 
 std::optional<std::string> read_latest(const fs::path& run_dir) {

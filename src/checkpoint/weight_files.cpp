@@ -270,7 +270,7 @@ void WeightFiles::sort_names() {
   if (twin == tensors_.end()) return;
   const Tensor &a = twin[0], &b = twin[1];
   throw Error(Exit::data,
-              fmt::format("tensor {} is twice there: {} in {} and {} in {}", printable(a.name),
+              fmt::format("tensor {} occurs twice: {} in {} and {} in {}", printable(a.name),
                           printable(a.entry.name), file_of(a).string(), printable(b.entry.name),
                           file_of(b).string()),
               "name the file that is meant, or leave one of the tensors out", __FILE__, __LINE__);

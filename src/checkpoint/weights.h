@@ -63,12 +63,12 @@ std::string hash_of(const WeightFiles& files);
 // Exit::data as load_weights().
 std::string fingerprint_of(WeightFiles files, const ParameterTable& whole,
                            const WeightNames& names);
-// The same in two steps, for a rank that has some of a model's parameters: `whole` has all of them
-// (it needs no memory), `part` those to read. check_weights() takes the prefix off. `skip`, if
-// given, selects those that another rank reads. Takes off what most names of the files have in
-// front of `known` ones, such as "module.", and logs it. Returns it; "" where as many names are
-// known as they are.
+// Takes off what most names of the files have in front of `known` ones, such as "module.", and logs
+// it. Returns it; "" where as many names are known as they are.
 std::string strip_prefix(WeightFiles& files, const std::set<std::string>& known);
+// load_weights() in two steps, for a rank that has some of a model's parameters: `whole` has all of
+// them (it needs no memory), `part` those to read. check_weights() takes the prefix off. `skip`, if
+// given, selects those that another rank reads.
 void check_weights(WeightFiles& files, const ParameterTable& whole, const WeightNames& names);
 void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNames& names,
                   const std::function<bool(const Parameter&)>& skip = nullptr);

@@ -251,7 +251,7 @@ fs::path make_folder(const std::string& parent, MPI_Comm world) {
 
 // Keys of what runs would change results, and with them every check.
 void check_keys(const Deck& given) {
-  for (const std::string& key : changed_keys(given, Deck{}))
+  for (const auto& [key, was, is] : changed_keys(given, Deck{}))
     WEFT_CHECK(key.starts_with("device.") || key.starts_with("memory.") || key == "run.threads",
                Exit::usage, "leave it out: the decks are weft selftest's own",
                "weft selftest takes keys of [device] and [memory], and run.threads; not {}", key);

@@ -43,7 +43,7 @@ struct Command {
   // `deck` has its defaults in a command that takes none. Returns the exit code, or throws Error.
   std::function<int(const Deck& deck, MPI_Comm world)> run = nullptr;
   bool first_rank_only = false;  // the others do nothing, and end with 0
-  // It treats SIGTERM, SIGINT and SIGUSR1 as requests to save its state and stop.
+  // It treats stop_signals (core/faults.h) as requests to save its state and stop.
   bool heeds_stops = false;
   std::vector<Argument> arguments = {};
   // Of a group, such as `weft bench`, which does nothing itself.

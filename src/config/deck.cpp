@@ -258,9 +258,6 @@ void warn_of_older_name(const std::string& given, const Option& o, const std::st
               where, given, o.key);
 }
 
-// A table of earlier versions. Decks that they left in runs and checkpoints have it.
-constexpr std::string_view retired_table = "sample";
-
 // Keys of earlier versions with the values that they wrote into every run and checkpoint. Nothing
 // read them there; another value is somebody's wish, and refused as an unknown key.
 constexpr std::pair<std::string_view, double> retired_keys[] = {
@@ -281,12 +278,6 @@ void apply(const toml::table& root, const std::vector<Option>& table, const Orig
   for (const auto& [name, node] : root) {
     const std::string section(name.str());
     const bool is_section = std::find(known.begin(), known.end(), section) != known.end();
-    if (section == retired_table && node.is_table()) {
-      if (log::rank() == 0)
-        log::warn("{}[{}] is obsolete and ignored; use [generate]", origin.at(node.source()),
-                  section);
-      continue;
-    }
     if (!is_section && node.is_table()) {
       const std::string near = nearest_name(section, known);
       refuse(fmt::format("{}unknown table [{}]", origin.at(node.source()), section),
@@ -620,12 +611,12 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
   return nearest;
 }
 
-std::vector<std::string> changed_keys(Deck a, Deck b, bool fixed) {
+std::vector<ChangedKey> changed_keys(Deck a, Deck b, bool fixed) {
   const std::vector<Option> left = option_table(a), right = option_table(b);
-  std::vector<std::string> keys;
+  std::vector<ChangedKey> keys;
   for (std::size_t i = 0; i < left.size(); ++i) {
-    const bool same = value_as_toml(left[i]) == value_as_toml(right[i]);
-    if (!same && (left[i].fixed || !fixed)) keys.push_back(left[i].key);
+    ChangedKey k{left[i].key, value_as_toml(left[i]), value_as_toml(right[i])};
+    if (k.was != k.is && (left[i].fixed || !fixed)) keys.push_back(std::move(k));
   }
   return keys;
 }

@@ -180,7 +180,10 @@ std::string default_deck_with_help();
 
 // Keys whose values differ between two decks, in the order of the table; `fixed` selects only those
 // that a run should keep when it resumes (Option::fixed).
-std::vector<std::string> changed_keys(Deck a, Deck b, bool fixed = false);
+struct ChangedKey {
+  std::string key, was, is;
+};
+std::vector<ChangedKey> changed_keys(Deck a, Deck b, bool fixed = false);
 
 // The name in `known` closest to `name` by edit distance, or "" if none is near.
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known);

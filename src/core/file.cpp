@@ -296,9 +296,9 @@ void make_own_folder(const std::filesystem::path& folder, Exit code) {
   const fs::file_type type = fs::symlink_status(path, none).type();
   WEFT_CHECK(type == fs::file_type::directory, code, "remove it, or choose another output folder",
              "cannot make the folder {}: {}", path.string(),
-             type == fs::file_type::symlink     ? "a link stands in its place"
-             : type == fs::file_type::not_found ? failed.message()
-                                                : "a file of that name exists");
+             type == fs::file_type::symlink      ? "a link stands in its place"
+             : fs::exists(fs::file_status(type)) ? "a file of that name exists"
+                                                 : failed.message());
 }
 
 FolderLock::FolderLock(std::filesystem::path file, const std::string& what, const std::string& key,

@@ -78,7 +78,7 @@ bool is_html(std::string_view text) {
   });
 }
 
-// Of a box of the ISO's, whose brands say what follows.
+// An ISO media file whose brands name HEIC.
 bool is_heic(std::string_view text) {
   if (!has(text, 4, "ftyp")) return false;
   const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };

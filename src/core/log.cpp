@@ -231,7 +231,8 @@ void sum_up_warnings() {
   std::lock_guard lock(state().mutex);
   for (const auto& [name, kind] : std::exchange(state().kinds, {}))
     if (kind.hidden > 0)
-      state().show(fmt::format("{} warnings more like this: {}", kind.hidden, kind.last));
+      state().show(
+          fmt::format("{} more like this: {}", counted(kind.hidden, "warning"), kind.last));
 }
 
 void write_error(const std::string& line, const std::string& below) {

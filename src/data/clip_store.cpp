@@ -427,6 +427,7 @@ std::string stored_made_by(const std::string& path) {
   try {
     return read_store(path).made_by;
   } catch (const Error& e) {
+    if (e.code() != Exit::data) throw;
     log::warn("{}", e.what());
     return "";
   }

@@ -56,6 +56,7 @@ void VideoTask::open(std::span<const Bucket> buckets) {
   if (log::rank() != 0) return;
   DataDeck all = deck_.data;  // also the clips that are held out, or left out by data.keep
   all.keep.clear();
+  all.prompt_prefixes.clear();  // features are those of captions as they are
   const std::vector<std::string> captions = captions_by_id(*open_clip_source(all, deck_.media));
   std::int64_t clips = 0;
   for (const Bucket& b : buckets) clips += b.clips;

@@ -490,7 +490,8 @@ std::string tiles(const Run& r) {
 
 }  // namespace
 
-std::string make_page(std::span<const Run> runs, std::span<const Scaling> scaling) {
+std::string make_page(std::span<const Run> runs, std::span<const Scaling> scaling,
+                      fs::path folder) {
   const Run& first = runs.front();
   std::string names, build;
   for (const Run& r : runs) names += (names.empty() ? "" : ", ") + escape(r.name);
@@ -526,7 +527,8 @@ std::string make_page(std::span<const Run> runs, std::span<const Scaling> scalin
   results.insert(results.end(), scaling.begin(), scaling.end());
   page += scaling_curves(results);
   Embedder embedder;
-  for (const Run& r : runs) page += samples(first.dir, r, several, embedder);
+  if (folder.empty()) folder = first.dir;
+  for (const Run& r : runs) page += samples(folder, r, several, embedder);
   page += facts_table(runs);
   for (const Run& r : runs)
     if (!r.deck.empty())

@@ -36,7 +36,8 @@ namespace report_page {
 // The page as HTML. Needs no network and no script to be read. Curves of several runs lie over
 // one another, in the order given. `scaling` comes beside the results that the runs have
 // themselves.
-std::string make_page(std::span<const Run> runs, std::span<const Scaling> scaling = {});
+std::string make_page(std::span<const Run> runs, std::span<const Scaling> scaling = {},
+                      std::filesystem::path folder = {});
 
 // The mean of the last tenth of the losses (at least one, at most 50), NaN without any; and a loss
 // in five digits.

@@ -195,7 +195,7 @@ int report(const std::vector<std::string>& names, const std::string& tensorboard
   };
   if (!inputs.runs.empty())
     write(output.empty() ? inputs.runs.front().dir / "report.html" : fs::path(output),
-          report_page::make_page(inputs.runs, inputs.scaling));
+          report_page::make_page(inputs.runs, inputs.scaling, fs::absolute(output).parent_path()));
   if (!inputs.galleries.empty())
     write(inputs.galleries.front().folder / "report.html",
           report_page::gallery_page(inputs.galleries));

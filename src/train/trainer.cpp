@@ -28,15 +28,6 @@
 namespace weft {
 namespace {
 
-// Of a key of the deck, for messages.
-std::string value_of(const Deck& deck, const std::string& key) {
-  const std::string text = to_toml(deck);
-  const std::size_t dot = key.find('.'), table = text.find("[" + key.substr(0, dot) + "]\n");
-  const std::string name = "\n" + key.substr(dot + 1) + " = ";
-  const std::size_t at = text.find(name, table) + name.size();
-  return printable(text.substr(at, text.find('\n', at) - at), 80);
-}
-
 // A run may go on under another deck, but the log must show it. Keys that do not affect the
 // computation may differ.
 void warn_of_changes(const Checkpoint& checkpoint, const Deck& deck) {
@@ -44,9 +35,9 @@ void warn_of_changes(const Checkpoint& checkpoint, const Deck& deck) {
   Deck before = parse_deck(checkpoint.info().deck, checkpoint.dir().string(), {}), now = deck;
   // Older decks name the values that "the model's own" stands for now.
   for (Deck* d : {&before, &now}) d->train = optimizer_of(d->train, "adamw", 0, 0, 1);
-  std::vector<std::string> keys = changed_keys(before, now, true);
-  for (std::string& key : keys)
-    key += fmt::format(" {} -> {}", value_of(before, key), value_of(now, key));
+  std::vector<std::string> keys;
+  for (const ChangedKey& k : changed_keys(before, now, true))
+    keys.push_back(fmt::format("{} {} -> {}", k.key, printable(k.was, 80), printable(k.is, 80)));
   if (!keys.empty())
     log::warn("resuming from {} with a changed deck: {}", checkpoint.dir().string(),
               fmt::join(keys, ", "));
@@ -134,6 +125,7 @@ void Trainer::open_data() {
   source_ = std::move(data.training);
   held_out_ = std::move(data.held_out);
   data_id_ = source_->content_id();
+  class_names_ = source_->buckets().front().class_names;
   if (first_rank()) text_encoder_ = encoder_of_captions(deck_.data);
   if (first_rank() &&
       std::ranges::any_of(deck_.data.prompt_prefixes, [](const auto& p) { return !p.empty(); }))
@@ -260,6 +252,11 @@ void Trainer::load_state() {
   const auto validation = checkpoint->info().notes.find("validation");
   if (validation != checkpoint->info().notes.end()) validation_note_ = validation->second;
   if (first_rank()) check_data(*checkpoint);
+  // What the data of now do not name stays known.
+  for (auto [name, own] : {std::pair("text_encoder", &text_encoder_), {"classes", &class_names_}})
+    if (const auto was = checkpoint->info().notes.find(name);
+        was != checkpoint->info().notes.end() && own->empty())
+      *own = was->second;
   started_from_ = checkpoint->dir().string();
   log::info("resuming from {} ({} of {} steps done)", started_from_, done_, deck_.train.steps);
 }
@@ -267,8 +264,13 @@ void Trainer::load_state() {
 void Trainer::check_data(const Checkpoint& checkpoint) const {
   const auto& notes = checkpoint.info().notes;
   if (const auto classes = notes.find("classes"); classes != notes.end())
-    check_class_names(classes->second, checkpoint.dir().string(),
-                      source_->buckets().front().class_names, deck_.data.path);
+    check_class_names(classes->second, checkpoint.dir().string(), class_names_, deck_.data.path);
+  if (const auto encoder = notes.find("text_encoder"); encoder != notes.end())
+    WEFT_CHECK(text_encoder_.empty() || encoder->second == text_encoder_, Exit::data,
+               "encode the captions as before, or start from it in a new run.dir (model.weights)",
+               "the captions of data.path = {} were encoded by another text encoder than those of "
+               "{}",
+               deck_.data.path, checkpoint.dir().string());
   const auto data = notes.find("data"), id = notes.find("data_id");  // old checkpoints have no id
   if (data != notes.end() && data->second != data_text())
     log::warn(
@@ -313,7 +315,6 @@ void Trainer::plan_step() {
   runner_ = std::make_unique<MicroBatchRunner>(*task_, *source_, *graphs_, memory_, batch_sizes_);
 }
 
-// Compared when a run goes on, with the source's content_id().
 std::string encoder_of_captions(const DataDeck& data) {
   std::string found;
   if (!data.text_features.empty()) {
@@ -326,6 +327,7 @@ std::string encoder_of_captions(const DataDeck& data) {
   return found;
 }
 
+// Compared when a run goes on, with the source's content_id().
 std::string Trainer::data_text() const {
   std::string text;
   for (const Bucket& b : source_->buckets())
@@ -596,8 +598,7 @@ void Trainer::save(bool best) {
   info.notes["data"] = data_text();
   if (!data_id_.empty()) info.notes["data_id"] = data_id_;
   if (!text_encoder_.empty()) info.notes["text_encoder"] = text_encoder_;
-  if (const std::string& names = source_->buckets().front().class_names; !names.empty())
-    info.notes["classes"] = names;
+  if (!class_names_.empty()) info.notes["classes"] = class_names_;
   if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;
   if (!validation_note_.empty()) info.notes["validation"] = validation_note_;
   if (before_saves_) before_saves_();

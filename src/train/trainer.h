@@ -153,7 +153,7 @@ class Trainer {
   std::unique_ptr<ClipSource> source_;
   HeldOut held_out_;
   std::string data_id_;  // its content_id()
-  std::string text_encoder_;
+  std::string text_encoder_, class_names_;
   std::unique_ptr<TrainingTask> task_;
   StepReview review_;
   std::vector<TrainDeck> optimizers_;      // [group of parameters]

@@ -126,7 +126,7 @@ TEST_F(WeightFilesTest, ShardsWithoutAnIndexAreOneModelOnceAllAreThere) {
   shard("model-00002-of-00002.safetensors", {"b"});
   EXPECT_EQ(WeightFiles::open(dir_).tensors().size(), 3u);
   shard("model-00002-of-00002.safetensors", {"b", "c"});
-  EXPECT_THAT(refusal(dir_), HasSubstr("tensor c is twice there"));
+  EXPECT_THAT(refusal(dir_), HasSubstr("tensor c occurs twice"));
   shard("other.safetensors", {"b"});
   EXPECT_THAT(refusal(dir_), HasSubstr("3 sets of weights"));
 }

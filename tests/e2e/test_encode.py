@@ -73,7 +73,7 @@ class Encode(harness.WeftTest):
         manifests = sorted(parts.glob("encoded.rank*.jsonl"))
         with open(manifests[0], "ab") as manifest:
             manifest.write(b'{"name":"32x')
-        self.refused(self.encode("two.h5", "vae.weights=random:2", expect=None, replace=False), 2, "another job",
+        self.refused(self.encode("two.h5", "vae.weights=random:2", expect=None, replace=False), 4, "another job",
                      "random:1", "random:2")
         again = self.encode("two.h5", "vae.weights=random:1", ranks=3)
         self.assertIn(f"{made} made before", again.err)

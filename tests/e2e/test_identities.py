@@ -146,6 +146,12 @@ class Identities(WeftTest):
                      "another text encoder")
         job = self.trains("samples", *data, *clips[:3], "samples.every=1", "samples.prompts=['a cat']", other, expect=None)
         self.refused(job, DATA, "another text encoder")
+        self.one("text", "deck.toml", "cat.h5", "--features", "two.safetensors", other)
+        job = self.train("run", "train.steps=2", data[0], "data.text_features=two.safetensors", ranks=0, expect=None)
+        self.refused(job, DATA, "encoded by another text encoder")
+        self.train("run", "train.steps=2", data[0], ranks=0)  # without texts, which is only a WARN
+        self.refused(self.train("run", "train.steps=3", data[0], "data.text_features=two.safetensors", ranks=0, expect=None), DATA,
+                     "encoded by another text encoder")
 
     def make_vae(self, steps):
         self.one("train", "deck.toml", "model.name=vae", "data.path=clips.h5", "run.dir=vae", f"train.steps={steps}",
@@ -283,7 +289,7 @@ class Identities(WeftTest):
         (self.dir / "l.h5.parts").mkdir()
         (self.dir / "l.h5.parts" / "job").write_text("seed 1\n")
         job = self.one("encode", "deck.toml", "data.path=clips.h5", "encode.output=l.h5", "encode.text=false", "vae.weights=random:1", expect=None)
-        self.refused(job, USAGE, "l.h5.parts holds the clips of another job")
+        self.refused(job, CHECKPOINT, "l.h5.parts holds the clips of another job")
         shutil.rmtree(self.dir / "l.h5.parts")
         self.one("encode", "deck.toml", "data.path=clips.h5", "encode.output=l.h5", "encode.text=false", "vae.weights=random:1")
 

@@ -36,7 +36,7 @@ class Text(WeftTest):
         (self.dir / "in.txt").write_text("a cat\n" + "a dog " * 30 + "\n\u732b\u304c\u3044\u308b\nhttps://a.org\n\n", "utf-8")
         job = self.weft("text", "deck.toml", "in.txt", "--features", "f.safetensors", "t5.weights=t5", ranks=1)
         self.assertRegex(job.err, r"WARN: 1 of 5 texts have more than 24 tokens, and the encoder does not see the rest: 1 \(\d+ tokens, a dog")
-        self.assertIn("WARN: cleaning leaves nothing of 1 of 5 texts, which are then as texts without words: 3 (https://a.org)", job.err)
+        self.assertIn("WARN: cleaning leaves nothing of 1 of 5 texts, which are encoded as empty captions: 3 (https://a.org)", job.err)
         self.assertEqual(read_safetensors(self.dir / "f.safetensors")["1"][1], (24, 16))
         # Nothing of a diverged encoder is kept.
         weights = read_safetensors(self.dir / "t5" / "model.safetensors")

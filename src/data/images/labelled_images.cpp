@@ -87,7 +87,11 @@ void check_class_names(const std::string& trained, const std::string& model,
   std::istringstream was(trained), is(names);
   std::string a, b;
   int c = 0;
-  for (; std::getline(was, a) && std::getline(is, b) && a == b; a.clear(), b.clear()) ++c;
+  const auto next = [](std::istream& names, std::string& name) {
+    name.clear();
+    return bool(std::getline(names, name));
+  };
+  for (; next(was, a) | next(is, b) && a == b;) ++c;
   WEFT_CHECK(trained == names, Exit::data,
              "ingest the data with the class names of the training (ingest.class_names), or train "
              "on it in another run.dir",

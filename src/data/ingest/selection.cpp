@@ -156,10 +156,11 @@ void measure_items(std::vector<MediaItem>& items, const MediaAccess& access, MPI
     try {
       const VideoReader reader(items[wanted[i]].media, {.access = access});
       double* values = found.data() + measurable.size() * i;
-      values[0] = static_cast<double>(reader.counted());
       values[1] = static_cast<double>(reader.height());
       values[2] = static_cast<double>(reader.width());
       values[3] = reader.is_image() ? 0 : reader.fps();
+      if (std::isnan(items[wanted[i]].facts[measurable[0]]))  // it may read the whole file
+        values[0] = static_cast<double>(reader.counted());
     } catch (const Error& e) {
       if (e.code() != Exit::data) throw;
     }

@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/file_kind.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "data/lists/folders.h"
@@ -23,11 +24,10 @@ struct OtherKind {
   const char *name, *hint;
 };
 
-constexpr const char* unpack_hint = "unpack it first";
 constexpr const char* utf16_hint = "convert it: iconv -f UTF-16 -t UTF-8 {0} > utf8_{1}";
 
 using namespace std::string_view_literals;
-constexpr std::array<OtherKind, 16> other_kinds = {{
+constexpr std::array<OtherKind, 7> other_kinds = {{
     {"PAR1", "a Parquet table",
      "write it as CSV: python3 -c \"import pandas; pandas.read_parquet('{0}')"
      ".to_csv('list.csv', index=False)\""},
@@ -37,17 +37,6 @@ constexpr std::array<OtherKind, 16> other_kinds = {{
     {"PK\3\4", "a workbook or a ZIP archive",
      "write a workbook's sheet as CSV, or unpack the archive"},
     {"\xd0\xcf\x11\xe0", "a workbook of an old Excel", "write its sheet as CSV"},
-    {"\x1f\x8b", "a gzip archive", unpack_hint},
-    {"\x28\xb5\x2f\xfd", "a zstd archive", unpack_hint},
-    {"BZh", "a bzip2 archive", unpack_hint},
-    {"\xfd"
-     "7zXZ",
-     "an xz archive", unpack_hint},
-    {"7z\xbc\xaf\x27\x1c", "a 7z archive", unpack_hint},
-    {"version https://", "a pointer of Git LFS", "fetch it: git lfs pull"},
-    {"<!DOCTYPE html", "a web page", "was it a download? fetch it again"},
-    {"<html", "a web page", "was it a download? fetch it again"},
-    {"SQLite format 3", "an SQLite database", "write its table as CSV"},
     {"\xff\xfe"sv, "UTF-16 text", utf16_hint},
     {"\xfe\xff"sv, "UTF-16 text", utf16_hint},
 }};
@@ -85,6 +74,8 @@ void check_is_text(const std::string& path, std::string_view begin) {
 void refuse_other_kinds(const std::string& path, std::string_view begin) {
   for (const OtherKind& kind : other_kinds)
     if (begin.starts_with(kind.begin)) refuse_kind(path, kind.name, kind.hint);
+  const FileKind kind = unreadable_kind(std::as_bytes(std::span(begin)));
+  if (kind.what != nullptr && !begin.empty()) refuse_kind(path, kind.what, kind.hint);
 }
 
 std::size_t find_non_utf8(std::string_view text) {
@@ -99,7 +90,7 @@ std::size_t find_non_utf8(std::string_view text) {
 }
 
 std::string checked_text(std::string text, const std::string& path) {
-  check_is_text(path, std::string_view(text).substr(0, 16));
+  check_is_text(path, std::string_view(text).substr(0, 64));
   if (text.starts_with(byte_order_mark)) text.erase(0, byte_order_mark.size());
   const std::size_t bad = find_non_utf8(text);
   if (bad != text.npos)
@@ -287,7 +278,7 @@ TableReader::TableReader(std::filesystem::path path, std::string wanted, TableFo
       wanted_(std::move(wanted)),
       in_(std::move(in)),
       csv_(form == TableForm::csv) {
-  std::string first(16, '\0');
+  std::string first(64, '\0');
   in_->read(first.data(), std::ssize(first));
   first.resize(in_->gcount());
   check_is_text(path_.string(), first);

@@ -149,8 +149,7 @@ class PartReader {
   std::map<std::string, File> files_;
 };
 
-// Removes the parts. `job` and the engine's open files are removed with
-// the folder.
+// Removes the parts. `job` and the engine's open files are removed with the folder.
 void remove_data(const fs::path& folder) {
   std::error_code failed;
   for (const auto& entry : fs::directory_iterator(folder, failed)) {
@@ -160,8 +159,8 @@ void remove_data(const fs::path& folder) {
 }
 
 // Rank 0 alone. Claims the folder for this job, or finds that an earlier start of it did.
-// Exit::usage for the folder of another job, with the first line that differs; with --replace its
-// clips go.
+// Exit::checkpoint for the folder of another job, with the first line that differs; with --replace
+// its clips go.
 void check_job(const fs::path& folder, const std::string& job) {
   const fs::path path = folder / "job";
   std::error_code none;
@@ -174,7 +173,7 @@ void check_job(const fs::path& folder, const std::string& job) {
       more = bool(std::getline(found, a)) | bool(std::getline(wanted, b));
     const std::string what = fmt::format(
         "{} holds the clips of another job: it has \"{}\", this one \"{}\"", folder.string(), a, b);
-    WEFT_CHECK(replace_asked, Exit::usage,
+    WEFT_CHECK(replace_asked, Exit::checkpoint,
                fmt::format("delete {} or give --replace to start over, or use the earlier settings",
                            folder.string()),
                "{}", what);

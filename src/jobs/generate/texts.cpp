@@ -145,7 +145,7 @@ RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Co
         if (const std::string key = key_of(texts[i], numbers, i); !refined.contains(key))
           wanted.emplace(key, texts[i]);
       if (!wanted.empty()) {
-        fs::create_directories(output);
+        make_folders(output, Exit::data, "choose another generate.output");
         run_command(command, wanted, output, stop, refined);
         const nlohmann::json j = {{"command", command}, {"texts", refined}};
         replace_file(path, dump_json(j, 1), Exit::data, Durable::yes);

@@ -579,7 +579,7 @@ std::vector<std::vector<std::int32_t>> t5_ids(const T5Deck& t5,
     log::warn("{} of {} have more than {} tokens, and the encoder does not see the rest: {}",
               cut.count, counted(std::ssize(texts), "text"), t5.max_length, cut.first);
   if (emptied.count > 0)
-    log::warn("cleaning leaves nothing of {} of {}, which are then as texts without words: {}",
+    log::warn("cleaning leaves nothing of {} of {}, which are encoded as empty captions: {}",
               emptied.count, counted(std::ssize(texts), "text"), emptied.first);
   return all;
 }

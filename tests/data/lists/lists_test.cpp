@@ -189,7 +189,7 @@ TEST_F(Lists, OtherFormsOfTablesAreNamed) {
            {"m.parquet", "PAR1", "a Parquet table"},
            {"m.xlsx", "PK\3\4", "a workbook or a ZIP"},
            {"m.h5", "\x89HDF\r\n\x1a\n", "an HDF5 file"},
-           {"m.csv.gz", "\x1f\x8b", "a gzip archive"},
+           {"m.csv.gz", "\x1f\x8b", "packed with gzip"},
            {"m.csv", "PAR1", "a Parquet table"},
            {"m.tsv", "path\ttext", "not a list that weft can read"},
            {"m.txt", "a.mp4", "not a list that weft can read"},

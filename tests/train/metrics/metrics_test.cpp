@@ -114,11 +114,11 @@ TEST_F(Metrics, StepsWithoutALineAreNamed) {
     return good_.substr(0, good_.find("{\"step\":" + std::to_string(step)));
   };
   for (const auto& [there, missing] :
-       {std::pair{std::string(), "5 of the 5 steps done, between \"step\" 0 and 4:"},
-        {until(4), "1 of the 5 steps done, between \"step\" 4 and 4:"},
-        {until(1) + from(3), "2 of the 5 steps done, between \"step\" 1 and 2:"},
+       {std::pair{std::string(), "5 of the 5 steps done (\"step\" 0 to 4):"},
+        {until(4), "1 of the 5 steps done (\"step\" 4 to 4):"},
+        {until(1) + from(3), "2 of the 5 steps done (\"step\" 1 to 2):"},
         {from(1).substr(0, from(1).find('\n') + 1) + from(4),
-         "3 of the 5 steps done, between \"step\" 0 and 3:"}}) {
+         "3 of the 5 steps done (\"step\" 0 to 3):"}}) {
     EXPECT_THAT(restart(there), HasSubstr(missing));
     EXPECT_EQ(content(), there);
   }
