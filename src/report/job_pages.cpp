@@ -112,7 +112,7 @@ void segmentation_page(const SegmentationScores& e, const std::filesystem::path&
   page += tile(fmt::format("{:.2f} %", 100 * e.accuracy()), "pixel accuracy");
   page += last_tiles(e) + warnings_so_far() + facts(e) + classes_table(e);
   page += pictures(
-      e, "The image, its labels (black: none), the prediction, and where they differ (red).",
+      e, "The image, its labels (black: none), the prediction, and where they differ (white).",
       class_legend(e));
   write_page(file, page + close_page());
 }

@@ -143,8 +143,7 @@ std::vector<std::uint8_t> differences(std::span<const std::uint8_t> rgb,
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     const bool wrong = wanted[i] != 0 && wanted[i] != found[i];
     for (std::size_t c = 3 * i; c < 3 * i + 3; ++c)
-      shown[c] = static_cast<std::uint8_t>(rgb[c] / (wanted[i] == 0 ? 8 : 3));
-    if (wrong) shown[3 * i] = 255;
+      shown[c] = wrong ? 255 : static_cast<std::uint8_t>(rgb[c] / (wanted[i] == 0 ? 8 : 3));
   }
   return shown;
 }

@@ -79,7 +79,7 @@ std::vector<std::uint8_t> as_labels(std::span<const std::uint8_t> classes);
 // Half the picture, half the colours.
 std::vector<std::uint8_t> blended(std::span<const std::uint8_t> rgb,
                                   std::span<const std::uint8_t> colours);
-// The picture, dark, with the pixels red whose labels differ; darker still where none is wanted.
+// The picture, dark, with the pixels white whose labels differ; darker still where none is wanted.
 std::vector<std::uint8_t> differences(std::span<const std::uint8_t> rgb,
                                       std::span<const std::uint8_t> wanted,
                                       std::span<const std::uint8_t> found);
