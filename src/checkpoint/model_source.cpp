@@ -60,6 +60,8 @@ ModelSource::ModelSource(const std::string& key, const std::string& weights,
                    seed.size() <= 18,
                Exit::usage, "write a number, such as random:1", "{} = \"{}\"", key, weights_);
     identity_ = weights_;
+    if (log::rank() == 0)
+      log::warn("{} = {}: a network of random numbers, whose results mean nothing", key, weights_);
     return;
   }
   const auto holds = [&](const char* file) {

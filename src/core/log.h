@@ -64,8 +64,8 @@ void live(const std::string& line);
 // are the same on all ranks, and main ends the job once the first rank has reported.
 void report(Error& e);
 
-// This rank's warnings so far, repeated in the summary at the end. Of many of one kind, such as one
-// for each picture of a data set, the first are shown, then each time their number has doubled.
+// This rank's warnings so far, for the summary at the end. Of many of one kind the first are shown,
+// then each time their number has doubled.
 std::vector<std::string> warnings();
 // A warning without what differs from one to the next: numbers, names of files, quoted words.
 std::string kind_of_warning(std::string_view text);

@@ -5,6 +5,7 @@
 #include <optional>
 #include <sstream>
 
+#include "config/keep_inputs.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
@@ -62,6 +63,9 @@ int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
   WEFT_CHECK(!request.cleaned.empty() || !request.tokens.empty() || !request.features.empty(),
              Exit::usage, "ask for --cleaned, --tokens or --features, each with a file",
              "weft text {}: nothing is asked for", request.file);
+  for (const std::string& result : {request.cleaned, request.tokens, request.features})
+    WEFT_CHECK(result.empty() || absolute_path(result) != absolute_path(request.file), Exit::usage,
+               "name another file", "a result would replace the input {}", result);
   const bool of_store = is_hdf5(request.file);
   const std::vector<std::string> captions =
       of_store ? captions_by_id(*open_clip_store(request.file, false))

@@ -151,13 +151,15 @@ void TextFeatures::check_captions(const std::vector<std::string>& captions,
                                   const std::vector<std::string>& stores) const {
   const std::string data = fmt::format("{}", fmt::join(stores, ", "));
   const std::string again =
-      stores.size() > 1 ? "encode the captions into each store (weft encode, encode.text)"
-                        : fmt::format("make them of this store: weft text DECK {} --features {}",
-                                      data, file_.path().string());
+      stores.size() > 1
+          ? "encode the captions into each store (weft encode, encode.text)"
+          : fmt::format("make them of this store: weft text DECK {} --features FILE", data);
   WEFT_CHECK(file_.entries().size() == captions.size(), Exit::data, again,
              "data.text_features = {} has {} for the {} of {}", file_.path().string(),
              counted(std::ssize(file_.entries()), "feature"), counted(std::ssize(captions), "clip"),
              data);
+  for (std::size_t i = 0; i < captions.size(); ++i)
+    file_.at(std::to_string(i));  // that it is there
   const auto of = file_.metadata().find("captions");
   const bool none = std::ranges::all_of(captions, [](const auto& c) { return c.empty(); });
   if (of == file_.metadata().end() || none) {

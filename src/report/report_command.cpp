@@ -193,9 +193,12 @@ int report(const std::vector<std::string>& names, const std::string& tensorboard
     report_page::write_page(file, page);
     done(file);
   };
-  if (!inputs.runs.empty())
-    write(output.empty() ? inputs.runs.front().dir / "report.html" : fs::path(output),
-          report_page::make_page(inputs.runs, inputs.scaling, fs::absolute(output).parent_path()));
+  if (!inputs.runs.empty()) {
+    fs::path page = output;
+    if (output.empty()) page = inputs.runs.front().dir / "report.html";
+    write(page,
+          report_page::make_page(inputs.runs, inputs.scaling, fs::absolute(page).parent_path()));
+  }
   if (!inputs.galleries.empty())
     write(inputs.galleries.front().folder / "report.html",
           report_page::gallery_page(inputs.galleries));

@@ -31,8 +31,6 @@ AnimateNetworks::AnimateNetworks(const Deck& deck, const std::vector<ClipRequest
                fmt::format("set {} to a safetensors file, or to random:1 to try", key),
                "{} is empty", key);
     sources_.try_emplace(name, key, weights, "", false, world);
-    if (is_random_source(weights) && log::rank() == 0)
-      log::warn("{} = {}: a network of random numbers, which makes noise", key, weights);
   };
   const auto any = [&](auto&& is) { return std::ranges::any_of(clips, is); };
   const bool enhanced = any(is_enhanced);

@@ -294,9 +294,6 @@ int generate(const Deck& written, MPI_Comm world) {
   if (log::rank() == 0) check_results(deck, job);
   const std::shared_ptr<const Watermark> watermark = open_watermark(deck);
   ListEngine engine(settings, items_of(job), world);
-  if (const std::string& weights = deck.get<GenerateDeck>().weights;
-      is_random_source(weights) && log::rank() == 0)
-    log::warn("generate.weights = {}: a network of random numbers, which makes noise", weights);
   const std::size_t wanted = job.items.size(), missing = engine.missing().size();
   log::info("generate  {} of {} into {}{}", counted(wanted, "clip"),
             counted(std::ssize(job.prompts), "prompt"), output_of(deck).string(),

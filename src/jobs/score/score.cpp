@@ -125,9 +125,6 @@ int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
             s.shard.empty() ? "" : ", shard " + s.shard, counted(std::ssize(rows.files), "file"),
             engine.made_before("scored"));
   log::info("threads   {} a rank", start.threads);
-  if (is_random_source(s.weights) && log::rank() == 0)
-    log::warn("score.weights = {}: a network of random numbers, whose counts mean nothing",
-              s.weights);
 
   // 2. Files through the network; a rank that is free takes the next one.
   ListEnd last;
