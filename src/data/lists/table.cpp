@@ -55,7 +55,7 @@ void check_is_text(const std::string& path, std::string_view begin) {
     refuse_kind(path, "UTF-16 text", "convert it: iconv -f UTF-16BE -t UTF-8 {0} > utf8_{1}");
   if (begin.size() >= 2 && begin[0] != '\0' && begin[1] == '\0')
     refuse_kind(path, "UTF-16 text", "convert it: iconv -f UTF-16LE -t UTF-8 {0} > utf8_{1}");
-  if (begin.find('\0') != begin.npos) refuse_kind(path, "a binary file", "is it the right file?");
+  if (begin.find('\0') < 16) refuse_kind(path, "a binary file", "is it the right file?");
 }
 
 // The byte `byte` of the file `path` is not UTF-8; `where` is its line and column.
