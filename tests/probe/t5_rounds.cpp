@@ -31,11 +31,12 @@ int probe_t5_rounds(const Deck& deck, const ProbeRequest& request) {
       ids.push_back(static_cast<std::int32_t>((ids.size() * 7919 + 3) % config.vocab_size));
     offsets.push_back(static_cast<std::int32_t>(ids.size()));
   }
-  PackedTokens in;
   const auto tokens = static_cast<std::int64_t>(ids.size());
-  in.longest = std::ranges::max(lengths);
-  const auto arena = Arena::reserve(2 * t5.plan(tokens, in.longest) + (1 << 20));
+  const std::int64_t longest = std::ranges::max(lengths);
+  const auto arena = Arena::reserve(2 * t5.plan(tokens, longest) + (1 << 20));
   const ArenaScope scope(*arena);
+  PackedTokens in;
+  in.longest = longest;
   in.ids = Tensor::from_host(std::span<const std::int32_t>(ids), {tokens});
   in.offsets = Tensor::from_host(std::span<const std::int32_t>(offsets),
                                  {static_cast<std::int64_t>(offsets.size())});
