@@ -5,7 +5,7 @@ of mixed shapes.
     compare_scaling.py [--weft build/weft] [--mix uniform mixed] [--rounds 3] [--epochs 2] [--require] [--tiny] [--json FILE]
 
 Both sides live through all rounds and are timed in turn, so that whatever else the machine does hits both alike: a round is
-`weft bench scaling` (1 rank, 2 ranks with and without overlap, two independent trainings), then DDP with 1 and with 2
+`weft bench scaling` (1 rank, 2 ranks with and without overlap), then DDP with 1 and with 2
 processes. Every timed window holds whole epochs, thus on both sides and at both rank counts the same clips. One shape: the
 median step of a round counts; mixed shapes: the mean. Of the rounds the median counts.
 

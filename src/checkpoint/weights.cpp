@@ -219,6 +219,7 @@ void check_weights(WeightFiles& files, const ParameterTable& whole, const Weight
   for (const WeightFiles::Tensor& t : files.tensors()) {
     held.push_back(t.name);
     if (taken.contains(t.name)) {
+      // Whole numbers under a weight's name do not match; F8_E4M3 is a weight that is not read.
       if (!names.matching || t.entry.type.find('F') != t.entry.type.npos)
         check_floating(t.entry, files.file_of(t));
     } else if (!t.name.ends_with(".num_batches_tracked") && !(names.spare && names.spare(t.name))) {

@@ -178,11 +178,11 @@ std::string to_toml(const Deck& deck);
 // As above with every key's help, type and range as comments: `weft help deck`.
 std::string default_deck_with_help();
 
+struct ChangedKey {
+  std::string key, was, is;  // values as TOML
+};
 // Keys whose values differ between two decks, in the order of the table; `fixed` selects only those
 // that a run should keep when it resumes (Option::fixed).
-struct ChangedKey {
-  std::string key, was, is;
-};
 std::vector<ChangedKey> changed_keys(Deck a, Deck b, bool fixed = false);
 
 // The name in `known` closest to `name` by edit distance, or "" if none is near.

@@ -94,8 +94,7 @@ void rename_file(const std::filesystem::path& from, const std::filesystem::path&
 
 // Makes the folder, and those above it. Error(code, hint) where it cannot.
 void make_folders(const std::filesystem::path& folder, Exit code, const std::string& hint);
-// The same; Error(code) where a link or a file has its place: a path
-// that a user names may be a link, but below it results must not go elsewhere.
+// The same; Error(code) where a link or a file has its place: results must not go elsewhere.
 void make_own_folder(const std::filesystem::path& folder, Exit code);
 
 // One job per folder: a file in it is locked while a job writes there. The kernel releases the lock

@@ -69,7 +69,7 @@ inline constexpr const char* encoder_mark = "tokenizer xxh3";
 // That part of a text with such a line, to compare; "" of one without, or of an older weft.
 std::string encoder_in(const std::string& text);
 
-// Size, step and kind of the checkpoint that a ModelSource::identity() names, but not its time.
+// Size, step and kind, not time, of the checkpoint in a ModelSource::identity(); "" of others.
 std::string checkpoint_in(const std::string& text);
 
 // Exit::data where the captions of two of these stores were encoded by different text encoders, or

@@ -35,7 +35,7 @@ namespace report_page {
 
 // The page as HTML. Needs no network and no script to be read. Curves of several runs lie over
 // one another, in the order given. `scaling` comes beside the results that the runs have
-// themselves.
+// themselves. `folder`: where the page goes; empty: the first run's.
 std::string make_page(std::span<const Run> runs, std::span<const Scaling> scaling = {},
                       std::filesystem::path folder = {});
 

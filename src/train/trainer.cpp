@@ -252,7 +252,7 @@ void Trainer::load_state() {
   const auto validation = checkpoint->info().notes.find("validation");
   if (validation != checkpoint->info().notes.end()) validation_note_ = validation->second;
   if (first_rank()) check_data(*checkpoint);
-  // What the data of now do not name stays known.
+  // Carries over the notes that the data of this start do not give.
   for (auto [name, own] : {std::pair("text_encoder", &text_encoder_), {"classes", &class_names_}})
     if (const auto was = checkpoint->info().notes.find(name);
         was != checkpoint->info().notes.end() && own->empty())
