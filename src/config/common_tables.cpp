@@ -314,8 +314,9 @@ void parallel_rows(Rows& r, ParallelDeck& d) {
          "each at once (to measure what overlapping gains).");
   r.flag("deterministic", d.deterministic,
          "On GPUs: matrix products take the library's first algorithm instead of the measured "
-         "fastest, and no more activations are kept than must be, so that two runs repeat their "
-         "bits there too. On CPUs they do so anyway.");
+         "fastest, no more activations are kept than must be, and NCCL leaves sums in NVLink's "
+         "switches alone (NCCL_ALGO), so that two runs repeat their bits there too. On CPUs they "
+         "do so anyway.");
   r.number("check_every", d.check_every, 0, many,
            "Steps between two comparisons of the weights of all ranks; 0 never compares.");
   r.number("hang_timeout", d.hang_timeout, 0, 1e6,

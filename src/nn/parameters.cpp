@@ -88,7 +88,8 @@ std::int64_t ParameterTable::lay_out_fixed(
 }
 
 void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients,
-                              const std::optional<Sharding>& sharding) {
+                              const std::optional<Sharding>& sharding, int ranks) {
+  const std::int64_t pad = bucket_pad(ranks);
   std::int64_t at = 0;
   buckets_.clear();
   sharding_ = sharding;
@@ -96,8 +97,8 @@ void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, b
     p->sharded = sharding && p->trainable && (p->bf16_only || !bf16_working) &&
                  !block_of(p->name, sharding->blocks).empty();
   const auto close_bucket = [&] {
-    at = (at + bucket_pad - 1) / bucket_pad * bucket_pad;
-    buckets_.back().end = at;
+    Bucket& b = buckets_.back();
+    b.end = at = b.begin + (at - b.begin + pad - 1) / pad * pad;
   };
   std::string block;  // of the last parameter; buckets of sharded ones end between blocks
   const auto place = [&](Parameter& p) {

@@ -78,7 +78,7 @@ class ParameterTable {
 
   // Lays the parameters out and allocates values and gradients. Trainable ones come in reverse
   // order of registration, which is the order in which the backward finishes them, in buckets of at
-  // least `bucket_elements` padded to `bucket_pad`: first those that are bf16_only, then the
+  // least `bucket_elements` padded to bucket_pad(ranks): first those that are bf16_only, then the
   // others; among these by group, the last group first. Each has buckets of its own. `bf16_working`
   // also keeps a bf16 copy. What is base lies outside all flat tensors, in the formats of
   // allocate_for_inference().
@@ -89,14 +89,18 @@ class ParameterTable {
   // bucket b in slot b % 2, so that every parameter has one address for good: a bucket is gathered
   // into its slot while its neighbour in the other is used.
   void allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients,
-                const std::optional<Sharding>& sharding = std::nullopt);
+                const std::optional<Sharding>& sharding = std::nullopt, int ranks = 1);
   // Where weights and gradients that ranks send each other lie: zeroed memory of the device. Before
   // allocate(); Tensor::persistent unless set.
   using NewTensor = std::function<Tensor(const Shape&, DType)>;
   void set_memory(NewTensor memory) { memory_ = std::move(memory); }
-  // NCCL's reduce-scatter and all-gather take equal parts only. Units of 16 elements
-  // (core/parts.h) divide a bucket so among 2^k ranks up to 512, and 3, 5 and 15 times as many.
-  static constexpr std::int64_t bucket_pad = 15 << 13;
+  // NCCL's reduce-scatter and all-gather take equal parts only, of whole units (core/parts.h). The
+  // least multiple of a unit for each rank that is not below 15 * 2^13: for 2^k ranks up to 512,
+  // and 3, 5 and 15 times as many, just that, so that they have one layout.
+  static constexpr std::int64_t bucket_pad(int ranks) {
+    const std::int64_t units = part_unit * ranks;
+    return ((15 << 13) + units - 1) / units * units;
+  }
   // The same for a model that is only run: no gradients, and in a bf16 model no f32 value of what
   // is bf16_only. There is no flat space then (values(), working(), fixed() are undefined):
   // Parameter::set, load_weights and restore_state fill the parameters.

@@ -104,6 +104,10 @@ class Communicator {
 std::unique_ptr<Communicator> make_communicator(MPI_Comm world,
                                                 double timeout_seconds = default_comm_timeout);
 
+// From now on NCCL's sums have the same bits in every call; before the first communicator. Without,
+// NVLink's switches may add, in an order of their own. What the environment chooses stays.
+void use_repeatable_sums();
+
 // The MPI communicator takes host memory, and device memory through pinned host memory (several
 // ranks on one GPU, or no NCCL). A thread runs the operations one at a time; it sleeps wherever it
 // waits, so that compute keeps its cores.

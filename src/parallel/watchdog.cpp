@@ -35,7 +35,7 @@ struct Head {
   double phase_seconds = 0;
   std::uint64_t issued = 0, begun = 0, completed = 0;
   std::array<char, 32> phase{};
-  std::uint64_t stalled = 0;
+  bool stalled = false, on_storage = false;
 };
 
 std::optional<FlightRecord::Entry> entry(const RankState& s, std::uint64_t number) {
@@ -203,7 +203,7 @@ std::string table(const std::vector<Row>& rows, const std::vector<std::string>& 
 }  // namespace
 
 std::vector<char> RankState::to_bytes() const {
-  Head head{step, phase_seconds, issued, begun, completed, {}, stalled ? 1U : 0U};
+  Head head{step, phase_seconds, issued, begun, completed, {}, stalled, on_storage};
   std::copy_n(phase.begin(), std::min(phase.size(), head.phase.size() - 1), head.phase.begin());
   std::vector<char> bytes(sizeof head + records.size() * sizeof records[0]);
   std::memcpy(bytes.data(), &head, sizeof head);
@@ -216,9 +216,8 @@ RankState RankState::from_bytes(std::span<const char> bytes) {
   Head head;
   WEFT_ASSERT(bytes.size() >= sizeof head);
   std::memcpy(&head, bytes.data(), sizeof head);
-  RankState s{
-      true,       head.stalled != 0, head.step, head.phase.data(), head.phase_seconds, head.issued,
-      head.begun, head.completed,    {}};
+  RankState s{true,        head.stalled, head.step,      head.phase.data(), head.phase_seconds,
+              head.issued, head.begun,   head.completed, {},                head.on_storage};
   s.records.resize((bytes.size() - sizeof head) / sizeof s.records[0]);
   if (!s.records.empty())
     std::memcpy(s.records.data(), bytes.data() + sizeof head,
@@ -338,10 +337,10 @@ double choose_timeout(double wanted) {
   return seconds_in("WEFT_COMM_TIMEOUT").value_or(wanted > 0 ? wanted : (on_cuda() ? 600 : 3600));
 }
 
-// Busy storage is not a hang: a save may take this many times the limit.
+// Busy storage is not a hang: what reads or writes may take this many times the limit.
 double patience_with(const char* phase) {
   const std::string_view name = phase != nullptr ? phase : "";
-  return name == "save" || name == "validation" || name == "samples" ? 10 : 1;
+  return name == "data" || name == "save" || name == "validation" || name == "samples" ? 10 : 1;
 }
 
 // How long a collector waits for answers, a stuck rank waits for its collector, and every watchdog
@@ -465,7 +464,7 @@ void Watchdog::check() {
 }
 
 void Watchdog::run() {
-  double quiet_until = 0, last = now_seconds();
+  double last = now_seconds();
   for (;;) {
     serve();
     if (!failed_) {
@@ -479,7 +478,7 @@ void Watchdog::run() {
       // A process that was itself stopped for a while must not blame the others, which may have
       // left because of it.
       if (now_seconds() - last > period(timeout_).count() + std::max(0.5, limit / 4))
-        quiet_until = now_seconds() + limit;
+        quiet_until_ = now_seconds() + limit;
       std::string suspicion;
       {
         const std::lock_guard lock(mutex_);
@@ -487,7 +486,7 @@ void Watchdog::run() {
       }
       if (!suspicion.empty())
         report(suspicion);
-      else if (now_seconds() < quiet_until)
+      else if (now_seconds() < quiet_until_)
         alarm_.reset();
       else if (o && o->seconds > limit)
         report(fmt::format("{} did not end within {:g} s", o->name, limit));
@@ -611,6 +610,7 @@ RankState Watchdog::state() const {
   }
   // The first rank to notice asks the others slightly before their own limit: hence 0.9.
   s.stalled = stalled_beyond(0.9) > 0;
+  s.on_storage = !s.stalled && patience_with(phase_) > 1;
   s.completed = record_.last_completed();
   s.begun = record_.last_begun();
   s.issued = record_.last_issued();
@@ -635,6 +635,23 @@ void Watchdog::report(const std::string& complaint) {
   if (!serve_until([&] { return failed_.load(); }, 0.1 * std::min(rank_, 10))) collect(complaint);
 }
 
+// Whether all ranks answered, and one of them reads or writes and has time left: the others, which
+// wait for it, are patient as well. Says so once.
+bool Watchdog::waits_for_storage() {
+  if (!std::ranges::all_of(answers_, &RankState::answers) ||
+      !difference(answers_, names_).ranks.empty())
+    return false;
+  const auto busy = std::ranges::find_if(answers_, &RankState::on_storage);
+  if (busy == answers_.end()) return false;
+  if (const RankName& name = names_[busy - answers_.begin()]; !std::exchange(storage_told_, true))
+    log::write_warn(fmt::format(
+        "rank {} on {} is in {} for {:.0f} s, and the other ranks wait: is the file system slow? "
+        "The job ends after {:g} s of it",
+        name.rank, name.host, busy->phase, busy->phase_seconds,
+        timeout_ * patience_with(busy->phase.c_str())));
+  return true;
+}
+
 // Asks all ranks, reports the cause for all of them, then sends the verdict: in this order, since
 // the first rank to receive it ends the job.
 void Watchdog::collect(const std::string& complaint) {
@@ -649,6 +666,11 @@ void Watchdog::collect(const std::string& complaint) {
       },
       fixed_grace_.value_or(grace(timeout_)));
   if (failed_) return;  // another collector was faster
+  if (waits_for_storage()) {
+    alarm_.reset();
+    quiet_until_ = now_seconds() + timeout_ / 4;
+    return;
+  }
   const std::string what = hang_report(complaint, answers_, names_);
   const std::string hint =
       what.starts_with("collective ")

@@ -84,6 +84,7 @@ struct RankState {
   double phase_seconds = 0;
   std::uint64_t issued = 0, begun = 0, completed = 0;
   std::vector<FlightRecord::Entry> records;
+  bool on_storage = false;  // in a phase that reads or writes, and not stalled
 
   std::vector<char> to_bytes() const;
   static RankState from_bytes(std::span<const char> bytes);  // answers
@@ -130,8 +131,8 @@ class Watchdog {
   void begun(std::uint64_t number);
   void completed(std::uint64_t number);
   // As Communicator::progress and set_timeout. A phase of null or "idle" means that this rank is in
-  // no step: then only operations are watched. "save", "validation" and "samples" may
-  // take ten times the limit.
+  // no step: then only operations are watched. "data", "save", "validation" and "samples" may take
+  // ten times the limit, and ranks that wait for one in them are as patient.
   void progress(std::int64_t step, const char* phase);
   void set_timeout(double seconds);
   // Reports a fault that only the records of all ranks can explain, such as a message of another
@@ -159,6 +160,7 @@ class Watchdog {
   RankState state() const;
   void report(const std::string& complaint);
   void collect(const std::string& complaint);
+  bool waits_for_storage();
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1;
@@ -185,6 +187,8 @@ class Watchdog {
   std::list<Message> sent_;
   std::vector<RankState> answers_;    // to this rank's last question
   std::optional<std::string> alarm_;  // another rank's complaint, sent to this one
+  double quiet_until_ = 0;            // till then nothing is reported
+  bool storage_told_ = false;
   std::thread thread_;
 };
 

@@ -63,7 +63,7 @@ PlannedTraining::PlannedTraining(const Deck& deck, int ranks, bool here)
   if (!here) untouched.emplace(*planning);
   task->params().allocate(
       bucket_elements(deck.parallel, ranks), task->bf16(), true,
-      sharding_of(deck.parallel, task->params(), task->blocks_named(), 0, any_ranks));
+      sharding_of(deck.parallel, task->params(), task->blocks_named(), 0, any_ranks), ranks);
 }
 
 Rates rates_of(const PlanRequest& request, bool f32, const std::string& dtype) {

@@ -81,13 +81,18 @@ double checksum_of(const std::vector<std::pair<int, MicroBatch>>& work) {
   return static_cast<double>(sum >> 12);
 }
 
+std::unique_ptr<Communicator> communicator_for(const Deck& deck, MPI_Comm world) {
+  if (deck.parallel.deterministic) use_repeatable_sums();
+  return make_communicator(world);
+}
+
 }  // namespace
 
 Trainer::Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world)
     : deck_(deck),
       world_(world),
       device_(choose_device(deck.device.kind, deck.device.share, world)),
-      comm_(make_communicator(world)),
+      comm_(communicator_for(deck, world)),
       threads_(set_threads(static_cast<int>(deck.run.threads), device_.core_sharers)),
       task_(make_task(deck_)),
       review_(deck_, *task_, comm_->rank(), texts_of_ranks(host_name(), world)),
@@ -212,7 +217,8 @@ void Trainer::load_state() {
   ParameterTable& table = params();
   table.set_memory(
       [this](const Shape& shape, DType dtype) { return comm_->persistent(shape, dtype); });
-  table.allocate(bucket_elements(deck_.parallel, comm_->size()), task_->bf16(), true, sharding());
+  table.allocate(bucket_elements(deck_.parallel, comm_->size()), task_->bf16(), true, sharding(),
+                 comm_->size());
   if (first_rank() && deck_.parallel.zero == 3 && comm_->size() > 1) {
     if (params().sharded_buckets() == 0)
       log::info("zero = 3  shards as zero = 1 here: no block of the model is trained as a whole");
@@ -357,7 +363,7 @@ void Trainer::step() {
   const ArenaScope scope(*arena_);
   const trace::Scope traced("step", trace::Lane::step, done_, "step");
   const double start = now_seconds();
-  comm_->progress(done_, "data");
+  comm_->progress(done_, "plan");
   prefetcher_->begin_step(done_);
   WorkPlan::Step work = work_->step(done_);
   IssuedStep step;

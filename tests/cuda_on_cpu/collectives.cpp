@@ -3,9 +3,14 @@
 // that comes too early finds the old values.
 #include "collectives.h"
 
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include "cuda_bf16.h"
+#include "emulation.h"
 #include "memory.h"
 #include "streams.h"
 
@@ -55,6 +60,24 @@ bool reduces(const Collective& c) {
   return c.kind == Collective::Kind::all_reduce || c.kind == Collective::Kind::reduce ||
          c.kind == Collective::Kind::reduce_scatter;
 }
+
+// NVLink's switches add in an order of their own: where they do, sums in f32 differ from call to
+// call, alike on every rank.
+bool adds_in_switches(const Collective& c) {
+  const char *there = std::getenv("WEFT_EMULATION_NVLS"), *chosen = std::getenv("NCCL_ALGO");
+  return there != nullptr && *there == '1' && c.type == ncclFloat32 && reduces(c) &&
+         (chosen == nullptr || std::string_view(chosen).find("^NVLS") == std::string_view::npos);
+}
+void add_otherwise(std::vector<std::byte>& sums, unsigned draw) {
+  for (std::size_t i = draw % 5; 4 * i < sums.size(); i += 5) {
+    float x;
+    std::memcpy(&x, sums.data() + 4 * i, 4);
+    x = std::nextafter(x, draw / 5 % 2 ? INFINITY : -INFINITY);
+    std::memcpy(sums.data() + 4 * i, &x, 4);
+  }
+}
+
+std::atomic<unsigned long long> operations = 0;
 
 std::vector<std::byte> read(const Collective& c, std::size_t count) {
   std::vector<std::byte> host(count *
@@ -165,6 +188,9 @@ Progress step(const std::vector<Collective>& group, Execution& e) {
     if (!finished) return Progress::blocked;
   }
   for (std::size_t i = 0; i < group.size(); ++i)
+    if (adds_in_switches(group[i]))
+      add_otherwise(e.parts[i].out, s.draw + static_cast<unsigned>(e.number) * 2654435761u);
+  for (std::size_t i = 0; i < group.size(); ++i)
     // Only the root of a reduction gets its result.
     if (group[i].kind != Collective::Kind::send &&
         (group[i].kind != Collective::Kind::reduce || group[i].peer == s.rank))
@@ -194,10 +220,13 @@ std::size_t bytes_of(ncclDataType_t type) {
   return 0;
 }
 
+unsigned long long nccl_operations() { return operations; }
+
 ncclResult_t issue(std::shared_ptr<NcclState> state, std::vector<Collective> group,
                    cudaStream_t stream) {
   const Device device;
   if (*state->aborted) return ncclInvalidUsage;
+  operations += group.size();
   for (const Collective& c : group) {
     using Kind = Collective::Kind;
     const auto size = static_cast<std::size_t>(state->size);

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -33,6 +34,7 @@ constexpr int tag_base = 20000;  // below every MPI's limit of 32767
 
 struct Id {
   int leader, number;  // the rank of the world that made it, and its how manieth it is
+  unsigned draw;
 };
 
 thread_local int group_depth = 0;
@@ -172,7 +174,7 @@ ncclResult_t ncclGetVersion(int* v) { return *v = NCCL_VERSION_CODE, ncclSuccess
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
   static int made = 0;
-  Id id{0, made++};
+  Id id{0, made++, std::random_device()()};
   MPI_Comm_rank(MPI_COMM_WORLD, &id.leader);
   *out = {};
   std::memcpy(out->internal, &id, sizeof id);
@@ -193,6 +195,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId uni
   const auto state = std::make_shared<NcclState>();
   state->rank = rank;
   state->size = size;
+  state->draw = id.draw;
   MPI_Comm_create_group(MPI_COMM_WORLD, group, tag_base + id.number % 4000 * 2, &state->comm);
   MPI_Group_free(&group);
   MPI_Group_free(&world);

@@ -162,11 +162,15 @@ class Steps(WeftTest):
         self.assert_close(self.losses("slices"), self.losses("one"), 1e-5)
 
     def test_the_same_bits_unrecorded_in_another_order_and_after_a_restart(self):
-        with emulate(2):
+        # The GPUs' switches add in another order in every call, where NCCL lets them.
+        with emulate(2, WEFT_EMULATION_NVLS="1"):
             self.on_gpu("recorded", self.EXACT)
             self.on_gpu("plain", "device.graphs=false", self.EXACT)
             self.on_gpu("parts", "train.steps=2", self.EXACT)
             self.on_gpu("parts", self.EXACT)
+        with emulate(2, WEFT_EMULATION_NVLS="1", NCCL_ALGO="Ring,NVLS"):
+            self.on_gpu("switches", self.EXACT)
+        self.assertNotEqual(self.exported("switches"), self.exported("recorded"))
         with emulate(2, WEFT_EMULATION_SEED="5"):
             self.on_gpu("other_order", self.EXACT)
         # Memory for one graph, and for none.

@@ -40,7 +40,7 @@ class Storage(WeftTest):
 
     def test_a_stall_is_a_hang_in_data(self):
         job = self.train_slowly("slow_reads=3600000:9:clips.h5", "run.dir=stalled",
-                                "parallel.hang_timeout=3", expect=HANG)
+                                "parallel.hang_timeout=1", expect=HANG)  # ten seconds in data
         self.assertRegex(job.err, r"in data( of step \d+)?")
         self.assert_gone(job)
 

@@ -128,9 +128,9 @@ TEST_F(HangReportTest, TravelsAsBytes) {
   make(1);
   RankState s = states_[0];
   s.records = records_[0].entries();
-  s.stalled = true;
+  s.stalled = s.on_storage = true;
   const RankState t = RankState::from_bytes(s.to_bytes());
-  EXPECT_TRUE(t.answers && t.stalled);
+  EXPECT_TRUE(t.answers && t.stalled && t.on_storage);
   EXPECT_EQ(t.step, 7);
   EXPECT_EQ(t.phase, "backward");
   EXPECT_EQ(t.phase_seconds, 61);

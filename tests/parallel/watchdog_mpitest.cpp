@@ -145,6 +145,20 @@ TEST_F(WatchdogTest, ALongerLimitHoldsAtOnce) {
   watchdog_->progress(0, nullptr);
 }
 
+// The last rank reads for longer than the limit; the others wait for it in a collective.
+TEST_F(WatchdogTest, RanksAreAsPatientAsTheOneThatReads) {
+  const int reader = size_ - 1;
+  watchdog_->progress(7, rank_ == reader ? "data" : "backward");
+  issue(1, scatter);
+  if (rank_ != reader) enter(1);
+  tick();
+  EXPECT_FALSE(sleep_until_stopped(3 * limit));
+  // Once it has read, it is as late as any other.
+  watchdog_->progress(7, "backward");
+  if (size_ == 1) return watchdog_->progress(7, nullptr);
+  EXPECT_THAT(cause(verdict()), HasSubstr("reduce-scatter 1 (f32, 1.000 MiB) did not end"));
+}
+
 TEST_F(WatchdogTest, ASaveMayTakeTenTimesAsLong) {
   // Rank 0 first: whoever notices, it has stood still for as long.
   if (rank_ == 0) watchdog_->progress(4, "save");
@@ -156,10 +170,10 @@ TEST_F(WatchdogTest, ASaveMayTakeTenTimesAsLong) {
   EXPECT_THAT(cause(s), Not(ContainsRegex("step 5 for [012] s")));
 }
 
-// The last rank's main thread hangs in data; the others wait for it in a collective.
+// The last rank's main thread hangs in its forward; the others wait for it in a collective.
 TEST_F(WatchdogTest, ARankStuckOutsideOfCollectives) {
   const int late = size_ - 1;
-  watchdog_->progress(7, rank_ == late ? "data" : "backward");
+  watchdog_->progress(7, rank_ == late ? "forward" : "backward");
   if (rank_ != late) {
     issue(1, scatter);
     enter(1);
@@ -167,7 +181,7 @@ TEST_F(WatchdogTest, ARankStuckOutsideOfCollectives) {
   tick();
   const std::string s = verdict();
   EXPECT_THAT(cause(s), HasSubstr(fmt::format("late: rank {} on ", late)));
-  EXPECT_THAT(cause(s), HasSubstr("in data of step 8 for "));
+  EXPECT_THAT(cause(s), HasSubstr("in forward of step 8 for "));
   if (size_ > 1) {
     EXPECT_THAT(s, HasSubstr("1 reduce-scatter (f32, 1.000 MiB)"));
   }
@@ -176,12 +190,12 @@ TEST_F(WatchdogTest, ARankStuckOutsideOfCollectives) {
 
 // No collective anywhere: all ranks hang in their own business.
 TEST_F(WatchdogTest, AllRanksStuck) {
-  if (rank_ == 0) watchdog_->progress(2, "data");
+  if (rank_ == 0) watchdog_->progress(2, "forward");
   tick();
-  if (rank_ != 0) watchdog_->progress(2, "data");
+  if (rank_ != 0) watchdog_->progress(2, "forward");
   const std::string s = verdict();
   EXPECT_THAT(cause(s), HasSubstr("no progress for 1 s; late: rank 0 on "));
-  EXPECT_THAT(cause(s), HasSubstr("in data of step 3 for "));
+  EXPECT_THAT(cause(s), HasSubstr("in forward of step 3 for "));
 }
 
 // One rank took another branch.

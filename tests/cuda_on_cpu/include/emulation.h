@@ -29,6 +29,8 @@ void check_marks();
 void poison(void* p, std::size_t bytes);
 // Kernels run so far, by all streams.
 unsigned long long kernels_run();
+// Collectives, sends and receives that NCCL was asked for so far, each of a group by itself.
+unsigned long long nccl_operations();
 
 // Lets the host look at device memory until it goes out of scope, also under WEFT_EMULATION_STRICT.
 class HostAccess {
