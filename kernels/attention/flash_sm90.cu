@@ -33,7 +33,8 @@ struct Sm90ForwardTile {
   static constexpr int queries = 64 * groups;
   static constexpr int q_bytes = tile_bytes(KD, queries), kv_bytes = tile_bytes(KD, keys);
   static constexpr std::size_t bytes(int q, int k, int v) {
-    return q * q_bytes + (k + v) * kv_bytes + 2 * sizeof(std::uint64_t) * (q + k + v);
+    return q * q_bytes + (k + v) * kv_bytes + 2 * sizeof(std::uint64_t) * (q + k + v) +
+           tile_slot_bytes;
   }
   static constexpr std::size_t most = 227 * 1024;
   // Values stay longer than keys.
@@ -48,9 +49,10 @@ struct Sm90ForwardTile {
   // read for keys and values alone: 64 of its 128 bytes a cycle while the tensor cores are busy.
   static constexpr bool q_in_registers = groups == 2;
   // Registers a thread: 65536 a multiprocessor, in portions of 8; copying needs few.
-  static constexpr int copy_registers = 24, work_registers = groups == 3 ? 160 : 240;
+  static constexpr int copy_registers = groups == 3 ? 32 : 40,
+                       work_registers = groups == 3 ? 160 : 232;
   static_assert(!biased || packed);  // the bias is looked for at the end of packed keys
-  static_assert(copy_registers * 128 + work_registers * 128 * groups <= 65536);
+  static_assert(copy_registers + work_registers * groups <= registers_of_groups(groups + 1));
   // Accumulators of the results and of the scores, P and queries as operands; the rest is for
   // addresses and rows' sums.
   static_assert(ND / 2 + keys / 2 + keys / 4 + (q_in_registers ? KD / 4 : 0) <=
@@ -63,6 +65,8 @@ struct ForwardWork {
   float* lse;
   Tiles tiles;  // of queries
 };
+
+__device__ unsigned forward_tiles_taken = 0;
 
 #ifdef WEFT_SM90
 using namespace sm90;
@@ -99,6 +103,7 @@ struct ForwardMemory {
   __device__ __forceinline__ std::uint64_t* v_empty(int s) const {
     return v_full(Tile::v_stages) + s;
   }
+  __device__ __forceinline__ TileSlots tiles() const { return {v_empty(Tile::v_stages)}; }
 };
 
 template <class Tile>
@@ -120,8 +125,8 @@ __device__ __forceinline__ void copy_forward(const CUtensorMap* q, const CUtenso
   Ring<Tile::q_stages> q_ring;
   Ring<Tile::k_stages> k_ring;
   Ring<Tile::v_stages> v_ring;
-  for (int index = static_cast<int>(blockIdx.x); index < work.tiles.total;
-       index += static_cast<int>(gridDim.x)) {
+  TileSource tiles(memory.tiles(), work.tiles.total, &forward_tiles_taken);
+  for (int index; (index = tiles.next()) >= 0;) {
     const RowTile tile = query_tile<Tile>(work, index);
     const int blocks = blocks_of(keys_of<Tile>(work, tile), Tile::keys);
     if (blocks == 0) continue;
@@ -246,9 +251,12 @@ __device__ __forceinline__ void multiply_forward(const ForwardWork& work,
   Ring<Tile::q_stages> q_ring;
   Ring<Tile::k_stages> k_ring;
   Ring<Tile::v_stages> v_ring;
-  for (int index = static_cast<int>(blockIdx.x); index < work.tiles.total;
-       index += static_cast<int>(gridDim.x)) {
-    const RowTile tile = query_tile<Tile>(work, index);
+  // Four times the tile's number, and below it two bits that count turns of the slots: one
+  // register.
+  for (int at = 0;;) {
+    at = memory.tiles().take(at & 1, at >> 1 & 1) * 4 | ((at + 1) & 3);
+    if (at >> 2 >= work.tiles.total) break;
+    const RowTile tile = query_tile<Tile>(work, at >> 2);
     const int nk = keys_of<Tile>(work, tile);
     const float bias = Tile::biased ? work.shape.bias(tile.sequence) : 0.0f;
     float scores[n], out[ND / 2], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, shrink[2];
@@ -362,9 +370,8 @@ __device__ __forceinline__ void multiply_forward(const ForwardWork& work,
     }
     // Computed again: kept across the loop, these numbers would take registers that accumulators
     // need.
-    asm volatile("" : "+r"(index));
-    store_queries<Tile>(work, query_tile<Tile>(work, index), group, out, lse, 1.0f / sum[0],
-                        1.0f / sum[1]);
+    store_queries<Tile>(work, query_tile<Tile>(work, opaque(at) >> 2), group, out, lse,
+                        1.0f / sum[0], 1.0f / sum[1]);
   }
 }
 #endif
@@ -387,6 +394,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
     init(memory.q_full(0), memory.q_empty(0), Tile::q_stages);
     init(memory.k_full(0), memory.k_empty(0), Tile::k_stages);
     init(memory.v_full(0), memory.v_empty(0), Tile::v_stages);
+    memory.tiles().init(warps);
     mbarrier_init_fence();
   }
   __syncthreads();

@@ -45,10 +45,11 @@ struct Sm90BackwardTile {
   // A bias of a key and its row, for each warp: in registers they would be two too many.
   static constexpr int bias_bytes = keys && biased ? 4 * groups * 8 : 0;
   static constexpr std::size_t shared = 2 * own_bytes + stages * (stage_bytes + stat_bytes) +
-                                        sizeof(std::uint64_t) * (2 + 2 * stages) + bias_bytes;
+                                        sizeof(std::uint64_t) * (2 + 2 * stages) + bias_bytes +
+                                        tile_slot_bytes;
   static constexpr int copy_registers = 24, work_registers = 240;
   static_assert(!biased || packed);  // the bias is looked for at the end of packed keys
-  static_assert(copy_registers * 128 + work_registers * 128 * groups <= 65536);
+  static_assert(copy_registers + work_registers * groups <= registers_of_groups(groups + 1));
   static_assert(shared <= 227 * 1024);
   // Accumulators of the sums and of the first products, P and dS as operands beside them, X; the
   // rest is for addresses.
@@ -68,6 +69,8 @@ struct BackwardWork {
   Tiles tiles;
   float to_log2;  // scale / ln 2: read where it is used, it takes no register over the loops
 };
+
+__device__ unsigned backward_tiles_taken = 0;
 
 #ifdef WEFT_SM90
 using namespace sm90;
@@ -96,13 +99,14 @@ struct BackwardMemory {
   __device__ __forceinline__ std::uint64_t* y_empty(int s) const {
     return x_full() + 2 + Tile::stages + s;
   }
+  __device__ __forceinline__ TileSlots tiles() const { return {y_empty(Tile::stages)}; }
   // Of the last key: its bias, and its row among the 16 of warp number `warp`.
   struct Bias {
     float value;
     int row;
   };
   __device__ __forceinline__ Bias* bias(int warp) const {
-    return reinterpret_cast<Bias*>(y_empty(Tile::stages)) + warp;
+    return reinterpret_cast<Bias*>(base + Tile::shared - Tile::bias_bytes) + warp;
   }
 };
 
@@ -123,8 +127,8 @@ __device__ __forceinline__ void copy_backward(const CUtensorMap* x1, const CUten
                                               const BackwardMemory<Tile>& memory) {
   Ring<Tile::stages> ring;
   int x_parity = 0;
-  for (int index = static_cast<int>(blockIdx.x); index < work.tiles.total;
-       index += static_cast<int>(gridDim.x)) {
+  TileSource tiles(memory.tiles(), work.tiles.total, &backward_tiles_taken);
+  for (int index; (index = tiles.next()) >= 0;) {
     const OwnTile tile = own_tile_of<Tile>(work, index);
     if (tile.sequence < 0 || tile.blocks == 0) continue;
     // Where the rows of either side lie in their tensors.
@@ -248,14 +252,16 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
     if (lane == 0) mbarrier_arrive(empty);
   };
   Ring<Tile::stages> ring;
-  // Twice the tile's number, and as the lowest bit the parity of x_full: one register.
-  for (int at = 2 * static_cast<int>(blockIdx.x); at < 2 * work.tiles.total;
-       at += 2 * static_cast<int>(gridDim.x)) {
+  // Eight times the tile's number, and below it the parity of x_full and two bits that count turns
+  // of the slots: one register.
+  for (int at = 0;;) {
+    at = memory.tiles().take(at & 1, at >> 1 & 1) * 8 | (at & 4) | ((at + 1) & 3);
+    if (at >> 3 >= work.tiles.total) break;
     // Sums for P Y2 (keys kernel only) and dS Y1.
     float sum1[ND / 2], sum2[ND / 2], prob[n], ds[n];
     std::uint32_t x1[KD / 16][4], x2[KD / 16][4], p[pass_rows / 16][4], d[pass_rows / 16][4];
     float2 stat[2];
-    const OwnTile tile = own_tile_of<Tile>(work, at >> 1);
+    const OwnTile tile = own_tile_of<Tile>(work, at >> 3);
     if (Tile::packed && tile.sequence < 0) continue;
     // What is still to be passed over, from the present block on.
     int rows = Tile::keys ? tile.blocks * pass_rows : tile.pass;
@@ -286,8 +292,8 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
       }
     }
 
-    mbarrier_wait(memory.x_full(), at & 1);
-    at ^= 1;
+    mbarrier_wait(memory.x_full(), at >> 2 & 1);
+    at ^= 4;
     if (tile.first + group_here() * 64 >= tile.own) {
       // Without products nothing else keeps a warp's lanes together, and one that comes late to a
       // barrier would miss its phase.
@@ -406,7 +412,7 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
 
     // Computed again: kept across the loop, these numbers would take registers that accumulators
     // need.
-    store_own<Tile>(work, own_tile_of<Tile>(work, opaque(at) >> 1), group_here(), sum1, sum2);
+    store_own<Tile>(work, own_tile_of<Tile>(work, opaque(at) >> 3), group_here(), sum1, sum2);
   }
 }
 #endif
@@ -427,6 +433,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
       mbarrier_init(memory.y_full(s), 1);
       mbarrier_init(memory.y_empty(s), warps);
     }
+    memory.tiles().init(warps);
     mbarrier_init_fence();
   }
   __syncthreads();

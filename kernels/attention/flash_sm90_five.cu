@@ -1,8 +1,8 @@
 // Flash attention backward in bf16 for Hopper in one kernel, with five products of tiles where
 // flash_sm90_backward.cu has seven: the least work, 10 nq nk D operations a head. dQ is a sum over
 // blocks, added in memory in the order in which they come: no two runs have the same bits. It is
-// untested on a GPU and runs where WEFT_ATTENTION=five asks for it. CPU twin:
-// src/ops/cpu/attention/attention.cpp. Cases: tests/kernels/attention.cpp with that setting.
+// untested on a GPU, and the way "five" (ops/ways.h). CPU twin:
+// src/ops/cpu/attention/attention.cpp. Cases: tests/kernels/attention.cpp by `weft_kernels --ways`.
 // tests/cuda_on_cpu runs it where WEFT_EMULATION_CAPABILITY=9.0.
 //
 // A block owns 128 keys, 64 a warpgroup, and passes over 64 queries at a time:
@@ -54,7 +54,7 @@ struct FiveTile {
                                         stages * (2 * pass_bytes + stat_bytes) + 2 * ds_bytes +
                                         2 * sizeof(std::uint64_t) * (k_stages + 1 + stages + 2);
   static constexpr int copy_registers = 24, work_registers = 240;
-  static_assert(copy_registers * 128 + work_registers * 128 * groups <= 65536);
+  static_assert(copy_registers + work_registers * groups <= registers_of_groups(groups + 1));
   static_assert(shared <= 227 * 1024);
   // Accumulators of dV and dK, of S and dP or of dQ and the next S, one operand, K and V; the rest
   // is for addresses.

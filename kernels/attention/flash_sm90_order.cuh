@@ -2,11 +2,12 @@
 // kernels' own index functions, which tests/kernels_cuda/attention_load_cudatest.cpp calls too, to
 // sum the work of each block.
 //
-// There is one block a multiprocessor; block b has the tiles number b, b + blocks, b + 2 blocks ...
-// of a list. What a head has in its last tile may be fewer rows than the tile's warpgroups could
-// take, and so less work. Such tiles stand at the end of the list: then no block has none of them
-// while another has several, and the blocks end within the time of one small tile. All others stand
-// head by head, so that the blocks at work read the keys and values of few heads, from L2.
+// There is one block a multiprocessor; each takes the next tile of a list when it is done with one
+// (TileSource in flash_sm90_tiles.cuh; of flash_sm90_five.cu, which has no register for that, block
+// b has the tiles b, b + blocks, ...). What a head has in its last tile may be fewer rows than the
+// tile's warpgroups could take, and so less work. Such tiles stand at the end of the list: then the
+// blocks end within the time of one small tile. All others stand head by head, so that the blocks
+// at work read the keys and values of few heads, from L2.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +16,8 @@
 
 namespace weft::kernels {
 
-constexpr int warpgroup_rows = 64;  // that one warpgroup multiplies
+constexpr int warpgroup_rows = 64;   // that one warpgroup multiplies
+constexpr int tile_slot_bytes = 40;  // of shared memory: numbers of tiles on their way
 
 struct Tiles {
   int each = 1;   // of a head
@@ -29,9 +31,9 @@ struct Tiles {
     const bool late = each > 1 && last <= own - warpgroup_rows;
     return {each, late ? each - 1 : each, heads, each * heads};
   }
-  // On the multiprocessors that collectives leave; results do not depend on how many these are.
+  // Results do not depend on it.
   unsigned blocks() const {
-    return static_cast<unsigned>(std::min(total, compute_multiprocessors()));
+    return static_cast<unsigned>(std::min(total, cuda_properties().multiProcessorCount));
   }
 };
 
@@ -123,8 +125,7 @@ __device__ __forceinline__ OwnTile own_tile(const Tiles& tiles, const FlashShape
 
 // How many blocks share the queries of a tile of packed keys: so many that its parts of all heads
 // fill one round of the blocks, each part with 1024 queries at least. (A part costs 16 bytes of
-// traffic an element of k and v, about what 256 queries cost.) The order of the sums depends on it:
-// it goes by all multiprocessors, whatever collectives take.
+// traffic an element of k and v, about what 256 queries cost.) The order of the sums depends on it.
 inline int backward_splits(const FlashShape& shape,
                            int blocks = cuda_properties().multiProcessorCount) {
   return std::max(1, std::min(blocks / shape.heads, shape.nq / 1024));

@@ -5,7 +5,7 @@
 #include <cudaTypedefs.h>
 
 #include <cstdlib>
-#include <cstring>
+#include <string_view>
 
 namespace weft::kernels {
 
@@ -60,22 +60,15 @@ CUtensorMap make_key_map(const FlashRows<const __nv_bfloat16>& rows, const Flash
 bool flash_sm90_takes(const FlashShape& shape) {
   static const bool allowed = [] {
     const char* choice = std::getenv("WEFT_ATTENTION");
-    const auto chosen = [&](const char* name) { return std::strcmp(choice, name) == 0; };
-    WEFT_CHECK(choice == nullptr || chosen("sm80") || chosen("sm90") || chosen("five"), Exit::usage,
-               "set it to sm80, sm90 or five, or leave it unset",
-               "WEFT_ATTENTION={} names no attention kernels", choice);
+    WEFT_CHECK(choice == nullptr || std::string_view(choice) == "sm80", Exit::usage,
+               "set it to sm80, or leave it unset", "WEFT_ATTENTION={} names no attention kernels",
+               choice);
 #ifdef WEFT_WITHOUT_SM90A  // built without WEFT_CUDA_ARCHITECTURES=90a: on any GPU these kernels
                            // are empty
-    const bool hopper = false;
+    return false;
 #else
-    const bool hopper = cuda_properties().major == 9 && cuda_properties().minor == 0;
+    return choice == nullptr && cuda_properties().major == 9 && cuda_properties().minor == 0;
 #endif
-    WEFT_CHECK(hopper || choice == nullptr || chosen("sm80"), Exit::usage,
-               "leave it unset on other GPUs, or build with WEFT_CUDA_ARCHITECTURES=90a",
-               "WEFT_ATTENTION={} on a GPU of compute capability {}.{}, or in a program built "
-               "without sm_90a",
-               choice, cuda_properties().major, cuda_properties().minor);
-    return hopper && (choice == nullptr || !chosen("sm80"));
   }();
   return allowed && shape.nk > 0 && shape.inner == 1 && shape.D >= 64 && shape.D % 8 == 0 &&
          (shape.last_bias == nullptr || shape.key_offsets != nullptr);

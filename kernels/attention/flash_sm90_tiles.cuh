@@ -14,6 +14,9 @@ namespace weft::kernels {
 // 72 of a product onto D.
 constexpr int tile_atoms(int columns) { return (columns + 63) / 64; }
 constexpr int atom_bytes(int rows) { return rows * 128; }
+// Registers that the warpgroups of a block share out (setmaxnreg), as a sum over one thread of
+// each: what the block had when it began, a multiple of 8 a thread.
+constexpr int registers_of_groups(int groups) { return groups * (65536 / (128 * groups) / 8 * 8); }
 constexpr int tile_bytes(int columns, int rows) { return tile_atoms(columns) * atom_bytes(rows); }
 
 // The map of rows of one operand as a tensor [sequences, rows, heads, D], copied in boxes of
@@ -143,6 +146,67 @@ class Ring {
 
  private:
   int use_ = 0;
+};
+
+// Numbers of tiles on their way from the copying thread to the multiplying warps, in two slots of
+// shared memory.
+struct TileSlots {
+  static_assert(tile_slot_bytes == 4 * sizeof(std::uint64_t) + 2 * sizeof(int));
+  std::uint64_t* base;
+  __device__ __forceinline__ std::uint64_t* full(int slot) const { return base + slot; }
+  __device__ __forceinline__ std::uint64_t* empty(int slot) const { return base + 2 + slot; }
+  __device__ __forceinline__ int* number(int slot) const {
+    return reinterpret_cast<int*>(base + 4) + slot;
+  }
+  // By one thread, before the block works.
+  __device__ __forceinline__ void init(int warps) const {
+    for (int slot = 0; slot < 2; ++slot) {
+      mbarrier_init(full(slot), 1);
+      mbarrier_init(empty(slot), warps);
+    }
+  }
+  // By every lane of a multiplying warp: the next number, which may be behind the list's end. The
+  // shuffle tells the compiler that it is one number for the warp, which uniform registers take;
+  // and behind it all lanes have read.
+  __device__ __forceinline__ int take(int slot, int parity) const {
+    mbarrier_wait(full(slot), parity);
+    const int index = __shfl_sync(full_mask, *number(slot), 0);
+    if (thread_here() % 32 == 0) mbarrier_arrive(empty(slot));
+    return index;
+  }
+};
+
+// Hands out a list's tiles to the launch's blocks in the order in which they come: the first by
+// their number, the others by `taken`, a counter in device memory that is 0 between launches. So a
+// block that begins late, because a collective had its multiprocessor, has fewer. Sums do not
+// depend on it: a tile has all of its own.
+class TileSource {
+ public:
+  __device__ __forceinline__ TileSource(const TileSlots& slots, int total, unsigned* taken)
+      : slots_(slots), total_(total), taken_(taken) {}
+  // By the copying thread: the next number, also told to the multiplying warps; -1 at the end.
+  __device__ __forceinline__ int next() {
+    int index = static_cast<int>(blockIdx.x);
+    if (begun_) {
+      const int others = static_cast<int>(atomicAdd(taken_, 1u));
+      // Each block asks until there is none left: of all numbers together this is the last.
+      if (others == total_ - 1) *taken_ = 0;
+      index = static_cast<int>(gridDim.x) + others;
+    }
+    begun_ = true;
+    mbarrier_wait(slots_.empty(turn_.stage()), turn_.parity() ^ 1);
+    *slots_.number(turn_.stage()) = index;
+    mbarrier_arrive(slots_.full(turn_.stage()));
+    turn_.advance();
+    return index < total_ ? index : -1;
+  }
+
+ private:
+  TileSlots slots_;
+  int total_;
+  unsigned* taken_;
+  Ring<2> turn_;
+  bool begun_ = false;
 };
 
 }  // namespace sm90

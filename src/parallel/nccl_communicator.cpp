@@ -43,48 +43,17 @@ namespace weft {
 namespace {
 
 // Multiprocessors that an operation may take (NCCL: CTAs, of which each stays on one until the
-// operation ends). By itself NCCL takes up to 32 of an H100's 132, and fewer do where computing
-// goes on beside it: NVIDIA counts about 16 for all of NVLink's bandwidth, and a rank's network
-// card needs less. What the environment says about CTAs or channels stays as it is.
-struct Ctas {
-  int config = NCCL_CONFIG_UNDEF_INT;  // for ncclConfig_t
-  int most = 16;                       // to expect
-};
-Ctas ctas() {
+// operation ends), for ncclConfig_t. By itself NCCL takes up to 32 of an H100's 132, and fewer do
+// where computing goes on beside it: NVIDIA counts about 16 for all of NVLink's bandwidth, and a
+// rank's network card needs less. What the environment says about CTAs or channels stays as it is.
+int most_ctas() {
   const auto value = [](const char* name) {
     const char* text = std::getenv(name);
     return text == nullptr ? 0 : std::max(0, std::atoi(text));
   };
-  int limit = 0, least = 0;
-  for (const char* name : {"NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"})
-    if (const int n = value(name); n > 0) limit = limit == 0 ? n : std::min(limit, n);
-  for (const char* name : {"NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS"})
-    least = std::max(least, value(name));
-  Ctas c;
-  if (limit > 0)
-    c.most = limit;
-  else
-    c.config = c.most = std::max(c.most, least);
-  return c;
+  if (value("NCCL_MAX_CTAS") > 0 || value("NCCL_MAX_NCHANNELS") > 0) return NCCL_CONFIG_UNDEF_INT;
+  return std::max({16, value("NCCL_MIN_CTAS"), value("NCCL_MIN_NCHANNELS")});
 }
-
-// While collectives may run, kernels whose blocks stay leave them their multiprocessors: a block
-// that finds none free begins when others have ended, and doubles its kernel's time. That is from
-// an operation's issue to the wait for the last one, in the order of the host's calls, so that what
-// is recorded as a graph does not depend on the clock. Results do not depend on it either.
-class InFlight {
- public:
-  ~InFlight() { set(false); }
-  void set(bool on) {
-    if (on == on_) return;
-    on_ = on;
-    static std::atomic<int> communicators = 0;
-    set_multiprocessor_margin((communicators += on ? 1 : -1) > 0 ? ctas().most : 0);
-  }
-
- private:
-  bool on_ = false;
-};
 
 // Memory that is registered with a communicator: NCCL sends from it and into it without a copy
 // through buffers of its own, and with NVLink's switches lets them add. Shared by the communicator
@@ -295,7 +264,6 @@ class NcclCommunicator final : public Communicator {
   double wait(Ticket ticket) override {
     check();
     WEFT_ASSERT(ticket <= number_);
-    if (ticket == number_) in_flight_.set(false);
     DeviceEvent done;
     {
       const std::lock_guard lock(mutex_);
@@ -351,7 +319,6 @@ class NcclCommunicator final : public Communicator {
     leave();
     check();  // after an abort, the watchdog's reason is the better one
     if (failure) std::rethrow_exception(failure);
-    if (size_ > 1) in_flight_.set(true);
     o.done = device.record(Stream::communication);
     o.to = to;
     o.from = from;
@@ -392,7 +359,7 @@ class NcclCommunicator final : public Communicator {
     const ncclComm_t made = made_together([id, rank = rank_, size = size_](ncclComm_t* comm) {
       ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
       config.blocking = 1;
-      config.maxCTAs = ctas().config;
+      config.maxCTAs = most_ctas();
       config.splitShare = 1;
       return ncclCommInitRankConfig(comm, size, id, rank, &config);
     });
@@ -527,7 +494,6 @@ class NcclCommunicator final : public Communicator {
   std::uint64_t number_ = 0;
   std::int64_t asked_ = 0;  // operations requested, including those that a fault skips
   std::optional<NcclCollectives> collectives_;
-  InFlight in_flight_;
   // Shared with the watchdog's thread.
   mutable std::mutex mutex_;
   std::timed_mutex call_mutex_;  // held inside NCCL

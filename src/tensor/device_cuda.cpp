@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -31,7 +30,6 @@ constexpr std::size_t stage_bytes = 16u << 20;
 
 std::array<cudaStream_t, 4> streams{};
 cudaDeviceProp properties{};
-std::atomic<int> multiprocessor_margin = 0;
 int own_index = -1;  // this rank's GPU
 
 // The first failed call of this process, or nothing. Where a kernel was at fault every later call
@@ -368,12 +366,6 @@ void throw_if_gpu_failed(const char* call, const char* file, int line) {
 
 cudaStream_t cuda_stream(Stream stream) { return streams[static_cast<std::size_t>(stream)]; }
 const cudaDeviceProp& cuda_properties() { return properties; }
-
-int compute_multiprocessors() {
-  const int all = properties.multiProcessorCount;
-  return std::max(all - multiprocessor_margin, (all + 1) / 2);
-}
-void set_multiprocessor_margin(int multiprocessors) { multiprocessor_margin = multiprocessors; }
 
 VisibleGpus cuda_visible_gpus() {
   VisibleGpus gpus;

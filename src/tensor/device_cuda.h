@@ -20,12 +20,6 @@ cudaStream_t cuda_stream(Stream stream);
 // The device's properties, read once.
 const cudaDeviceProp& cuda_properties();
 
-// Multiprocessors for kernels whose blocks stay until all tiles are done: the device's, less those
-// that running collectives need (parallel/nccl_communicator.cpp; 0 with one rank), at least half of
-// them. Results do not depend on it.
-int compute_multiprocessors();
-void set_multiprocessor_margin(int multiprocessors);
-
 // Makes the runtime of this rank's GPU; a context exists on that device only. tensor/device.cpp
 // calls these if they are linked.
 VisibleGpus cuda_visible_gpus();

@@ -303,24 +303,6 @@ TEST_P(DeviceCommunicatorTest, ItsMemoryMayOutliveItOrNot) {
   EXPECT_EQ(on_host<float>(second), std::vector<float>(64, 0.0f));
 }
 
-// From an operation's issue to the wait for the last one, as many as NCCL may take.
-TEST_P(DeviceCommunicatorTest, LeavesMultiprocessorsToItsOperations) {
-  const bool leaves = GetParam() != &make_mpi_communicator && size_ > 1;
-  const int all = cuda_properties().multiProcessorCount;
-  const Tensor t = on_device(terms<float>(100, rank_));
-  EXPECT_EQ(compute_multiprocessors(), all);
-  for (const int most : {16, 4}) {
-    if (most == 4) setenv("NCCL_MAX_CTAS", "4", 1);
-    const Ticket first = comm_->all_reduce_sum(t), last = comm_->all_reduce_sum(t);
-    EXPECT_EQ(compute_multiprocessors(), leaves ? all - most : all);
-    comm_->wait(first);
-    EXPECT_EQ(compute_multiprocessors(), leaves ? all - most : all);
-    comm_->wait(last);
-    EXPECT_EQ(compute_multiprocessors(), all);
-  }
-  unsetenv("NCCL_MAX_CTAS");
-}
-
 TEST_P(DeviceCommunicatorTest, ARankThatNeverComesToASplitIsNamed) {
   if (size_ == 1 || GetParam() == &make_mpi_communicator)
     GTEST_SKIP() << "one rank waits for nobody, and MPI has its own way";
