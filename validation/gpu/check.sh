@@ -6,7 +6,8 @@
 #   validation/gpu/check.sh --list            the parts: group, name, estimated seconds on an H100, and each group's sum
 #
 # Environment:
-#   PARTS=REGEX    runs the groups and parts whose whole names match. Calls with the same OUT add to its page.
+#   PARTS=REGEX    runs the groups and parts whose whole names match. Calls with the same OUT add to its page. PARTS=failed:
+#                  those that have failed, or were not run for want of time.
 #   GOLDEN=DIR     the folder of golden cases (default: ../shared/golden)
 #   PYTHON         one with torch, numpy, safetensors, opencv-python-headless; for the groups torch and segmentation also
 #                  transformers, sentencepiece, diffusers, beautifulsoup4, ftfy, Pillow; for clips torchvision, scipy, xxhash
@@ -122,6 +123,10 @@ if [ $list = 0 ]; then
   page
 fi
 export out mpirun weft python
+if [ "${PARTS:-}" = failed ]; then
+  PARTS=$(grep -lE 'FAILED|NOT RUN' "$out"/*.row 2>/dev/null | sed 's,.*/,,; s,\.row$,,' | paste -sd '|')
+  [ -n "$PARTS" ] || { echo "check.sh: nothing has failed in $out"; exit 0; }
+fi
 
 # ---- Training steps
 
@@ -132,61 +137,10 @@ step() {  # name, estimated seconds, deck and options of bench step ...
 tuned_step() {
   local choices="$out/${1}_choices"
   [ $list = 1 ] || ! selected "$1" || rm -f "$choices.txt" "$choices.md"
-  WEFT_MATMUL_CACHE=$choices.txt step "$@"
+  step "$@" --ways "$choices.txt"
   part "${1}_choices" 2 "$python" validation/gpu/choices.py "$choices.txt" "$choices.md"
 }
 xl2() { echo "$model --captions $captions --shape"; }
-
-group first
-part doctor 20 "$weft" doctor
-part kernels_small 20 "$kernels" --size small --check-only --device cuda --json "$out/kernels_small.json"
-# shellcheck disable=SC2046
-for shape in $shapes; do
-  tuned_step "step_$shape" 30 $(xl2) "$shape"
-  step "step_${shape}_untuned" 30 $(xl2) "$shape" --untuned
-done
-# shellcheck disable=SC2046
-step step_profile 35 $(xl2) "${shapes%% *}" --profile
-part kernels_five 10 env WEFT_ATTENTION=five "$kernels" --size small --check-only --filter attention --device cuda
-# shellcheck disable=SC2046
-WEFT_ATTENTION=five step step_five 30 $(xl2) "${shapes%% *}"
-part kernels_fp8 10 "$kernels" --size small --check-only --filter fp8 --device cuda
-# shellcheck disable=SC2046
-step step_fp8 30 $(xl2) "${shapes%% *}" model.dtype=fp8
-wan=(inputs/wan_1.3b_train.toml model.weights= "${wan_small[@]}")
-tuned_step step_wan 40 "${wan[@]}" --shape "$wan_shape"
-step step_wan_fp8 40 "${wan[@]}" --shape "$wan_shape" model.dtype=fp8
-
-group systems
-for dtype in f32 bf16; do
-  step "step_segmentation_$dtype" 20 inputs/segmentation_r50.toml "model.dtype=$dtype" "data.short_sides=[$side]" \
-    "data.path=shapes:images=8,classes=8,height=$side,width=$side" "${segmentation_small[@]}"
-  step "step_text_$dtype" 20 inputs/dbnetpp_icdar2015.toml "model.dtype=$dtype" "data.crop=$side" \
-    "data.path=text:images=16,height=$side,width=$side,words=1..8,letters=12..48" "${text_small[@]}"
-done
-step step_text_no_graphs 20 inputs/dbnetpp_icdar2015.toml model.dtype=bf16 device.graphs=false "data.crop=$side" \
-  "data.path=text:images=16,height=$side,width=$side,words=1..8,letters=12..48" "${text_small[@]}"
-for stage in 1 2 3; do
-  step "step_vae_$stage" 20 inputs/vae_stage$stage.toml vae.weights= vae_train.lpips_weights= train.batch_size=1 \
-    "data.path=synthetic:$vae_clips" "${vae_small[@]}"
-done
-# Whole trainings, GPU and CPU side by side.
-beside_cpu() {  # name, estimated seconds on the CPU, tolerance of the losses, deck, overrides ...
-  local common=("${@:4}" run.resume=false train.checkpoint_every=0)
-  part "$1_cpu" "$2" "$weft" train "${common[@]}" device.kind=cpu "run.dir=$out/$1_cpu"
-  part "$1_cuda" 15 "$weft" train "${common[@]}" device.kind=cuda "run.dir=$out/$1_cuda"
-  part "$1" 2 "$python" validation/gpu/same_losses.py "$out/$1_cpu/metrics.jsonl" "$out/$1_cuda/metrics.jsonl" "$3"
-  [ $list = 1 ] || rm -rf "$out/$1_cpu" "$out/$1_cuda"
-}
-beside_cpu train_smoke 15 1e-4 inputs/smoke.toml "${smoke_small[@]}"
-# At 0.02, from random weights, rounding grows from step to step.
-beside_cpu train_segmentation 40 1e-3 inputs/segmentation_r50.toml model.encoder=resnet18dilated model.dropout=0 train.epochs=0 \
-  train.steps=4 train.micro_batches=2 train.lr_encoder=1e-4 train.lr_decoder=1e-4 "data.short_sides=[48, 64]" \
-  "data.path=shapes:images=32,classes=8,height=64..80,width=64..96"
-beside_cpu train_text 40 1e-3 inputs/dbnet_demo.toml train.steps=4 train.batch_size=2
-part video_tests 60 env WEFT_BIN="$(realpath -m "$weft")" WEFT_MPIEXEC="$mpirun" \
-  "$python" -B tests/e2e/test_cuda_on_cpu.py -v Vae Video
-part score 40 "$python" validation/gpu/score.py "$weft" --pictures "$pictures"
 
 # ---- Two ranks on one GPU through NCCL (each passes for a host of its own, over sockets on lo)
 
@@ -229,37 +183,110 @@ stopped_rank() {
 }
 export -f two_ranks stopped_rank
 ranks() {  # as two_ranks
-  part "ranks_$1" 25 bash -c 'two_ranks "$@"' two_ranks "ranks_$1" "${@:2}"
+  part "ranks_$1" 20 bash -c 'two_ranks "$@"' two_ranks "ranks_$1" "${@:2}"
   [ $list = 1 ] || rm -rf "$out/ranks_$1_1" "$out/ranks_$1_2"
 }
-group ranks
-ranks zero_1 1e-5 1 cuda inputs/smoke.toml "${smoke_small[@]}"
-ranks zero_0 1e-5 1 cuda inputs/smoke.toml parallel.zero=0 "${smoke_small[@]}"
-ranks zero_3 1e-5 1 cuda inputs/smoke.toml parallel.zero=3 "${smoke_small[@]}"
-ranks buckets 1e-5 1 cuda inputs/smoke.toml parallel.bucket_mib=0.05 "${smoke_small[@]}"
-ranks wire_bf16 1e-2 1 cuda inputs/smoke.toml parallel.wire=bf16 "${smoke_small[@]}"
-ranks bf16 1e-2 1 cuda inputs/smoke.toml model.dtype=bf16 "${smoke_small[@]}"
-ranks sp 1e-5 1 cuda inputs/smoke.toml parallel.sp=2 "${smoke_small[@]}"
 tiny_wan=(inputs/wan_1.3b_train.toml model.weights= model.dtype=f32 model.hidden_size=256 model.num_heads=2 model.depth=2
   model.ffn_dim=512 model.text_dim=64 model.text_len=16 train.steps=8 train.micro_batches=2
   "data.path=synthetic:clips=8,frames=5,height=16,width=16,channels=16,latent=1,tokens=12,text_channels=64")
-ranks wan_zero_3 1e-5 1 cuda "${tiny_wan[@]}" parallel.zero=3
-ranks wan_sp 1e-5 1 cuda "${tiny_wan[@]}" parallel.sp=2
-ranks sync_bn 1e-2 2 cpu inputs/segmentation_demo.toml train.steps=6 train.lr_encoder=1e-4 train.lr_decoder=1e-4
-ranks sync_text 1e-2 2 cpu inputs/dbnet_demo.toml train.steps=4
+
+times() {  # part, filter, estimated seconds, options ...
+  part "times_$1" "$3" "$kernels" --size "$size" --filter "$2" --device cuda --time-only --json "$out/times_$1.json" "${@:4}"
+}
+
+# ---- Call 1: what decides most
+
+group first
+part doctor 15 "$weft" doctor
+part kernels_small 15 "$kernels" --size small --check-only --device cuda --json "$out/kernels_small.json"
+# Every way of computing that an operation has, whatever its size: alone, and the one that is measured to be the fastest.
+for filter in attention_backward linear; do
+  part "kernels_ways_$filter" 15 "$kernels" --size small --ways --device cuda --filter $filter
+done
+shape=${shapes%% *}
+try() { echo "device.try=[$(printf '"%s",' "$@")]" | sed 's/,]/]/'; }
+# shellcheck disable=SC2046
+{
+  tuned_step "step_$shape" 20 $(xl2) "$shape"
+  step "step_${shape}_untuned" 20 $(xl2) "$shape" --untuned
+  step step_five 20 $(xl2) "$shape" "$(try five)"
+  step step_ways 20 $(xl2) "$shape" "$(try gelu_sums second_stream kept)"
+  step step_fp8 20 $(xl2) "$shape" model.dtype=fp8 "$(try fp8)"
+  part steps_compared 1 "$python" validation/gpu/steps.py "$out" 1e-2 "step_$shape" "step_${shape}_untuned" step_five step_ways
+  step step_profile 20 $(xl2) "$shape" --profile
+}
+# Its products must be the library's: they fall back without a word where it has none.
+# shellcheck disable=SC2016  # for the other shell
+part kernels_fp8 15 bash -c '"$@" | tee "$out/kernels_fp8.txt" && grep -q "^fp8: " "$out/kernels_fp8.txt"' kernels_fp8 \
+  "$kernels" --size small --ways --filter fp8 --device cuda
+wan=(inputs/wan_1.3b_train.toml model.weights= "${wan_small[@]}")
+tuned_step step_wan 25 "${wan[@]}" --shape "$wan_shape"
+step step_wan_five 25 "${wan[@]}" --shape "$wan_shape" "$(try five)"
+part steps_wan_compared 1 "$python" validation/gpu/steps.py "$out" 1e-2 step_wan step_wan_five
+ranks bf16 1e-3 1 cuda inputs/smoke.toml model.dtype=bf16 "${smoke_small[@]}"
+ranks wan_zero_3 1e-6 1 cuda "${tiny_wan[@]}" parallel.zero=3
+ranks sp 1e-6 1 cuda inputs/smoke.toml parallel.sp=2 "${smoke_small[@]}"
+ranks wan_sp 1e-6 1 cuda "${tiny_wan[@]}" parallel.sp=2
+ranks wire_bf16 1e-3 1 cuda inputs/smoke.toml parallel.wire=bf16 "${smoke_small[@]}"
 part ranks_stopped 50 bash -c 'stopped_rank "$@"' stopped_rank "${smoke_small[@]}"
+times attention attention 60
+times attention_five attention_backward 30 --way five
+# shellcheck disable=SC2086
+part attention_cudnn 40 "$python" validation/gpu/attention.py "$out/times_attention.json" --device $torch_device \
+  --json "$out/attention_cudnn.json"
+
+group systems
+for dtype in f32 bf16; do
+  step "step_segmentation_$dtype" 20 inputs/segmentation_r50.toml "model.dtype=$dtype" "data.short_sides=[$side]" \
+    "data.path=shapes:images=8,classes=8,height=$side,width=$side" "${segmentation_small[@]}"
+  step "step_text_$dtype" 20 inputs/dbnetpp_icdar2015.toml "model.dtype=$dtype" "data.crop=$side" \
+    "data.path=text:images=16,height=$side,width=$side,words=1..8,letters=12..48" "${text_small[@]}"
+done
+step step_text_no_graphs 20 inputs/dbnetpp_icdar2015.toml model.dtype=bf16 device.graphs=false "data.crop=$side" \
+  "data.path=text:images=16,height=$side,width=$side,words=1..8,letters=12..48" "${text_small[@]}"
+for stage in 1 2 3; do
+  step "step_vae_$stage" 20 inputs/vae_stage$stage.toml vae.weights= vae_train.lpips_weights= train.batch_size=1 \
+    "data.path=synthetic:$vae_clips" "${vae_small[@]}"
+done
+# Whole trainings, GPU and CPU side by side.
+beside_cpu() {  # name, estimated seconds on the CPU, tolerance of the losses, deck, overrides ...
+  local common=("${@:4}" run.resume=false train.checkpoint_every=0)
+  part "$1_cpu" "$2" "$weft" train "${common[@]}" device.kind=cpu "run.dir=$out/$1_cpu"
+  part "$1_cuda" 15 "$weft" train "${common[@]}" device.kind=cuda "run.dir=$out/$1_cuda"
+  part "$1" 2 "$python" validation/gpu/same_losses.py "$out/$1_cpu/metrics.jsonl" "$out/$1_cuda/metrics.jsonl" "$3"
+  [ $list = 1 ] || rm -rf "$out/$1_cpu" "$out/$1_cuda"
+}
+beside_cpu train_smoke 15 1e-4 inputs/smoke.toml "${smoke_small[@]}"
+# At 0.02, from random weights, rounding grows from step to step.
+beside_cpu train_segmentation 40 1e-3 inputs/segmentation_r50.toml model.encoder=resnet18dilated model.dropout=0 train.epochs=0 \
+  train.steps=4 train.micro_batches=2 train.lr_encoder=1e-4 train.lr_decoder=1e-4 "data.short_sides=[48, 64]" \
+  "data.path=shapes:images=32,classes=8,height=64..80,width=64..96"
+beside_cpu train_text 40 1e-3 inputs/dbnet_demo.toml train.steps=4 train.batch_size=2
+part video_tests 60 env WEFT_BIN="$(realpath -m "$weft")" WEFT_MPIEXEC="$mpirun" \
+  "$python" -B tests/e2e/test_cuda_on_cpu.py -v Vae Video
+part score 40 "$python" validation/gpu/score.py "$weft" --pictures "$pictures"
+
+group ranks
+ranks zero_1 1e-6 1 cuda inputs/smoke.toml "${smoke_small[@]}"
+ranks zero_0 1e-6 1 cuda inputs/smoke.toml parallel.zero=0 "${smoke_small[@]}"
+ranks zero_3 1e-6 1 cuda inputs/smoke.toml parallel.zero=3 "${smoke_small[@]}"
+ranks buckets 1e-6 1 cuda inputs/smoke.toml parallel.bucket_mib=0.05 "${smoke_small[@]}"
+# From random weights rounding grows from step to step.
+ranks sync_bn 1e-3 2 cpu inputs/segmentation_demo.toml train.steps=2 train.lr_encoder=1e-4 train.lr_decoder=1e-4
+ranks sync_text 1e-3 2 cpu inputs/dbnet_demo.toml train.steps=2
 part comm_nccl 25 "$mpirun" --oversubscribe -n 1 env NCCL_HOSTID=a WEFT_COMM=nccl "$weft" bench comm --device cuda --share --mib 16 \
   --json "$out/comm_nccl.json" : -n 1 env NCCL_HOSTID=b WEFT_COMM=nccl "$weft" bench comm --device cuda --share --mib 16
 
 # ---- Kernels
 
-times() {  # part, filter, estimated seconds, environment ...
-  part "times_$1" "$3" env "${@:4}" "$kernels" --size "$size" --filter "$2" --device cuda --time-only --json "$out/times_$1.json"
-}
 group times
-times attention attention 60
-times attention_five attention 60 WEFT_ATTENTION=five
-times attention_sm80 attention 60 WEFT_ATTENTION=sm80
+# shellcheck disable=SC2046
+for shape in ${shapes#* }; do
+  tuned_step "step_$shape" 30 $(xl2) "$shape"
+  step "step_${shape}_untuned" 30 $(xl2) "$shape" --untuned
+done
+step step_wan_fp8 40 "${wan[@]}" --shape "$wan_shape" model.dtype=fp8 "$(try fp8)"
+WEFT_ATTENTION=sm80 times attention_sm80 attention 60
 times fp8 fp8 30
 for kind in norm rope gate linear adamw; do times $kind $kind 30; done
 for kind in conv batch_norm pool bilinear deform text_ volume; do times $kind $kind 25; done
