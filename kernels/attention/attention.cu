@@ -5,27 +5,28 @@
 //   separate q, k, v and cross attention: flash attention, as below
 //   else:               qk_norm.cu into scratch (where there is a norm or a rotary embedding), then
 //                       flash attention: flash_f32.cu for f32; for bf16 flash_sm90*.cu where the
-//                       device and the shape allow it, else flash_sm80*.cu. WEFT_ATTENTION=sm80 or
-//                       sm90 in the environment overrides the choice.
-//   backward on sm_90a: flash_sm90_backward.cu; WEFT_ATTENTION=five takes flash_sm90_five.cu where
-//                       keys are not packed.
+//                       device and the shape allow it, else flash_sm80*.cu. WEFT_ATTENTION=sm80 in
+//                       the environment overrides the choice.
+//   backward on sm_90a: flash_sm90_backward.cu; the way "five" (ops/ways.h) takes
+//                       flash_sm90_five.cu where keys are not packed.
 //
-// Scratch taken inside an operation (not seen by the planning arena): self attention with norm or
+// Scratch taken inside an operation (ops/scratch.cpp plans it): self attention with norm or
 // rotary embedding 2/3 of qkv; backward also 4 bytes for each row and head (delta) and 8 D bytes
 // for each of 4 blocks a multiprocessor (weight gradients); the backward of packed keys up to 8
 // copies of k and v in f32. The kernels for sm_90a take 8 bytes for each row and head instead of
 // delta, and multiprocessors / heads copies of k and v (backward_splits());
 // flash_sm90_five.cu takes dq in f32 besides, with 128 columns for a D above 72 (111 MB for 15x1590
-// rows of 16 heads of 72, 201 MB for 32,760 of 12 of 128), and where that does not fit,
-// flash_sm90_backward.cu runs.
+// rows of 16 heads of 72, 201 MB for 32,760 of 12 of 128), which is not planned: where it does not
+// fit, flash_sm90_backward.cu runs.
 #include "ops/attention.h"
 
-#include <cstdlib>
-#include <cstring>
+#include <string>
+#include <utility>
 
 #include "attention/flash_sm90_order.cuh"
 #include "attention/qk_norm.cuh"
 #include "attention/temporal.cuh"
+#include "matmul/ways.cuh"
 
 namespace weft::ops::cuda {
 namespace {
@@ -85,22 +86,38 @@ void run_forward(const FlashForward<__nv_bfloat16>& p) {
 void run_backward(const FlashBackward<float>& p) { flash_f32_backward(p); }
 void run_backward(const FlashBackward<__nv_bfloat16>& p) { flash_sm80_backward(p); }
 
-// The kernel with five products is taken on demand only: no GPU has run it yet. Once one has shown
-// that it is right, it should be option 1 of a measured choice (matmul/tuning.cuh). Its order of
-// sums is not fixed.
-void run_sm90_backward(const FlashBackward<__nv_bfloat16>& p) {
-  static const bool five = [] {
-    const char* choice = std::getenv("WEFT_ATTENTION");
-    return choice != nullptr && std::strcmp(choice, "five") == 0;
-  }();
-  if (five && p.shape.key_offsets == nullptr && flash_sm90_five(p)) return;
-  flash_sm90_backward(p);
+// Where `rows` of one of the outputs lie in `to`, which are like them.
+void move_rows(FlashRows<__nv_bfloat16>& rows, const Outputs& outputs, const Outputs& to) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    __nv_bfloat16* const begin = data<__nv_bfloat16>(outputs[i]);
+    if (rows.base < begin || rows.base >= begin + outputs[i].numel()) continue;
+    rows.base = data<__nv_bfloat16>(to[i]) + (rows.base - begin);
+    return;
+  }
 }
 
+void run_sm90_backward(const FlashBackward<__nv_bfloat16>& p, const Outputs& outputs) {
+  const FlashShape& s = p.shape;
+  const std::int64_t multiplications = std::int64_t{5} * s.sequences * s.heads * s.nq * s.nk * s.D;
+  if (s.key_offsets != nullptr || !is_tried("five") || !has_choice(multiplications))
+    return flash_sm90_backward(p);
+  const auto run = [&](int way, const Outputs& to) {
+    FlashBackward<__nv_bfloat16> q = p;
+    for (FlashRows<__nv_bfloat16>* rows : {&q.dq, &q.dk, &q.dv}) move_rows(*rows, outputs, to);
+    if (way == 1) return flash_sm90_five(q);
+    flash_sm90_backward(q);
+    return true;
+  };
+  run_best("attention_backward " + std::to_string(s.sequences) + "x" + std::to_string(s.heads) +
+               "x" + std::to_string(s.nq) + "x" + std::to_string(s.nk) + "x" + std::to_string(s.D),
+           {"seven", "five"}, outputs, tolerance_of(DType::bf16), run);
+}
+
+// `outputs`: the tensors in which the gradients lie.
 template <class T>
-void run_backward_with_delta(FlashBackward<T> p) {
+void run_backward_with_delta(FlashBackward<T> p, const Outputs& outputs) {
   if constexpr (sizeof(T) == 2)
-    if (flash_sm90_takes(p.shape)) return run_sm90_backward(p);
+    if (flash_sm90_takes(p.shape)) return run_sm90_backward(p, outputs);
   const Shape rows{p.shape.sequences, p.shape.heads, p.shape.nq};
   const Tensor delta = Tensor::empty(rows, DType::f32);
   p.delta = data<float>(delta);
@@ -213,7 +230,7 @@ void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor& 
     p.dq = self_rows<T>(data<T>(dqkv), qkv, axis, 3, 0);
     p.dk = self_rows<T>(data<T>(dqkv), qkv, axis, 3, 1);
     p.dv = self_rows<T>(data<T>(dqkv), qkv, axis, 3, 2);
-    run_backward_with_delta(p);
+    run_backward_with_delta(p, {dqkv});
   });
   if (prepared.defined()) qk_norm_backward(qkv, wq, wk, rope, axis, dqkv, dwq, dwk);
 }
@@ -252,7 +269,7 @@ void cross_attention_backward(const Tensor& q, const Tensor& kv, const Tensor& o
     p.dv = caption_rows<T>(data<T>(dkv), shape, 1);
     p.partial = data<float>(partial);
     p.splits = splits;
-    run_backward_with_delta(p);
+    run_backward_with_delta(p, {dq, dkv});
     flash_merge_splits(p);
   });
 }
@@ -293,7 +310,7 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
     p.dv = key_rows<T>(data<T>(dv), shape);
     if (packed) p.partial = data<float>(partial);
     p.splits = splits;
-    run_backward_with_delta(p);
+    run_backward_with_delta(p, {dq, dk, dv});
     if (packed) flash_merge_splits(p);
   });
 }

@@ -174,7 +174,7 @@ __device__ __forceinline__ void load_rows(T* to, const T* from, std::int64_t row
 // The kernels for Hopper (sm_90a): wgmma, bulk tensor copies, warps that only copy.
 // Whether these kernels take a problem: a device of compute capability 9.0, D a multiple of 8 from
 // 64 on, rows along S, a bias of last keys only of packed ones. The environment variable
-// WEFT_ATTENTION=sm80 refuses all, =sm90 and =five demand what can be taken at all.
+// WEFT_ATTENTION=sm80 refuses all.
 bool flash_sm90_takes(const FlashShape& shape);
 
 void flash_sm90_forward(const FlashForward<__nv_bfloat16>& p);

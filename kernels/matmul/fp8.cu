@@ -1,9 +1,10 @@
 // CUDA side of ops/fp8.h. CPU twin src/ops/cpu/matmul/fp8.cpp, cases tests/kernels/fp8.cpp.
 //
-// From compute capability 8.9 on, cuBLASLt multiplies e4m3 with f32 sums, where both operands lie
-// with the inner dimension contiguous ("TN"): weights are transposed for the gradient of the input.
-// Older GPUs, inner dimensions or columns that are no multiple of 16, and operands off 16 bytes
-// take the product in bf16 of operands that were rounded to e4m3.
+// Products are of operands that were rounded to e4m3, in bf16. From compute capability 8.9 on,
+// cuBLASLt multiplies e4m3 itself with f32 sums, where both operands lie with the inner dimension
+// contiguous ("TN"): weights are transposed for the gradient of the input. That is the way "fp8",
+// untested on GPU (ops/ways.h). It takes no inner dimensions or columns that are no multiple of 16,
+// and no operands off 16 bytes.
 //
 // Three launches a product: largest magnitudes of both operands; rounding of both (one more for the
 // gradient of the input, which transposes); the product. Memory bounds the first two: M K + N K
@@ -18,8 +19,8 @@
 #include <cfloat>
 
 #include "core/error.h"
-#include "core/log.h"
 #include "matmul/product.cuh"
+#include "matmul/ways.cuh"
 #include "ops/matmul.h"
 #include "ptx.cuh"
 #include "vector.cuh"
@@ -236,13 +237,25 @@ bool e4m3_product(const E4m3Operands& operands, Product p, const Operands& rest,
   const int rows = static_cast<int>(p.inner), columns = static_cast<int>(p.columns);
   Operands x = transpose_b ? operands.bytes(rows, columns) : operands.bytes();
   x.c = rest.c, x.d = rest.d, x.vector = rest.vector, x.vector_type = rest.vector_type;
-  if (product_lt(p, x)) return true;
-  static bool said = false;
-  if (!said)
-    log::write_warn("cuBLASLt has no algorithm for a product of " + describe(p) +
-                    ": the same operands are multiplied in bf16");
-  said = true;
-  return false;
+  return product_lt(p, x);
+}
+
+// Does the operation, whose product is p, in the best of its ways: in_bf16(operands rounded, to),
+// or from bytes into what `rest(to)` says.
+template <class InBf16, class Rest>
+void in_best_way(const char* name, const Product& p, const Tensor& a, const Tensor& b,
+                 bool transpose_b, const Tensor& output, InBf16&& in_bf16, Rest&& rest) {
+  const E4m3Operands operands(a, b);
+  const auto run = [&](int way, const Outputs& to) {
+    if (way == 1) return e4m3_product(operands, p, rest(to[0]), transpose_b);
+    in_bf16(operands.rounded(), to[0]);
+    return true;
+  };
+  if (is_tried("fp8") && has_choice(p.rows * p.columns * p.inner))
+    run_best(std::string(name) + " " + describe(p), {"bf16", "fp8"}, {output},
+             tolerance_of(DType::bf16), run);
+  else
+    run(0, {output});
 }
 
 }  // namespace
@@ -252,6 +265,7 @@ namespace weft::ops::cuda {
 
 using kernels::E4m3Operands;
 using kernels::Epilogue;
+using kernels::Operands;
 using kernels::Product;
 
 void fp8_linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias,
@@ -268,14 +282,15 @@ void fp8_linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias,
                   DType::bf16,
                   bias.defined() ? Epilogue::bias : Epilogue::none,
                   residual.defined()};
-  const E4m3Operands operands(x, w);
   const DType bias_type = bias.defined() ? bias.dtype() : DType::f32;
-  if (e4m3_product(operands, p,
-                   {nullptr, nullptr, residual.raw(), y.raw(), bias.raw(), nullptr, bias_type},
-                   false))
-    return;
-  const E4m3Operands::Rounded in_bf16 = operands.rounded();
-  linear_forward(in_bf16.a, in_bf16.b, bias, residual, y);
+  kernels::in_best_way(
+      "fp8_linear_forward", p, x, w, false, y,
+      [&](const E4m3Operands::Rounded& in, Tensor to) {
+        linear_forward(in.a, in.b, bias, residual, to);
+      },
+      [&](const Tensor& to) {
+        return Operands{nullptr, nullptr, residual.raw(), to.raw(), bias.raw(), nullptr, bias_type};
+      });
 }
 
 void fp8_linear_backward_input(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate) {
@@ -283,13 +298,14 @@ void fp8_linear_backward_input(const Tensor& dy, const Tensor& w, Tensor& dx, bo
   const std::int64_t n = w.dim(0), k = w.numel() / n, m = dy.numel() / n;
   WEFT_ASSERT(m * n == dy.numel() && m * k == dx.numel() && dx.dtype() == DType::bf16);
   const Product p{m, k, n, false, false, DType::bf16, DType::bf16, Epilogue::none, accumulate};
-  const E4m3Operands operands(dy, w);
-  if (e4m3_product(operands, p,
-                   {nullptr, nullptr, accumulate ? dx.raw() : nullptr, dx.raw(), nullptr, nullptr},
-                   true))
-    return;
-  const E4m3Operands::Rounded in_bf16 = operands.rounded();
-  linear_backward_input(in_bf16.a, in_bf16.b, dx, accumulate);
+  kernels::in_best_way(
+      "fp8_linear_backward_input", p, dy, w, true, dx,
+      [&](const E4m3Operands::Rounded& in, Tensor to) {
+        linear_backward_input(in.a, in.b, to, accumulate);
+      },
+      [&](const Tensor& to) {
+        return Operands{nullptr, nullptr, accumulate ? to.raw() : nullptr, to.raw()};
+      });
 }
 
 }  // namespace weft::ops::cuda

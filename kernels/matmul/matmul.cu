@@ -11,24 +11,19 @@
 //                                is wanted, is one more pass, 2 M K; so is dz's bias gradient,
 //                                M K, unless the epilogue sums it
 // Operations 2 M N K each. linear_backward and linear_gelu_backward are two of them, which may run
-// concurrently. What the library does not fuse is done by kernels of our own behind the
-// product, which the environment's WEFT_MATMUL_FUSED=0 asks for everywhere. Where an operation can
-// be done in several ways, the first is the one that GPUs have been seen to do right; with a table
-// (set_matmul_tuning) the fastest is taken. Scratch: partial sums of the bias gradient, at most
-// 128 N f32.
+// concurrently. What the library does not fuse is done by kernels of our own behind the product.
+// Where an operation can be done in several ways, ways.cuh chooses. Scratch: partial sums of the
+// bias gradient, at most 128 N f32.
 #include "ops/matmul.h"
 
-#include <cstdlib>
-#include <deque>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/error.h"
 #include "core/log.h"
 #include "launch.cuh"
 #include "matmul/product.cuh"
-#include "matmul/tuning.cuh"
+#include "matmul/ways.cuh"
 #include "ops/pointwise.h"
 
 namespace weft::ops::cuda {
@@ -36,16 +31,9 @@ namespace {
 
 using kernels::Epilogue;
 using kernels::Operands;
+using kernels::Outputs;
 using kernels::Product;
 using kernels::Work;
-
-bool fusing() {
-  static const bool asked = [] {
-    const char* value = std::getenv("WEFT_MATMUL_FUSED");
-    return value == nullptr || std::string_view(value) != "0";
-  }();
-  return asked;
-}
 
 // Asks the library for `p` with its epilogue; false if it cannot, logged once per process.
 bool fused(const Product& p, const Operands& x) {
@@ -69,42 +57,26 @@ void product(const Product& p, const Operands& x) {
   kernels::product_plain(p, x);
 }
 
-// What an operation writes. Some may be undefined: not wanted.
-using Outputs = std::vector<Tensor>;
-
-// The way to do an operation that `name()` tells from others and whose product is `p`: 0, or the
-// fastest in the table. `run(way, outputs, work)` enqueues it, or returns false where the library
-// cannot. Ways are measured on the compute stream, into spare memory of the outputs' sizes.
-template <class Name, class Run>
-int best_way(const Name& name, const Product& p, int ways, const Outputs& outputs, Run&& run) {
-  if (!kernels::is_measured(p.rows * p.columns * p.inner)) return 0;
-  const std::string key = name() + " " + kernels::describe(p);
-  if (!kernels::must_measure(key)) return kernels::choose(key, ways, [](int) { return false; });
-  std::size_t bytes = 0;
-  for (const Tensor& t : outputs) bytes += t.defined() ? t.bytes() : 0;
-  if (!kernels::Spoil::fits(bytes)) return 0;
-  std::deque<kernels::Spoil> memory;
-  Outputs spare;
-  for (const Tensor& t : outputs)
-    spare.push_back(t.defined() ? Tensor::borrow(memory.emplace_back(t.bytes()).get(), t.shape(),
-                                                 t.dtype(), t.device())
-                                : Tensor());
-  const int best = kernels::choose(key, ways, [&](int way) {
-    Work own;
-    return run(way, spare, own);
-  });
-  device_runtime().synchronize();  // before the memory goes
-  return best;
-}
-
-// Does the operation in the best of its ways, or in the last where the library cannot: that one
-// fuses nothing and always can.
-template <class Name, class Run>
-void fused_or_in_pieces(const Name& name, const Product& p, int ways, const Outputs& outputs,
-                        Work& work, Run&& run) {
-  const int pieces = ways - 1;
-  const int best = fusing() ? best_way(name, p, ways, outputs, run) : pieces;
-  if (!run(best, outputs, work)) run(pieces, outputs, work);
+// Does an operation in the best of its ways: fused, whose product is `p`; in pieces, which fuses
+// nothing and always can; or in an untested one, which is tried where it is given.
+// `run(way, outputs, work)` enqueues it, or returns false where the library cannot.
+enum { fused_way, pieces, untested_way };
+template <class Run>
+void in_best_way(const char* name, const Product& p, const char* untested, const Outputs& outputs,
+                 Work& work, Run&& run) {
+  if (!kernels::has_choice(p.rows * p.columns * p.inner)) {
+    if (!run(fused_way, outputs, work)) run(pieces, outputs, work);
+    return;
+  }
+  std::vector<std::string> ways{"fused", "pieces"};
+  if (untested != nullptr && kernels::is_tried(untested)) ways.emplace_back(untested);
+  kernels::run_best(
+      std::string(name) + " " + kernels::describe(p), ways, outputs, kernels::tolerance_of(p.in),
+      [&](int way, const Outputs& to) {
+        Work measured;  // on the compute stream
+        return run(way, to, &to == &outputs ? work : measured);
+      },
+      pieces);
 }
 
 DType type_of(const Tensor& bias) { return bias.defined() ? bias.dtype() : DType::f32; }
@@ -132,11 +104,6 @@ void weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& dw, const 
   };
   if (!dbias.defined()) return product(p, at(dw, on));
 
-  const auto name = [&] {
-    return std::string(accumulate ? "linear_backward_weight accumulating"
-                                  : "linear_backward_weight");
-  };
-  enum { whole, pieces, ways };
   const auto run = [&](int way, const Outputs& to, Work& work) {
     Operands y = at(to[0], work);
     float* const sums = kernels::data<float>(to[1]);
@@ -153,12 +120,14 @@ void weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& dw, const 
     if (accumulate) kernels::add_vector(y.vector, DType::f32, sums, n, true, work.stream);
     return true;
   };
-  fused_or_in_pieces(name, p, ways, {dw, dbias}, on, run);
+  in_best_way(accumulate ? "linear_backward_weight accumulating" : "linear_backward_weight", p,
+              nullptr, {dw, dbias}, on, run);
 }
 
 // The gradient of a layer's weights, and what `input(outputs)` does to its input, whose product is
-// `p`: they do not depend on each other, and run one after the other or concurrently on two
-// streams, whichever was measured to be faster. `outputs`: dw, dbias, and those of `input`.
+// `p`: they do not depend on each other, and run one after the other or, where that is tried and
+// was measured to be faster, concurrently on two streams. `outputs`: dw, dbias, and those of
+// `input`.
 template <class Input>
 void both_gradients(const char* name, const Tensor& dy, const Tensor& x, bool accumulate,
                     const Product& p, const Outputs& outputs, Input&& input) {
@@ -177,14 +146,17 @@ void both_gradients(const char* name, const Tensor& dy, const Tensor& x, bool ac
     input(to);
     if (beside) gpu.wait(Stream::compute, gpu.record(Stream::second));
   };
-  const auto key = [&] {
-    return std::string(name) + (outputs[1].defined() ? " with bias " : " ") +
-           kernels::describe(weight_product(dy, outputs[0], accumulate)) + ",";
-  };
-  const int best = best_way(key, p, 2, outputs, [&](int way, const Outputs& to, Work&) {
-    run(way == 1, to);
-    return true;
-  });
+  int best = 0;
+  const Product weights = weight_product(dy, outputs[0], accumulate);
+  if (kernels::is_tried("second_stream") &&
+      kernels::has_choice(weights.rows * weights.columns * weights.inner))
+    best = kernels::choose(std::string(name) + (outputs[1].defined() ? " with bias " : " ") +
+                               kernels::describe(weights) + ", " + kernels::describe(p),
+                           {"in turn", "second_stream"}, outputs, kernels::tolerance_of(p.in),
+                           [&](int way, const Outputs& to) {
+                             run(way == 1, to);
+                             return true;
+                           });
   run(best == 1, outputs);
 }
 
@@ -246,26 +218,24 @@ void linear_gelu_forward(const Tensor& x, const Tensor& w, const Tensor& bias, T
   const Product p{m,    n,         k,         false,
                   true, x.dtype(), z.dtype(), bias.defined() ? Epilogue::bias : Epilogue::none,
                   false};
-  const auto name = [&] {
-    return std::string(keeps_z ? "linear_gelu_forward" : "linear_gelu_forward in place");
-  };
-  enum { whole, pieces, ways };
   const auto run = [&](int way, const Outputs& to, Work&) {
-    Operands y{x.raw(), w.raw(), nullptr, to[0].raw(), bias.raw(), nullptr, type_of(bias)};
+    Tensor result = to[1];
+    const Tensor& sum = keeps_z ? to[0] : result;
+    Operands y{x.raw(), w.raw(), nullptr, sum.raw(), bias.raw(), nullptr, type_of(bias)};
     if (way == pieces) {
       product(p, y);
-      Tensor result = to[1];
-      gelu_forward(to[0], result);
+      gelu_forward(sum, result);
       return true;
     }
     Product with_gelu = p;
     with_gelu.epilogue = keeps_z ? Epilogue::gelu_bias_aux : Epilogue::gelu_bias;
-    y.d = to[1].raw();
-    y.aux = keeps_z ? to[0].raw() : nullptr;
+    y.d = result.raw();
+    y.aux = keeps_z ? sum.raw() : nullptr;
     return bias.defined() && fused(with_gelu, y);
   };
   Work work;
-  fused_or_in_pieces(name, p, ways, {z, h}, work, run);
+  in_best_way(keeps_z ? "linear_gelu_forward" : "linear_gelu_forward in place", p, nullptr,
+              {keeps_z ? z : Tensor(), h}, work, run);
 }
 
 void linear_gelu_backward_input(const Tensor& dy, const Tensor& w, const Tensor& z, Tensor& dz,
@@ -278,16 +248,10 @@ void linear_gelu_backward_input(const Tensor& dy, const Tensor& w, const Tensor&
       device_runtime().zero(dbias.raw(), dbias.bytes(), Stream::compute);
     return;
   }
-  const auto name = [&] {
-    return std::string("linear_gelu_backward_input") + (h.defined() ? "" : " without h") +
-           (dbias.defined() ? " with bias" : "");
-  };
-  // The second way is there only where a bias gradient is wanted.
-  const int ways = dbias.defined() ? 3 : 2, pieces = ways - 1;
   const auto run = [&](int way, const Outputs& to, Work& work) {
     Tensor gradient = to[0], again = to[1];
     Operands y{dy.raw(), w.raw(), nullptr, gradient.raw()};
-    const bool sums_fused = way == 1 && way != pieces;
+    const bool sums_fused = way == untested_way;
     if (way == pieces) {
       product(p, y);
       gelu_backward(z, gradient, gradient, again);
@@ -309,7 +273,10 @@ void linear_gelu_backward_input(const Tensor& dy, const Tensor& w, const Tensor&
     return true;
   };
   Work work;
-  fused_or_in_pieces(name, p, ways, {dz, h, dbias}, work, run);
+  const std::string name = std::string("linear_gelu_backward_input") +
+                           (h.defined() ? "" : " without h") +
+                           (dbias.defined() ? " with bias" : "");
+  in_best_way(name.c_str(), p, dbias.defined() ? "gelu_sums" : nullptr, {dz, h, dbias}, work, run);
 }
 
 void linear_gelu_backward(const Tensor& dy, const Tensor& h, const Tensor& w, const Tensor& z,

@@ -7,13 +7,13 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "launch.cuh"
 #include "matmul/product.cuh"
-#include "matmul/tuning.cuh"
+#include "matmul/ways.cuh"
 #include "tensor/device.h"
 #include "tensor/device_cuda.h"
 
@@ -51,9 +51,9 @@ struct Scratch {
 
 Scratch& scratch_of(Stream stream) {
   static std::map<Stream, Scratch> all;
-  // With a table of measured choices the second stream may first be taken by a product that is
-  // recorded, when nothing can be allocated: its scratch is made with the first product's.
-  if (all.empty() && is_measured(std::numeric_limits<std::int64_t>::max())) all[Stream::second];
+  // The second stream may first be taken by a product that is recorded, when nothing can be
+  // allocated: its scratch is made with the first product's.
+  if (is_tried("second_stream")) all[Stream::second];
   return all[stream];
 }
 
@@ -116,7 +116,7 @@ struct Plan {
   std::array<cublasLtMatmulAlgo_t, proposals> algorithms{};
   int options = 0;      // algorithms that there are
   int chosen = -1;      // not yet
-  int generation = -1;  // of the table, for which it was chosen
+  int generation = -1;  // of the ways, for which it was chosen
 };
 
 template <class T>
@@ -209,31 +209,28 @@ cublasStatus_t run(const Plan& plan, int algorithm, const Product& p, const Oper
   return status;
 }
 
-// The algorithm to take, measured on the real operands where the table asks for it, on the compute
-// stream. Measuring changes no operand: C is read in place, and D, aux and sums go elsewhere.
+// The algorithm to take: the library's first proposal, or the fastest. Measuring changes no
+// operand: C is read in place, and D, aux and sums go elsewhere.
 int choose_algorithm(const Plan& plan, const Key& key, const Operands& x) {
   const Product& p = key.product;
-  if (plan.options < 2 || !is_measured(p.rows * p.columns * p.inner)) return 0;
-  const std::string name = key.text();
-  if (!must_measure(name)) return choose(name, plan.options, [](int) { return false; });
-  const std::size_t bytes =
-      static_cast<std::size_t>(p.rows * std::max(p.columns, p.d_row)) * size_of(p.out);
-  const std::size_t aux_bytes = p.epilogue == Epilogue::gelu_bias_aux ? bytes : 0;
-  const std::int64_t sums = p.epilogue == Epilogue::bias_gradient        ? p.rows
-                            : p.epilogue == Epilogue::gelu_gradient_sums ? p.columns
-                                                                         : 0;
-  const std::size_t vector_bytes = static_cast<std::size_t>(sums) * sizeof(float);
-  if (!Spoil::fits(bytes + aux_bytes + vector_bytes)) return 0;
-  const Spoil d(bytes), aux(aux_bytes), vector(vector_bytes);
-  Operands y = x;
-  y.d = d.get();
-  y.stream = Stream::compute;
-  point(plan, vector.get(), aux.get());
-  const int best = choose(name, plan.options, [&](int option) {
-    return run(plan, option, p, y) == CUBLAS_STATUS_SUCCESS;
+  if (plan.options < 2 || !has_choice(p.rows * p.columns * p.inner)) return 0;
+  const auto as = [](void* at, const Shape& shape, DType dtype) {
+    return Tensor::borrow(at, shape, dtype, DeviceKind::cuda);
+  };
+  const Shape whole{p.rows, std::max(p.columns, p.d_row)};
+  Outputs outputs{as(x.d, whole, p.out), Tensor(), Tensor()};
+  if (p.epilogue == Epilogue::gelu_bias_aux) outputs[1] = as(x.aux, whole, p.out);
+  if (p.epilogue == Epilogue::bias_gradient) outputs[2] = as(x.vector, {p.rows}, DType::f32);
+  if (p.epilogue == Epilogue::gelu_gradient_sums) outputs[2] = as(x.vector, {p.columns}, p.out);
+  std::vector<std::string> ways;
+  for (int i = 0; i < plan.options; ++i) ways.push_back(std::to_string(i));
+  return choose(key.text(), ways, outputs, tolerance_of(p.in), [&](int way, const Outputs& to) {
+    Operands y = x;
+    y.d = to[0].raw();
+    y.stream = Stream::compute;
+    point(plan, to[2].defined() ? to[2].raw() : nullptr, to[1].defined() ? to[1].raw() : nullptr);
+    return run(plan, way, p, y) == CUBLAS_STATUS_SUCCESS;
   });
-  device_runtime().synchronize();  // before the memory goes
-  return best;
 }
 
 }  // namespace
@@ -275,7 +272,7 @@ bool product_lt(const Product& p, const Operands& x) {
   if (plan.options == 0) return false;
   if (p.e4m3) point_at_scales(plan, x);
   if (rounds) round_vector(static_cast<const float*>(x.vector), rounded, p.columns, x.stream);
-  const bool known = plan.chosen >= 0 && plan.generation == table_generation();
+  const bool known = plan.chosen >= 0 && plan.generation == ways_generation();
   // Pointers from the last call may dangle: the bias may belong to another training of this
   // process.
   if (!known) point(plan, vector, x.aux);
@@ -294,7 +291,7 @@ bool product_lt(const Product& p, const Operands& x) {
   // The choice of a capture is not kept, because a capture cannot measure.
   if (!known && !compute_is_capturing()) {
     plan.chosen = chosen;
-    plan.generation = table_generation();
+    plan.generation = ways_generation();
   }
   return true;
 }

@@ -99,6 +99,7 @@ struct BenchStepRequest {
   std::string weights;  // safetensors, "" = none
   std::string outputs;  // weights after all steps, "" = not wanted
   std::string json;     // results, "" = stdout table only
+  std::string ways;     // table of measured choices, read and written; "" = not wanted
   int steps = 4, warmup = 2;
   bool profile = false;  // also time every operation
   bool untuned = false;  // matrix products by the library's first proposals
@@ -106,8 +107,9 @@ struct BenchStepRequest {
 
 // Prints the median step, and operations a second (of a dry run: recomputation is not counted),
 // and their share of a plain matrix product's in the same run. On a GPU a small step of a
-// denoiser is first checked against the CPU side; matrix products then run by algorithms that the
-// first step measures, as in training, which parallel.deterministic and `untuned` turn off.
+// denoiser is first checked against the CPU side; matrix products then run by algorithms that are
+// measured before the first step, as in training, which parallel.deterministic and `untuned` turn
+// off.
 int bench_step(const Deck& deck, const BenchStepRequest& request);
 Command bench_step_command();
 

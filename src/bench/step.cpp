@@ -1,26 +1,27 @@
 // `weft bench step`: a training step of any model, timed on one micro-batch.
-#include <unistd.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <ranges>
 
 #include "bench/bench.h"
 #include "bench/step_inputs.h"
 #include "checkpoint/weights.h"
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "models/registry.h"
-#include "ops/matmul.h"
 #include "ops/optimizer.h"
+#include "ops/ways.h"
 #include "parallel/rank_device.h"
 #include "tensor/device.h"
 #include "train/data_parallel.h"
@@ -108,7 +109,7 @@ class RepeatedStep {
     report_ = std::make_unique<StepReport>(*comm_, params().groups());
     const std::size_t capacity = arena_capacity(deck_.memory, 1);
     memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity, this_device().kind,
-                          !deck_.parallel.deterministic);
+                          keeps_activations(deck_));
     arena_ = Arena::reserve(capacity);
     runner_ = std::make_unique<MicroBatchRunner>(*task_, *source_, graphs_, memory_, batch_sizes_);
   }
@@ -145,6 +146,17 @@ class RepeatedStep {
     result.loss = rows.sum(StepReport::loss) / static_cast<double>(clips());
     result.grad_norm = std::sqrt(*rows.squared_norm);
     return result;
+  }
+
+  // As the trainer does before its first step.
+  void measure_ways() {
+    const ArenaScope scope(*arena_);
+    data_parallel_->begin_passes(true);
+    NonZeroWeights weights(params());
+    runner_->try_out(*clips_);
+    data_parallel_->end_passes();
+    weights.restore();
+    data_parallel_->spread_weights();
   }
 
   ParameterTable& params() { return task_->params(); }
@@ -220,42 +232,6 @@ int wrong_against_cpu(const Deck& deck) {
   return off(got.loss, wanted.loss) + off(got.grad_norm, wanted.grad_norm);
 }
 
-// The table of measured matrix products that steps on a GPU are timed with. Training keeps its own
-// in the run directory (Trainer::start); a benchmark has none, so it measures into a file that goes
-// with this object, or takes the one that WEFT_MATMUL_CACHE names.
-class ProductTable {
- public:
-  explicit ProductTable(bool wanted) {
-    if (!on_cuda() || &kernels::set_matmul_tuning == nullptr) return;
-    measured_ = wanted;
-    if (!wanted) {
-      kernels::set_matmul_tuning("");
-    } else if (const char* given = std::getenv("WEFT_MATMUL_CACHE")) {
-      kernels::set_matmul_tuning(given);
-    } else {
-      temporary_ = std::filesystem::temp_directory_path() / "weft_matmul_XXXXXX";
-      const int file = mkstemp(temporary_.data());
-      WEFT_CHECK(file >= 0, Exit::usage, "set TMPDIR to a folder that can be written, or --untuned",
-                 "cannot write {}, for the measured matrix products", temporary_);
-      close(file);
-      kernels::set_matmul_tuning(temporary_);
-    }
-  }
-  ~ProductTable() {
-    if (temporary_.empty()) return;
-    kernels::set_matmul_tuning("");
-    unlink(temporary_.c_str());
-  }
-  ProductTable(const ProductTable&) = delete;
-  ProductTable& operator=(const ProductTable&) = delete;
-
-  bool measured() const { return measured_; }
-
- private:
-  std::string temporary_;
-  bool measured_ = false;
-};
-
 }  // namespace
 
 int bench_step(const Deck& given, const BenchStepRequest& request) {
@@ -285,7 +261,15 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
 
   // 2. The steps.
   RepeatedStep step(deck, request.inputs, request.weights, !request.profile);
-  const ProductTable products(!request.untuned && !deck.parallel.deterministic);
+  // Training keeps its table in the run directory (Trainer::choose_ways).
+  const bool measured = on_cuda() && &kernels::set_ways != nullptr && !request.untuned &&
+                        !deck.parallel.deterministic;
+  std::string table;
+  if (measured && !request.ways.empty() && std::filesystem::exists(request.ways))
+    table = read_whole(request.ways, 64 << 20, Exit::usage, "name a table that --ways wrote");
+  if (on_cuda() && &kernels::set_ways != nullptr)
+    kernels::set_ways({.tried = deck.device.tried, .table = table, .measure = measured});
+  if (measured) step.measure_ways();
   std::vector<double> seconds, losses;
   ops::Profile profile;
   for (int i = 0; i < request.warmup + request.steps; ++i) {
@@ -296,6 +280,9 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
     losses.push_back(result.loss);
   }
   ops::set_profile(nullptr);
+  const std::string taken = measured ? kernels::ways_taken() : "";
+  if (measured && !request.ways.empty())
+    replace_file(request.ways, kernels::ways_table(), Exit::usage, Durable::no);
 
   // 3. What they came to.
   const double median = upper_median(seconds);
@@ -316,7 +303,9 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
         {"model_flops", step.flops()},
         {"product_flops_per_second", ceiling},
         {"wrong", wrong},
-        {"measured_products", products.measured()},
+        {"measured_products", measured},
+        {"tried", deck.device.tried},
+        {"ways", taken},
         {"graph_replays", step.graph_replays()}};
     std::ofstream out(request.json);
     out << dump_json(j, 2) << '\n';
@@ -336,9 +325,16 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
       *std::max_element(seconds.begin(), seconds.end()), step.flops() / median * 1e-12,
       100 * step.flops() / median / ceiling, losses.front(), losses.back(), wrong < 0 ? "-" : "0");
   if (on_cuda())
-    fmt::print("matrix products: {}\n", products.measured()
-                                            ? "the fastest of the library's algorithms, measured"
-                                            : "the library's first proposals, not measured");
+    fmt::print("matrix products: {}\nuntested ways: {}\n",
+               measured ? "the fastest of the library's algorithms, measured"
+                        : "the library's first proposals, not measured",
+               !taken.empty() ? taken
+               : !deck.device.tried.empty()
+                   ? "not measured"
+                   : fmt::format("none (device.try may have {})",
+                                 fmt::join(kernels::untested_ways |
+                                               std::views::transform(&kernels::UntestedWay::name),
+                                           ", ")));
   if (request.profile) fmt::print("{}", profile_table(profile, rates, request.steps, median));
   return 0;
 }
@@ -360,6 +356,8 @@ Command bench_step_command() {
   c.number("--warmup", r->warmup, 0, 1e6, "steps before them");
   c.path("--json", r->json, "file for the results");
   c.option("--profile", r->profile, "time every operation");
+  c.path("--ways", r->ways,
+         "GPU: file for the measured choices, taken from there if they are in it");
   c.option("--untuned", r->untuned, "GPU: the library's first proposals for matrix products");
   return c;
 }

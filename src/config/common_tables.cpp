@@ -42,6 +42,10 @@ void device_rows(Rows& r, DeviceDeck& d) {
   r.flag("tf32", d.tf32,
          "On GPUs, let products and convolutions in f32 round their factors to TF32, as PyTorch's "
          "convolutions do.");
+  r.text("try", d.tried,
+         "Ways of computing that no GPU has run yet, to be taken where they agree with the tested "
+         "ones and are faster; weft doctor lists them.",
+         {"five", "fp8", "gelu_sums", "kept", "second_stream"});
 }
 
 void memory_rows(Rows& r, MemoryDeck& d) {

@@ -31,6 +31,7 @@ struct DeviceDeck {
   bool share = false;
   bool graphs = true;
   bool tf32 = false;
+  std::vector<std::string> tried;  // device.try: ways that no GPU has run (ops/ways.h)
 };
 struct MemoryDeck {
   double arena_gib = 0;

@@ -10,6 +10,7 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "ops/ways.h"
 #include "parallel/rank_device.h"
 #include "tensor/device.h"
 
@@ -124,8 +125,20 @@ void print_grouped(const char* title, const std::vector<RankFacts>& ranks,
   }
 }
 
+// The ways that no GPU has run, and which of them the deck tries.
+void print_ways(const std::vector<std::string>& tried) {
+  const char* title = "untested";
+  for (const kernels::UntestedWay& way : kernels::untested_ways) {
+    const bool on = std::ranges::find(tried, way.name) != tried.end();
+    fmt::print("{:<12}{:<14} {} ({})\n", title, way.name, way.what,
+               on ? "tried: device.try" : "off: device.try");
+    title = "";
+  }
+}
+
 // The report for people, to stdout: tables of every rank, then one line a finding.
-void print_report(const std::vector<RankFacts>& ranks, const std::vector<Finding>& findings) {
+void print_report(const std::vector<RankFacts>& ranks, const std::vector<Finding>& findings,
+                  const std::vector<std::string>& tried) {
   std::set<std::string> hosts;
   for (const RankFacts& r : ranks) hosts.insert(r.host);
   fmt::print("weft doctor: {} on {}\n\n", counted(std::ssize(ranks), "rank"),
@@ -139,6 +152,7 @@ void print_report(const std::vector<RankFacts>& ranks, const std::vector<Finding
                cpus.size() == 1 ? "" : fmt::format(" ({})", ranks_text(who)));
   print_grouped("versions", ranks, &RankFacts::versions);
   print_grouped("environment", ranks, &RankFacts::environment);
+  if (on_cuda()) print_ways(tried);
   fmt::print("\n");
   int warnings = 0, failures = 0;
   for (const Finding& f : findings) {
@@ -247,7 +261,7 @@ int doctor(const DoctorRequest& request, MPI_Comm world) {
   int code = 0, written = 1;
   if (facts.rank == 0) {
     const std::vector<Finding> findings = judge(ranks);
-    print_report(ranks, findings);
+    print_report(ranks, findings, deck.device.tried);
     code = static_cast<int>(verdict(findings));
     if (!request.json.empty()) {
       std::ofstream out(request.json, std::ios::trunc);

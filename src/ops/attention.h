@@ -19,16 +19,16 @@ enum class Axis { space, time };
 //     backward,
 //   qk [B,T,S,2,H,D] of qkv's type, or undefined: room for q and k after norm and rotation
 //     (keeps_qk).
-WEFT_OP(self_attention_forward,
-        void(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope, Axis axis,
-             Tensor& out, Tensor& lse, Tensor& qk));
+WEFT_CUDA_SCRATCH_OP(self_attention_forward,
+                     void(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
+                          Axis axis, Tensor& out, Tensor& lse, Tensor& qk));
 
 // dqkv is written; dwq, dwk f32 [D] are added to (undefined: not wanted or no norm). qk: as the
 // forward left it, or undefined; the results are the same.
-WEFT_OP(self_attention_backward,
-        void(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope, Axis axis,
-             const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dqkv, Tensor& dwq,
-             Tensor& dwk, const Tensor& qk));
+WEFT_CUDA_SCRATCH_OP(self_attention_backward,
+                     void(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
+                          Axis axis, const Tensor& out, const Tensor& lse, const Tensor& dout,
+                          Tensor& dqkv, Tensor& dwq, Tensor& dwk, const Tensor& qk));
 
 // Whether a GPU's backward is cheaper with the forward's `qk`, where one pass over q and k makes
 // it. Along time the kernels normalise and rotate what they have just read, and a CPU's always do:
@@ -45,9 +45,10 @@ inline Shape qk_shape(const Shape& qkv) { return {qkv[0], qkv[1], qkv[2], 2, qkv
 WEFT_OP(cross_attention_forward, void(const Tensor& q, const Tensor& kv, const Tensor& offsets,
                                       int heads, Tensor& out, Tensor& lse));
 // dq and dkv are written; padding gets zeros.
-WEFT_OP(cross_attention_backward,
-        void(const Tensor& q, const Tensor& kv, const Tensor& offsets, int heads, const Tensor& out,
-             const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dkv));
+WEFT_CUDA_SCRATCH_OP(cross_attention_backward,
+                     void(const Tensor& q, const Tensor& kv, const Tensor& offsets, int heads,
+                          const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq,
+                          Tensor& dkv));
 
 // Attention of samples whose q, k and v are tensors of their own (docs/models/wan.md): out =
 // softmax(q k^T / sqrt(D)) v. The N queries of sample b see the keys [offsets[b], offsets[b+1])
@@ -64,10 +65,10 @@ WEFT_OP(attention_forward,
         void(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
              const Tensor& last_bias, int heads, Tensor& out, Tensor& lse));
 // dq, dk and dv are written; padding gets zeros.
-WEFT_OP(attention_backward,
-        void(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
-             const Tensor& last_bias, int heads, const Tensor& out, const Tensor& lse,
-             const Tensor& dout, Tensor& dq, Tensor& dk, Tensor& dv));
+WEFT_CUDA_SCRATCH_OP(attention_backward,
+                     void(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
+                          const Tensor& last_bias, int heads, const Tensor& out, const Tensor& lse,
+                          const Tensor& dout, Tensor& dq, Tensor& dk, Tensor& dv));
 
 // Cross attention with short captions, its projections absorbed into the caption's side. With L
 // keys a sample,

@@ -152,25 +152,27 @@ inline bool planning() { return Arena::has_current() && Arena::current().is_plan
 template <class Signature>
 class ScratchOp;
 
-// While planning, the CPU side is called all the same. For a GPU, which need not be here,
-// `cuda_plan` takes what the CUDA side would.
+// While planning, the CPU side is called all the same, if it `plans`. For a GPU, which need not be
+// here, `cuda_plan` takes what the CUDA side would.
 template <class... A>
 class ScratchOp<void(A...)> {
  public:
   using Side = void (*)(A...);
-  constexpr ScratchOp(const char* name, Side v3, Side v4, Side cuda, Side cuda_plan)
-      : op_(name, v3, v4, cuda), v3_(v3), v4_(v4), cuda_plan_(cuda_plan) {}
+  constexpr ScratchOp(const char* name, Side v3, Side v4, Side cuda, Side cuda_plan,
+                      bool plans = true)
+      : op_(name, v3, v4, cuda), v3_(v3), v4_(v4), cuda_plan_(cuda_plan), plans_(plans) {}
 
   void operator()(A... args) const {
     op_(args...);
     if (!planning()) return;
     if (detail::device_of(args...) == DeviceKind::cuda) return cuda_plan_(args...);
-    on_this_cpu(v3_, v4_)(args...);
+    if (plans_) on_this_cpu(v3_, v4_)(args...);
   }
 
  private:
   Op<void(A...)> op_;
   Side v3_, v4_, cuda_plan_;
+  bool plans_;
 };
 
 }  // namespace weft::ops
@@ -202,7 +204,10 @@ class ScratchOp<void(A...)> {
   inline const Op<__VA_ARGS__> name { #name, WEFT_CPU_SIDES(name), &cuda::name }
 
 // As WEFT_OP; cuda_plan::name is defined beside the operation's shapes, in ops/*.cpp.
-#define WEFT_SCRATCH_OP(name, ...) \
+#define WEFT_SCRATCH_OP(...) WEFT_SCRATCH_OP_(true, __VA_ARGS__)
+// The same of one whose CPU side takes no memory.
+#define WEFT_CUDA_SCRATCH_OP(...) WEFT_SCRATCH_OP_(false, __VA_ARGS__)
+#define WEFT_SCRATCH_OP_(plans, name, ...) \
   WEFT_CPU_DECLARE(name, __VA_ARGS__) \
   namespace cuda { \
   [[gnu::weak]] std::type_identity_t<__VA_ARGS__> name; \
@@ -211,7 +216,7 @@ class ScratchOp<void(A...)> {
   std::type_identity_t<__VA_ARGS__> name; \
   } \
   inline const ScratchOp<__VA_ARGS__> name { \
-#name, WEFT_CPU_SIDES(name), &cuda::name, &cuda_plan::name \
+#name, WEFT_CPU_SIDES(name), &cuda::name, &cuda_plan::name, plans \
   }
 
 // Around the definitions in ops/cpu/*.cpp; WEFT_ISA is v3, v4 or generic, set by the build.

@@ -31,8 +31,7 @@ WEFT_OP(linear_gelu_backward_input, void(const Tensor& dy, const Tensor& w, cons
                                          Tensor& dz, Tensor& h, Tensor& dbias, bool accumulate));
 
 // Two gradients that do not depend on each other: that of a layer's weights, and what goes to its
-// input. The same as the two operations; on GPUs they run concurrently where that was measured
-// to be faster.
+// input. The same as the two operations; on GPUs they may run concurrently (ops/ways.h).
 //
 // linear_backward_weight(dy, x, dw, dbias, accumulate) and
 // linear_backward_input(dy, w, dx, accumulate_dx).
@@ -75,17 +74,3 @@ WEFT_OP(packed_linear_forward, void(const Tensor& x, const Tensor& w, const Tens
                                     const Tensor& residual, Tensor& y));
 
 }  // namespace weft::ops
-
-namespace weft::kernels {
-
-// Multiplications from which a product is worth measuring: a microsecond of an H100.
-constexpr std::int64_t least_measured_product = std::int64_t{1} << 27;
-
-// CUDA side: names the table of measured choices among the library's algorithms, made where it is
-// missing; "" for none. Without a table, and for products of less than `least` multiplications, the
-// library's first proposal is taken. A job that was run with a table repeats its bits with that
-// same table. The environment's WEFT_MATMUL_CACHE is the default. A weak symbol, as the operations.
-[[gnu::weak]] void set_matmul_tuning(const std::string& path,
-                                     std::int64_t least = least_measured_product);
-
-}  // namespace weft::kernels

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "ops/attention.h"
 #include "ops/conv.h"
 #include "ops/norm.h"
 #include "ops/resize.h"
@@ -119,6 +120,61 @@ void deform_backward_input(const Tensor&, const Tensor& dcolumns, Conv, std::int
                totals = Tensor::empty({1}, DType::i32),
                lists = Tensor::empty({4 * readers}, DType::i32),
                ordered = Tensor::empty({4 * readers, 2}, DType::i32);
+}
+
+// kernels/attention's, for whichever of its kernels takes most. Along the axis of time one kernel
+// does everything, but for sequences that it does not take.
+namespace {
+
+constexpr std::int64_t most_multiprocessors = 192, longest_in_one_kernel = 128;
+
+Tensor row_stats(std::int64_t sequences, std::int64_t heads, std::int64_t queries) {
+  return Tensor::empty({sequences, heads, (queries + 63) / 64 * 64, 2}, DType::f32);
+}
+
+// f32 sums of packed keys, by blocks that share their queries.
+Tensor packed_sums(std::int64_t keys, std::int64_t heads, std::int64_t D, std::int64_t queries) {
+  const std::int64_t shares = std::clamp<std::int64_t>(
+      (queries + 511) / 512, 1, std::max<std::int64_t>(8, most_multiprocessors / heads));
+  return Tensor::empty({shares, keys, 2, heads, D}, DType::f32);
+}
+
+Tensor normed(const Tensor& qkv, const Tensor& wq, const Tensor& rope, Axis axis,
+              const Tensor& qk) {
+  const bool apart = axis == Axis::space || qkv.dim(1) > longest_in_one_kernel;
+  return apart && !qk.defined() && (wq.defined() || rope.defined())
+             ? Tensor::empty(qk_shape(qkv.shape()), qkv.dtype())
+             : Tensor();
+}
+
+}  // namespace
+
+void self_attention_forward(const Tensor& qkv, const Tensor& wq, const Tensor&, const Tensor& rope,
+                            Axis axis, Tensor&, Tensor&, Tensor& qk) {
+  normed(qkv, wq, rope, axis, qk);
+}
+
+void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor&, const Tensor& rope,
+                             Axis axis, const Tensor&, const Tensor& lse, const Tensor&, Tensor&,
+                             Tensor& dwq, Tensor&, const Tensor& qk) {
+  const Tensor copy = normed(qkv, wq, rope, axis, qk);
+  row_stats(lse.dim(0), lse.dim(1), lse.dim(2));
+  if (dwq.defined()) Tensor::empty({2, 4 * most_multiprocessors, qkv.dim(5)}, DType::f32);
+}
+
+void cross_attention_backward(const Tensor& q, const Tensor& kv, const Tensor&, int heads,
+                              const Tensor&, const Tensor&, const Tensor&, Tensor&, Tensor&) {
+  const Tensor sums = packed_sums(kv.dim(0), heads, q.dim(2) / heads, q.dim(1));
+  row_stats(q.dim(0), heads, q.dim(1));
+}
+
+void attention_backward(const Tensor& q, const Tensor& k, const Tensor&, const Tensor& offsets,
+                        const Tensor&, int heads, const Tensor&, const Tensor&, const Tensor&,
+                        Tensor&, Tensor&, Tensor&) {
+  const Tensor sums = offsets.defined()
+                          ? packed_sums(k.numel() / q.dim(2), heads, q.dim(2) / heads, q.dim(1))
+                          : Tensor();
+  row_stats(q.dim(0), heads, q.dim(1));
 }
 
 }  // namespace weft::ops::cuda_plan

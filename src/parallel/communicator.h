@@ -74,9 +74,8 @@ class Communicator {
 
   // Reports to the watchdog, for its table, which step (from 0) this rank is in and what it does
   // ("forward", "backward", "data", "optimizer", "save"; a string that lives for ever). Null or
-  // "idle": in no step, so only operations are watched. "save", "validation" and "samples" may
-  // take ten times the timeout.
-  // Cheap; call it from the caller's thread.
+  // "idle": in no step, so only operations are watched. "data", "measuring", "save", "validation"
+  // and "samples" may take ten times the timeout. Cheap; call it from the caller's thread.
   virtual void progress(std::int64_t step, const char* phase) = 0;
   // Sets the seconds without progress that count as a hang from now on.
   virtual void set_timeout(double seconds) = 0;

@@ -216,8 +216,9 @@ RankState RankState::from_bytes(std::span<const char> bytes) {
   Head head;
   WEFT_ASSERT(bytes.size() >= sizeof head);
   std::memcpy(&head, bytes.data(), sizeof head);
-  RankState s{true,        head.stalled, head.step,      head.phase.data(), head.phase_seconds,
-              head.issued, head.begun,   head.completed, {},                head.on_storage};
+  RankState s{
+      true,       head.stalled,   head.step, head.phase.data(), head.phase_seconds, head.issued,
+      head.begun, head.completed, {},        head.on_storage};
   s.records.resize((bytes.size() - sizeof head) / sizeof s.records[0]);
   if (!s.records.empty())
     std::memcpy(s.records.data(), bytes.data() + sizeof head,
@@ -340,7 +341,10 @@ double choose_timeout(double wanted) {
 // Busy storage is not a hang: what reads or writes may take this many times the limit.
 double patience_with(const char* phase) {
   const std::string_view name = phase != nullptr ? phase : "";
-  return name == "data" || name == "save" || name == "validation" || name == "samples" ? 10 : 1;
+  return name == "data" || name == "measuring" || name == "save" || name == "validation" ||
+                 name == "samples"
+             ? 10
+             : 1;
 }
 
 // How long a collector waits for answers, a stuck rank waits for its collector, and every watchdog
@@ -639,14 +643,15 @@ void Watchdog::report(const std::string& complaint) {
 // wait for it, are patient as well. Says so once.
 bool Watchdog::waits_for_storage() {
   if (!std::ranges::all_of(answers_, &RankState::answers) ||
-      !difference(answers_, names_).ranks.empty())
+      !difference(answers_, names_).text.empty())
     return false;
   const auto busy = std::ranges::find_if(answers_, &RankState::on_storage);
   if (busy == answers_.end()) return false;
-  if (const RankName& name = names_[busy - answers_.begin()]; !std::exchange(storage_told_, true))
+  const RankName& name = names_[busy - answers_.begin()];
+  if (rank_ == 0 && !std::exchange(storage_told_, true))
     log::write_warn(fmt::format(
-        "rank {} on {} is in {} for {:.0f} s, and the other ranks wait: is the file system slow? "
-        "The job ends after {:g} s of it",
+        "rank {} on {} is in {} for {:.0f} s, and the other ranks wait; after {:g} s of it the job "
+        "ends",
         name.rank, name.host, busy->phase, busy->phase_seconds,
         timeout_ * patience_with(busy->phase.c_str())));
   return true;

@@ -131,8 +131,8 @@ class Watchdog {
   void begun(std::uint64_t number);
   void completed(std::uint64_t number);
   // As Communicator::progress and set_timeout. A phase of null or "idle" means that this rank is in
-  // no step: then only operations are watched. "data", "save", "validation" and "samples" may take
-  // ten times the limit, and ranks that wait for one in them are as patient.
+  // no step: then only operations are watched. "data", "measuring", "save", "validation" and
+  // "samples" may take ten times the limit, and ranks that wait for one in them are as patient.
   void progress(std::int64_t step, const char* phase);
   void set_timeout(double seconds);
   // Reports a fault that only the records of all ranks can explain, such as a message of another

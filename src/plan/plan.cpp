@@ -188,8 +188,10 @@ std::size_t arena_bytes(const Deck& deck, bool shards_blocks, const PlanRequest&
              "weights, gradients and optimizer need {:.1f} GiB on each of {} ranks, which have "
              "{:.1f} GiB",
              gib(taken), ranks, gib(request.memory_gb * 1e9));
-  // As the trainer does it: a sixteenth stays free for libraries.
-  const double arena = left - left / 16;
+  // As the trainer does it: a sixteenth stays free for libraries, and NCCL has its part.
+  const double arena =
+      left - left / 16 -
+      (ranks > 1 ? static_cast<double>(nccl_reserve(static_cast<std::size_t>(left))) : 0);
   const std::size_t capacity = deck.memory.arena_gib > 0 ? bytes_of_gib(deck.memory.arena_gib)
                                                          : static_cast<std::size_t>(arena);
   WEFT_CHECK(static_cast<double>(capacity) <= left, Exit::usage,
@@ -216,7 +218,7 @@ std::vector<StepMemory> recomputation(const Deck& deck, PlannedTraining& trainin
                                       std::size_t capacity, DeviceKind device) {
   TrainingTask& task = *training.task;
   std::vector<StepMemory> memory = plan_memory(task, training.buckets(), training.batch_sizes,
-                                               capacity, device, !deck.parallel.deterministic);
+                                               capacity, device, keeps_activations(deck));
   if (task.lockstep_ranks(ranks) == 1) return memory;
   WEFT_CHECK(deck.train.micro_batches % ranks == 0, Exit::usage,
              fmt::format("set train.micro_batches to a multiple of {}", ranks),

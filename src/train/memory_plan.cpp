@@ -208,13 +208,13 @@ void recompute_alike(TrainingTask& task, std::span<const Bucket> buckets,
                  0};
 }
 
-std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host) {
+std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host, int ranks) {
   if (deck.arena_gib > 0) return bytes_of_gib(deck.arena_gib);
   if (on_cuda()) {
-    // The training state is allocated already. The 16th left free is for NCCL's
-    // buffers, cuBLASLt's workspace, recorded graphs and CUDA itself.
+    // The training state is allocated already. The 16th left free is for cuBLASLt's workspace,
+    // recorded graphs and CUDA itself.
     const std::size_t free = device_runtime().free_bytes();
-    return free - free / 16;
+    return free - free / 16 - (ranks > 1 ? nccl_reserve(free) : 0);
   }
   return host_memory().total / static_cast<std::size_t>(ranks_on_host);
 }

@@ -4,6 +4,7 @@
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,6 +43,12 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
                                     std::span<const std::int64_t> batch_sizes, std::size_t capacity,
                                     DeviceKind device = this_device().kind, bool keep = false);
 
+// Whether activations are kept so: the way "kept" (ops/ways.h) is tried, and results may depend on
+// free memory.
+inline bool keeps_activations(const Deck& deck) {
+  return std::ranges::count(deck.device.tried, "kept") > 0 && !deck.parallel.deterministic;
+}
+
 // A run that goes on keeps no more than before its restart, so that it repeats its bits: `saved` is
 // the kept_text() of then. A warning where less fits now.
 std::string kept_text(std::span<const StepMemory> plan, std::span<const Bucket> buckets);
@@ -55,8 +62,15 @@ void recompute_alike(TrainingTask& task, std::span<const Bucket> buckets,
                      std::span<const std::int64_t> batch_sizes, std::vector<StepMemory>& plan,
                      DeviceKind device = this_device().kind);
 
-// The arena's capacity in bytes: memory.arena_gib, or what the host has for each of its ranks.
-std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host);
+// The arena's capacity in bytes: memory.arena_gib, or what the host has for each of its ranks. Of
+// what is free on a GPU a 16th stays so, and where there are several ranks in all a part for NCCL
+// (nccl_reserve).
+std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host, int ranks = 1);
+// NCCL takes buffers when it first uses a connection, and ends the job if it cannot: 3 GiB, or a
+// 16th of what is free where that is less.
+constexpr std::size_t nccl_reserve(std::size_t free) {
+  return std::min(std::size_t{3} << 30, free / 16);
+}
 // The same where ranks may share a GPU: each gets its part of what is free on it.
 std::size_t arena_capacity(const MemoryDeck& deck, const RankDevice& device);
 

@@ -5,6 +5,8 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/trace.h"
+#include "ops/optimizer.h"
+#include "ops/pointwise.h"
 
 namespace weft {
 namespace {
@@ -250,6 +252,47 @@ void MicroBatchRunner::run_again(int index, const MicroBatch& what, std::int64_t
   run_parts(work, params, false, on_loss);
   params.finish_step();
   params.begin_step([](int) {});  // on_ready belongs to the caller
+}
+
+void MicroBatchRunner::try_out(const LoadedBatch& clips) {
+  ParameterTable& params = task_.params();
+  params.begin_step([](int) {});
+  for (int i = 0; i < 2; ++i) {
+    params.begin_micro_batch();
+    const TrainingWork work = prepare(clips, 1);
+    run_parts(work, params, false, [](const TrainingLoss&) {});
+  }
+  params.finish_step();
+}
+
+NonZeroWeights::NonZeroWeights(ParameterTable& table) {
+  Tensor squares = Tensor::empty({1}, DType::f64);
+  for (const auto& p : table.all()) {
+    const Tensor& held = p->sharded ? p->shard : p->value.defined() ? p->value : p->working;
+    if (!p->trainable || p->shape.rank() < 2 || !held.defined()) continue;
+    Tensor wide = held;
+    if (held.dtype() != DType::f32) {
+      wide = Tensor::empty(held.shape(), DType::f32);
+      ops::convert(held, wide);
+    }
+    ops::sum_of_squares(wide, squares, false);
+    if (squares.to_host().data<double>()[0] == 0) zero_.push_back(p.get());
+  }
+  std::vector<float> values;
+  for (Parameter* p : zero_) {
+    values.resize(static_cast<std::size_t>(p->shape.numel()));
+    std::uint32_t state = 1;
+    for (float& v : values) {
+      state = state * 1664525u + 1013904223u;
+      v = (static_cast<float>(state >> 8) / (1 << 23) - 1) / 32;
+    }
+    p->set(0, values);
+  }
+}
+
+void NonZeroWeights::restore() {
+  for (Parameter* p : zero_)
+    p->set(0, std::vector<float>(static_cast<std::size_t>(p->shape.numel())));
 }
 
 }  // namespace weft

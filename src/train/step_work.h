@@ -162,6 +162,18 @@ class ClipStaging {
   std::size_t turn_ = 0;
 };
 
+// Weights that begin as zeros, as many models' last layers do: all gradients before them are zeros
+// too, by which no way of computing can be told to be wrong. Other values stand in their place
+// until restore(), which is not to be called where something has failed.
+class NonZeroWeights {
+ public:
+  explicit NonZeroWeights(ParameterTable& table);
+  void restore();
+
+ private:
+  std::vector<Parameter*> zero_;
+};
+
 // Runs micro-batches: from the clips' bytes to losses, and gradients in the task's table.
 class MicroBatchRunner {
  public:
@@ -177,6 +189,9 @@ class MicroBatchRunner {
   // sends nothing. `on_ready` is called for each bucket of parameters when its gradient is there.
   void run_again(int index, const MicroBatch& what, std::int64_t step, float weight,
                  const OnLoss& on_loss, const std::function<void(int bucket)>& on_ready);
+  // For ways of computing to be measured (ops/ways.h): twice, for gradients that are overwritten
+  // and that are added to. Nothing is recorded or sent.
+  void try_out(const LoadedBatch& clips);
 
  private:
   TrainingWork prepare(const LoadedBatch& clips, float weight);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <utility>
 
 #include "checkpoint/checkpoint.h"
@@ -13,14 +14,16 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/faults.h"
+#include "core/file.h"
+#include "core/hash.h"
 #include "core/host.h"
 #include "core/log.h"
 #include "core/mpi.h"
 #include "core/trace.h"
 #include "data/clip_store.h"
 #include "data/images/labelled_images.h"
-#include "ops/matmul.h"
 #include "ops/optimizer.h"
+#include "ops/ways.h"
 #include "tensor/device.h"
 #include "train/metrics/run_facts.h"
 #include "train/validation.h"
@@ -156,11 +159,10 @@ void Trainer::open_data() {
 }
 
 void Trainer::start() {
-  // On a GPU the algorithms of matrix products are measured once a run and stored, so that a
-  // restart repeats the choice. Another run may choose differently, with other last bits: with
-  // parallel.deterministic nothing is measured. The symbol is weak: null in a build without CUDA.
-  if (on_cuda() && !deck_.parallel.deterministic && &kernels::set_matmul_tuning != nullptr)
-    kernels::set_matmul_tuning((std::filesystem::path(deck_.run.dir) / "matmul.txt").string());
+  WEFT_CHECK(!deck_.parallel.deterministic || !std::ranges::count(deck_.device.tried, "five"),
+             Exit::usage, "leave one of them out",
+             "device.try = [\"five\"] adds in no fixed order, parallel.deterministic = true wants "
+             "one");
   // No graph may hold an injected fault.
   const bool recordable = std::getenv("WEFT_FAULT") == nullptr;
   graphs_ = std::make_unique<StepGraphs>(on_cuda() && deck_.device.graphs && recordable);
@@ -172,6 +174,7 @@ void Trainer::start() {
   check_state_fits();
   load_state();
   plan_step();
+  choose_ways();
   open_readers();
   // Not before: reading a checkpoint may take longer than a step.
   if (deck_.parallel.hang_timeout > 0) set_timeout(deck_.parallel.hang_timeout);
@@ -292,9 +295,10 @@ void Trainer::check_data(const Checkpoint& checkpoint) const {
 // Plans the memory of a step and reserves the arena for it.
 void Trainer::plan_step() {
   // The least of all ranks: recomputation, and so placements, must be the same everywhere.
-  const std::size_t capacity = least(arena_capacity(deck_.memory, device_.host_ranks), world_);
+  const std::size_t capacity =
+      least(arena_capacity(deck_.memory, device_.host_ranks, comm_->size()), world_);
   memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity, this_device().kind,
-                        !deck_.parallel.deterministic);
+                        keeps_activations(deck_));
   for (const auto& plan : also_) also_bytes_ = std::max(also_bytes_, plan(capacity));
   // Placements follow the costs, and the costs follow recomputation, which may differ between ranks
   // that share clips unevenly: all take the largest.
@@ -306,7 +310,7 @@ void Trainer::plan_step() {
   }
   if (groups_.meeting == Meeting::lockstep)
     recompute_alike(*task_, source_->buckets(), batch_sizes_, memory_);
-  if (on_cuda() && !deck_.parallel.deterministic)
+  if (on_cuda() && keeps_activations(deck_))
     keep_as_before(memory_, source_->buckets(), saved_kept_);
   // A GPU's memory stays taken until the end, so the arena gets no more than the plan, an eighth
   // for scratch memory of operations, and 64 MiB.
@@ -345,6 +349,94 @@ std::size_t Trainer::planned_bytes() const {
   std::size_t most = also_bytes_;
   for (const StepMemory& m : memory_) most = std::max(most, m.bytes);
   return most;
+}
+
+// On a GPU the ways of computing are measured once a run, by rank 0, on a micro-batch of each
+// bucket, and stored, so that a restart repeats the choices; other ranks, whose measurements would
+// disturb and contradict each other, are told. Another run may choose differently, with other last
+// bits: with parallel.deterministic nothing is measured.
+void Trainer::choose_ways() {
+  // A weak symbol: null in a build without CUDA.
+  if (!on_cuda() || &kernels::set_ways == nullptr) return;
+  if (first_rank() && deck_.model.dtype == "fp8" &&
+      (deck_.parallel.deterministic || !std::ranges::count(deck_.device.tried, "fp8")))
+    log::warn(
+        "model.dtype = \"fp8\" only rounds here: products run in bf16, slower than without, for "
+        "the "
+        "library's in e4m3 are untested. device.try = [\"fp8\"] lets them compete, not with "
+        "parallel.deterministic");
+  if (deck_.parallel.deterministic) {
+    ways_ = "the first of each, not measured (parallel.deterministic)";
+    return kernels::set_ways({.tried = deck_.device.tried});
+  }
+  const std::filesystem::path file = std::filesystem::path(deck_.run.dir) / "matmul.txt";
+  std::string table;
+  if (first_rank() && std::filesystem::exists(file))
+    table = read_whole(file, 64 << 20, Exit::usage, "delete it: products are measured again");
+  const std::string before = table;
+  const auto set = [&](bool measure) {
+    broadcast_sized(table, world_);
+    kernels::set_ways({.tried = deck_.device.tried, .table = table, .measure = measure});
+  };
+  set(first_rank());
+  // An entry of the table that is no choice: a micro-batch of each bucket has been measured on this
+  // GPU, with these shapes. A new value of device.try counts only without a table.
+  std::string shapes = fmt::format("{} {}", deck_.model.dtype, deck_.parallel.sp);
+  for (std::size_t b = 0; b < memory_.size(); ++b)
+    shapes += fmt::format("; {} {} {} {}", source_->buckets()[b].name, batch_sizes_[b],
+                          memory_[b].recompute, memory_[b].kept);
+  std::string measured = fmt::format("{}\tmicro-batches {}\tmeasured\t0\n",
+                                     kernels::ways_identity(), to_hex(hash128(shapes)));
+  broadcast_sized(measured, world_);
+  if (table.find(measured) == table.npos) try_each_bucket();
+  const std::string taken = kernels::ways_taken();
+  ways_ = fmt::format("the fastest by measurement; untested ones: {}",
+                      taken.empty() ? "none tried" : taken);
+  if (first_rank()) table = kernels::ways_table();
+  if (table.find(measured) == table.npos) table += measured;
+  set(false);
+  if (first_rank() && table != before) replace_file(file, table, Exit::checkpoint, Durable::no);
+}
+
+// Forward and backward of a micro-batch of each bucket, of which nothing is left: all ranks run the
+// same.
+void Trainer::try_each_bucket() {
+  const std::vector<Bucket>& buckets = source_->buckets();
+  const auto plan =
+      source_->plan_steps(batch_sizes_, 1, static_cast<std::uint64_t>(deck_.run.seed));
+  const auto with_clips =
+      std::ranges::count_if(buckets, [](const Bucket& b) { return samples_in_batch(b, 1) > 0; });
+  std::map<int, MicroBatch> first;
+  for (std::int64_t step = 0;
+       std::ssize(first) < with_clips && step < plan->micro_batches_per_epoch(); ++step) {
+    MicroBatch batch = plan->plan(step).front();
+    first.try_emplace(batch.bucket, std::move(batch));
+  }
+  std::vector<MicroBatch> all;
+  for (auto& [bucket, batch] : first) all.push_back(std::move(batch));
+  Prefetcher clips(
+      *source_,
+      [&](std::int64_t step) {
+        return Prefetcher::Work{{0, all[step]}};
+      },
+      0, std::ssize(all), 1, 1, 1, deck_.data.max_damaged);
+  const ArenaScope scope(*arena_);
+  // Statistics of batch norm go with a forward.
+  Tensor fixed = params().fixed();
+  const Tensor fixed_before = fixed.to_host();
+  data_parallel_->begin_passes(true);
+  NonZeroWeights weights(params());
+  for (std::int64_t step = 0; step < std::ssize(all); ++step) {
+    comm_->progress(done_, "measuring");
+    clips.begin_step(step);
+    runner_->try_out(clips.next());
+  }
+  data_parallel_->end_passes();
+  weights.restore();
+  data_parallel_->spread_weights();  // whole blocks that ranks still hold have the other values
+  if (fixed.numel() > 0) fixed.set(std::span<const float>(fixed_before.span<float>()));
+  take_blocked();  // no step's
+  comm_->progress(done_, nullptr);
 }
 
 // The order of the samples, their placement on ranks, and the readers that prefetch them.

@@ -95,6 +95,8 @@ class Trainer {
   const std::string& run_id() const { return run_id_; }
   // Where its weights come from: files, a checkpoint, or random numbers.
   const std::string& started_from() const { return started_from_; }
+  // On a GPU, which ways of computing the run takes (ops/ways.h); of rank 0.
+  const std::string& ways() const { return ways_; }
   // Requests to any rank, as reported with the steps that have ended (bits of train/stop.h): the
   // same on all ranks. Each request is returned once, except `stop`, which stays.
   unsigned take_requests();
@@ -125,6 +127,8 @@ class Trainer {
   std::string data_text() const;
   void check_data(const Checkpoint& checkpoint) const;
   void plan_step();
+  void choose_ways();
+  void try_each_bucket();
   void open_readers();
 
   // step()
@@ -163,7 +167,7 @@ class Trainer {
   std::size_t also_bytes_ = 0;  // of the largest of these
   std::string validation_note_;
   std::string run_id_;  // on rank 0
-  std::string started_from_, saved_costs_, saved_kept_;
+  std::string started_from_, ways_, saved_costs_, saved_kept_;
 
   // The parts of a step, made by start().
   std::unique_ptr<StepGraphs> graphs_;

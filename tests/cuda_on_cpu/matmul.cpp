@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
+#include <string_view>
 #include <vector>
 
 #include "cuda_bf16.h"
@@ -90,6 +92,12 @@ float gelu_slope(float x) {
   return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * k0 * (1.0f + 3.0f * k1 * x * x);
 }
 
+// A fault of the library in what weft does not take without having checked it.
+bool wrong_sums() {
+  static const char* const kind = std::getenv("WEFT_EMULATION_MATMUL");
+  return kind != nullptr && std::string_view(kind) == "wrong_sums";
+}
+
 }  // namespace
 
 void multiply(const Product& p, const void* a, const void* b, const void* c, void* d) {
@@ -126,7 +134,8 @@ void multiply(const Product& p, const void* a, const void* b, const void* c, voi
       }
       out.set(i, j, x);
     }
-  for (std::size_t i = 0; i < sums.size(); ++i) vector.set(i, 0, sums[i]);
+  for (std::size_t i = 0; i < sums.size(); ++i)
+    vector.set(i, 0, sums[i] * (wrong_sums() ? 1.01f : 1.0f));
   if (p.epilogue == CUBLASLT_EPILOGUE_BGRADA)
     for (std::size_t i = 0; i < m; ++i) {
       float sum = 0;

@@ -5,6 +5,7 @@ agreement with the CPU side says that the order and the extents are right, too."
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import unittest
@@ -182,6 +183,26 @@ class Steps(WeftTest):
             with self.subTest(run=run):
                 self.assert_same_run("recorded", run)
 
+    def test_a_wrong_way_is_left_out(self):
+        """An untested way is taken only where it agrees with the tested one; rank 0 measures, and the others follow."""
+        wide = ("model.hidden_size=256", "model.depth=1", "train.batch_size=4", "train.micro_batches=2", "train.steps=1")
+        tried = 'device.try=["gelu_sums", "second_stream"]'
+        with emulate(2, WEFT_EMULATION_MATMUL="wrong_sums"):
+            job = self.on_gpu("wrong", tried, *wide)
+            self.assertRegex(job.err, r"WARN: way gelu_sums of linear_gelu_backward_input .* is not taken: its results differ from "
+                                      r"fused's by 1\.0e-02")
+            self.assertIn("gelu_sums in none (wrong), second_stream in", job.err)
+            # The plain way, with the same choices of all else, and what a restart would do.
+            for run in ("plain", "again"):
+                (self.dir / run).mkdir()
+                shutil.copy(self.dir / "wrong/matmul.txt", self.dir / run)
+            self.assertNotIn("WARN: way", self.on_gpu("plain", 'device.try=["second_stream"]', *wide).err)
+            self.on_gpu("again", tried, "device.graphs=false", *wide)
+            self.refused(self.on_gpu("both", 'device.try=["five"]', self.EXACT, expect=None), 2, "device.try")
+        for run in ("plain", "again"):
+            self.assert_same_run("wrong", run)
+            self.assertEqual((self.dir / run / "matmul.txt").read_text(), (self.dir / "wrong/matmul.txt").read_text())
+
     def test_weights_in_parts(self):
         """parallel.zero = 3: the bits of 1 with one micro-batch a rank; recorded or not, in any order of streams."""
         blocks = ("parallel.bucket_mib=0.001", "train.steps=6", self.EXACT)
@@ -243,7 +264,10 @@ class Steps(WeftTest):
         wanted = self.on_cpu("model.dtype=bf16", "model.recompute=0.5")
         with emulate(1):
             self.on_gpu("one", "model.dtype=bf16", "model.recompute=0.5", ranks=1)
-        self.assert_close(self.losses("one"), wanted, 1e-2)
+        with emulate(2):
+            self.on_gpu("parts", "model.dtype=bf16", "model.recompute=0.5", "parallel.zero=3")
+        for run in ("one", "parts"):
+            self.assert_close(self.losses(run), wanted, 1e-2)
 
     def test_a_loss_that_is_not_finite_ends_the_job(self):
         self.train("run", "device.kind=cpu", "train.steps=1", ranks=1)

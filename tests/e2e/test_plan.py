@@ -49,6 +49,17 @@ class Plan(WeftTest):
         self.assertLess(sum(plan["step"][k] for k in ("exposed_reduce", "exposed_gather")),
                         0.01 * plan["step"]["seconds"])
 
+    def test_several_ranks_leave_nccl_its_memory(self):
+        deck = REPOSITORY / "inputs" / "stage2.toml"
+        data = "data.path=synthetic:latent=1,frames=5,height=16,width=16,clips=64"
+        for gigabytes in (80, 40):
+            with self.subTest(gigabytes=gigabytes):
+                # With the optimizer's state whole on every rank, the same state.
+                one, eight = (self.plan(deck, data, "train.batch_sizes=[]", "parallel.zero=0",
+                                        "--memory", str(gigabytes), "--gpus", n)[1]["memory"]["capacity"] for n in ("1", "8"))
+                # A sixteenth of what the state leaves is free, and another one for NCCL, or 3 GiB.
+                self.assertAlmostEqual(one - eight, min(3 * 2**30, one / 15), delta=2**20)
+
     def test_the_whole_run_and_advice(self):
         deck = REPOSITORY / "inputs" / "stage2.toml"
         machine = ("train.steps=30000", "--memory", "141", "--gpus")

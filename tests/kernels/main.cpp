@@ -1,8 +1,10 @@
 // weft_kernels: every operation on this rank's device, checked against the CPU side, then timed
 // against what the device reaches at best. Checks without times: --check-only; times without
 // checks, which take the CPU side long at real sizes: --time-only.
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "bench/bench.h"
@@ -10,6 +12,8 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/json.h"
+#include "core/log.h"
+#include "ops/ways.h"
 #include "parallel/rank_device.h"
 #include "tensor/tensor.h"
 #include "tests/kernels/cases.h"
@@ -26,8 +30,24 @@ struct KernelsRequest {
   std::string json;         // file for the results
   bool check_only = false;  // for compute-sanitizer and tests
   bool time_only = false;
+  std::string way;  // taken wherever there is a choice
+  bool ways = false;
   bool rounding = false;
 };
+
+// The ways beside the first that operations have (kernels/matmul/ways.cuh); "": whichever is
+// measured to be the fastest.
+std::vector<std::string> other_ways() {
+  std::vector<std::string> names{"", "pieces"};
+  for (const kernels::UntestedWay& way : kernels::untested_ways) names.emplace_back(way.name);
+  return names;
+}
+// Takes it from now on, wherever there is a choice.
+void take(const std::string& way) {
+  const std::vector<std::string> all = other_ways();
+  kernels::set_ways(
+      {.tried = {all.begin() + 2, all.end()}, .measure = true, .least = 0, .only = way});
+}
 
 // Prints a line a shape, pass, side and algorithm: the largest error and the root mean square, as
 // shares of the result's root mean square, how many times those of plain summation they are, and
@@ -60,6 +80,65 @@ struct Ceilings {
   double bandwidth = 0, f32 = 0, bf16 = 0;
 };
 
+// The case on the device beside the CPU side, or beside its own reference.
+Verdict check(const KernelCase& c, Arena& host_arena) {
+  // Fresh copies for every run: an operation may change its inputs.
+  const auto fresh = [&] {
+    std::vector<Tensor> inputs = copies(c.inputs);
+    if (c.prepare) c.prepare(inputs);
+    return inputs;
+  };
+  if (c.pieces) {
+    std::vector<Tensor> inputs = fresh();
+    const std::vector<Piece> wanted = c.pieces(values_of(inputs));
+    return compare(c.run(inputs), wanted, c.tolerance);
+  }
+  std::vector<Values> wanted;
+  {
+    const ArenaScope on_host(host_arena);
+    std::vector<Tensor> inputs = copies(c.inputs);
+    wanted = values_of(c.run(inputs));
+  }
+  std::vector<Tensor> inputs = fresh();
+  return compare(values_of(c.run(inputs)), wanted, c.tolerance);
+}
+
+// Every operation that can be done in several ways, in each of them, and in the one that is
+// measured to be the fastest whatever its size. Exit::internal if any result is wrong, or if a way
+// was left out because it differs from the first.
+int run_ways(const KernelsRequest& request, Arena& host_arena) {
+  WEFT_CHECK(on_cuda() && &kernels::set_ways != nullptr, Exit::usage, "run it on a GPU",
+             "--ways: the CPU has one way of everything");
+  fmt::print("{}\n{}\n{:<34} {:<30} {:>5} {:<14} {:>9} {:>6}\n", version_line(),
+             device_runtime().describe(), "operation", "shape", "type", "way", "worst", "wrong");
+  std::int64_t wrong = 0, checked = 0;
+  std::map<std::string, std::int64_t> cases;
+  for_each_case(request.size == "small" ? CaseSize::small : CaseSize::real,
+                [&](const KernelCase& c) {
+                  if (c.op.find(request.filter) == std::string::npos) return;
+                  for (const std::string& way : other_ways()) {
+                    take(way);
+                    const Verdict verdict = check(c, host_arena);
+                    if (kernels::ways_table().empty()) continue;  // it has no such way
+                    const bool dropped = kernels::ways_taken().find("wrong") != std::string::npos;
+                    ++checked;
+                    ++cases[way];
+                    wrong += verdict.wrong > 0 || dropped;
+                    fmt::print("{:<34} {:<30} {:>5} {:<14} {:>9.1e} {:>6}\n", c.op, c.shape,
+                               name_of(c.dtype), way.empty() ? "measured" : way, verdict.worst,
+                               dropped ? "left out" : std::to_string(verdict.wrong));
+                    std::fflush(stdout);
+                  }
+                });
+  WEFT_CHECK(wrong == 0, Exit::internal,
+             "run weft doctor: if the GPU is well, this is a bug in weft",
+             "{} of {} cases are wrong", wrong, checked);
+  for (const auto& [way, n] : cases)
+    fmt::print("{}: {}\n", way.empty() ? "measured" : way, counted(n, "case"));
+  fmt::print("all {} cases are right\n", checked);
+  return 0;
+}
+
 // Prints a line a case with time, GB/s or TFLOP/s, share of the ceiling measured in the same run
 // and the number of wrong elements. Exit::internal if any is wrong.
 int run_kernels(const KernelsRequest& request) {
@@ -75,6 +154,10 @@ int run_kernels(const KernelsRequest& request) {
     const ArenaScope on_host(*host_arena);
     return print_rounding(request.filter);
   }
+  if (request.ways) return run_ways(request, *host_arena);
+  WEFT_CHECK(request.way.empty() || std::ranges::count(other_ways(), request.way) > 0, Exit::usage,
+             "take one that --ways shows", "--way {} is no way", request.way);
+  if (!request.way.empty() && on_cuda()) take(request.way);
 
   const bool timed = !request.check_only, checks = on_cuda() && !request.time_only;
   const Ceilings ceilings =
@@ -96,31 +179,14 @@ int run_kernels(const KernelsRequest& request) {
   for_each_case(small ? CaseSize::small : CaseSize::real, [&](const KernelCase& c) {
     if (c.op.find(request.filter) == std::string::npos) return;
     Verdict verdict;
-    // Fresh copies for every run: an operation may change its inputs.
-    const auto fresh = [&] {
-      std::vector<Tensor> inputs = copies(c.inputs);
-      if (c.prepare) c.prepare(inputs);
-      return inputs;
-    };
-    if (checks && c.pieces) {
-      std::vector<Tensor> inputs = fresh();
-      const std::vector<Piece> wanted = c.pieces(values_of(inputs));
-      verdict = compare(c.run(inputs), wanted, c.tolerance);
-      ++checked;
-    } else if (checks) {
-      std::vector<Values> wanted;
-      {
-        const ArenaScope on_host(*host_arena);
-        std::vector<Tensor> inputs = copies(c.inputs);
-        wanted = values_of(c.run(inputs));
-      }
-      std::vector<Tensor> inputs = fresh();
-      verdict = compare(values_of(c.run(inputs)), wanted, c.tolerance);
+    if (checks) {
+      verdict = check(c, *host_arena);
       ++checked;
     }
     double seconds = 0, share = 0;
     if (timed) {
-      std::vector<Tensor> inputs = fresh();
+      std::vector<Tensor> inputs = copies(c.inputs);
+      if (c.prepare) c.prepare(inputs);
       seconds = seconds_of([&] { c.run(inputs); });
       const double peak = c.dtype == DType::bf16 ? ceilings.bf16 : ceilings.f32;
       share = c.bound == Bound::bandwidth ? c.bytes / seconds / ceilings.bandwidth
@@ -183,6 +249,8 @@ Command kernels_command() {
   c.option("--json", r->json, "file for the results");
   c.option("--check-only", r->check_only, "no timing");
   c.option("--time-only", r->time_only, "no checks");
+  c.option("--way", r->way, "this way of computing, wherever a GPU has the choice (--ways)");
+  c.option("--ways", r->ways, "checks every way of computing that an operation has on a GPU");
   c.option(
       "--rounding", r->rounding,
       "only how convolutions and products on the CPU round, beside plain sums (--filter: part of "

@@ -2,22 +2,20 @@
 // choices that are measured once, kept in a table, and found again.
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "core/error.h"
 #include "emulation.h"
 #include "matmul/product.cuh"
-#include "matmul/tuning.cuh"
+#include "matmul/ways.cuh"
 #include "nn/nn.h"
 #include "ops/matmul.h"
 #include "ops/pointwise.h"
+#include "ops/ways.h"
 #include "tensor/device.h"
 #include "tensor/tensor.h"
 
@@ -58,40 +56,28 @@ std::vector<float> on_host(const Tensor& t) {
 
 class Products : public testing::Test {
  protected:
-  Products() {
-    kernels::set_matmul_tuning("");
-    std::filesystem::remove(table_);
-  }
-  ~Products() override {
-    kernels::set_matmul_tuning("");
-    std::filesystem::remove(table_);
-  }
+  ~Products() override { kernels::set_ways({}); }
 
-  std::vector<std::string> lines() const {
+  // From here on what lacks an entry is measured, every untested way with it.
+  static void measure(const std::string& table = "", std::int64_t least = 0) {
     std::vector<std::string> all;
-    std::ifstream file(table_);
-    for (std::string line; std::getline(file, line);) all.push_back(line);
+    for (const kernels::UntestedWay& way : kernels::untested_ways) all.emplace_back(way.name);
+    kernels::set_ways({.tried = all, .table = table, .measure = true, .least = least});
+  }
+  // From here on this way is taken wherever there is a choice.
+  static void take(const std::string& way) {
+    std::vector<std::string> all;
+    for (const kernels::UntestedWay& w : kernels::untested_ways) all.emplace_back(w.name);
+    kernels::set_ways({.tried = all, .only = way});
+  }
+  static std::vector<std::string> lines() {
+    std::vector<std::string> all;
+    std::istringstream table(kernels::ways_table());
+    for (std::string line; std::getline(table, line);) all.push_back(line);
     return all;
   }
-  // As a process that starts again.
-  void start_again() {
-    kernels::set_matmul_tuning("");
-    kernels::set_matmul_tuning(table_, 0);
-  }
-
-  // The same with every choice of the table turned to `option`.
-  void start_again_with(int option) {
-    const std::vector<std::string> all = lines();
-    std::ofstream file(table_);
-    for (const std::string& line : all) {
-      const auto a = line.find('\t', line.find('\t') + 1), b = line.find('\t', a + 1);
-      file << line.substr(0, a + 1) << option << line.substr(b) << '\n';
-    }
-    file.close();
-    start_again();
-  }
   // Lines whose key begins so.
-  std::int64_t choices_of(const std::string& operation) const {
+  static std::int64_t choices_of(const std::string& operation) {
     const std::vector<std::string> all = lines();
     return std::count_if(all.begin(), all.end(), [&](const std::string& line) {
       return line.find("\t" + operation + " ") != std::string::npos;
@@ -106,7 +92,6 @@ class Products : public testing::Test {
     return *one;
   }
   ArenaScope scope_{arena()};
-  std::string table_ = testing::TempDir() + "weft_products_" + std::to_string(getpid());
 };
 
 TEST_F(Products, ThePlainKernelTakesEveryLayoutAndSize) {
@@ -173,118 +158,118 @@ TEST_F(Products, RoundTheirFactorsToTf32OnlyWhereThatIsAllowed) {
   EXPECT_LT(off_rounded, 1e-3 * largest);
 }
 
-// Work of a known cost: `mebibytes` of zeros.
-bool spend(Tensor& t, std::size_t mebibytes) {
-  for (std::size_t i = 0; i < mebibytes; ++i)
-    device_runtime().zero(t.raw(), std::size_t{1} << 20, Stream::compute);
+// Work of a known cost, and a known result.
+bool spend(const kernels::Outputs& to, std::size_t times) {
+  for (std::size_t i = 0; i < times; ++i)
+    device_runtime().zero(to[0].raw(), to[0].bytes(), Stream::compute);
+  const std::vector<float> ones(256, 1.0f);
+  to[0].view({to[0].numel()}).slice(0, 256).set(std::span<const float>(ones));
+  return true;
+}
+const std::vector<std::string> three{"first", "second", "third"};
+Tensor a_mebibyte() { return Tensor::empty({1 << 18}, DType::f32); }
+
+int choose(const std::string& key, const kernels::RunWay& run) {
+  return kernels::choose(key, three, {a_mebibyte()}, 1e-4, run);
+}
+bool must_not_run(int, const kernels::Outputs&) {
+  ADD_FAILURE() << "measured";
   return true;
 }
 
-TEST_F(Products, WithoutATableTheFirstOptionIsTakenUnmeasured) {
-  EXPECT_FALSE(kernels::must_measure("work"));
-  EXPECT_EQ(kernels::choose("work", 3,
-                            [](int) {
-                              ADD_FAILURE() << "measured";
-                              return true;
-                            }),
-            0);
+TEST_F(Products, WithoutATableTheFirstWayIsTakenUnmeasured) {
+  EXPECT_FALSE(kernels::has_choice(std::int64_t{1} << 40));
+  EXPECT_EQ(choose("work", must_not_run), 0);
+  EXPECT_TRUE(lines().empty());
 }
 
-TEST_F(Products, TheFasterOptionIsKeptInTheTableAndFoundAgain) {
-  Tensor t = Tensor::empty({1 << 18}, DType::f32);
-  // Option 0 costs fifty times option 1; option 2 would cost nothing but cannot run.
-  const auto run = [&](int option) { return option < 2 && spend(t, option == 0 ? 50 : 1); };
+TEST_F(Products, TheFasterWayIsKeptInTheTableAndFoundAgain) {
+  // The first costs fifty times the second; the third would cost nothing but cannot be done.
+  const auto run = [&](int way, const kernels::Outputs& to) {
+    return way < 2 && spend(to, way == 0 ? 50 : 1);
+  };
   // The host may stand still whenever the faster one is measured, but not in ten tries.
   for (int k = 0, chosen = 0; k < 10 && chosen != 1; ++k) {
-    std::filesystem::remove(table_);
-    start_again();
-    EXPECT_TRUE(kernels::must_measure("work"));
-    chosen = kernels::choose("work", 3, run);
+    measure();
+    chosen = choose("work", run);
   }
   ASSERT_EQ(lines().size(), 1u);
-  EXPECT_NE(lines()[0].find("\twork\t1\t"), std::string::npos) << lines()[0];
-
-  start_again();
-  EXPECT_FALSE(kernels::must_measure("work"));
-  EXPECT_EQ(kernels::choose("work", 3,
-                            [](int) {
-                              ADD_FAILURE() << "measured again";
-                              return true;
-                            }),
-            1);
-  EXPECT_EQ(lines().size(), 1u);
-}
-
-TEST_F(Products, TheFirstLineOfAKeyCountsAndStrangeLinesDoNot) {
-  kernels::set_matmul_tuning(table_, 0);
-  Tensor t = Tensor::empty({1 << 18}, DType::f32);
-  kernels::choose("other", 2, [&](int) { return spend(t, 1); });
-  const std::string identity = lines().at(0).substr(0, lines()[0].find('\t'));
-  {
-    std::ofstream file(table_);
-    file << "another GPU\twork\t0\t1.0\n"
-         << "half a li\n"
-         << identity << "\twork\tx\t1.0\n"
-         << identity << "\twork\t-1\t1.0\n"
-         << identity << "\twork\t2\t1.0\n"
-         << identity << "\twork\t1\t1.0\n";
+  EXPECT_NE(lines()[0].find("\twork\tsecond\t"), std::string::npos) << lines()[0];
+  // As a process that starts again, whether it measures or not.
+  for (const bool again : {true, false}) {
+    const std::string table = kernels::ways_table();
+    kernels::set_ways({.table = table, .measure = again});
+    EXPECT_EQ(choose("work", must_not_run), 1);
+    EXPECT_EQ(kernels::ways_table(), table);
   }
-  start_again();
-  EXPECT_EQ(kernels::choose("work", 3, [](int) { return false; }), 2);
-  // An entry of a library that proposed more is not an index into today's options.
-  EXPECT_EQ(kernels::choose("work", 2, [](int) { return false; }), 0);
+  // A way that is not offered any more: measured again, or the first.
+  const std::string table = kernels::ways_table();
+  kernels::set_ways({.table = table});
+  EXPECT_EQ(kernels::choose("work", {"first", "third"}, {a_mebibyte()}, 1e-4, must_not_run), 0);
 }
 
-TEST_F(Products, OnlyWhatTheTableGrewByIsRead) {
-  kernels::set_matmul_tuning(table_, 0);
-  Tensor t = Tensor::empty({1 << 18}, DType::f32);
-  kernels::choose("work", 2, [&](int) { return spend(t, 1); });
+TEST_F(Products, LinesOfOtherGpusAreKeptAndStrangeOnesAreNot) {
+  measure();
+  choose("other", [](int, const kernels::Outputs& to) { return spend(to, 1); });
   const std::string identity = lines().at(0).substr(0, lines()[0].find('\t'));
-  EXPECT_TRUE(kernels::must_measure("other"));
-  // The line that was read, under another name, and half of a new one.
-  std::string first = lines()[0];
-  first.replace(first.find("\twork\t"), 6, "\twark\t");
-  const auto write = [&](const std::string& second) {
-    std::ofstream(table_) << first << '\n' << second;
+  measure("another GPU\twork\tsecond\t1.0\nhalf a li\n" + identity + "\twork\tx\n" + identity +
+          "\twork\tthird\t1.0\n" + identity + "\twork\tsecond\t1.0\n");
+  EXPECT_EQ(choose("work", must_not_run), 2);
+  EXPECT_EQ(lines(), (std::vector<std::string>{"another GPU\twork\tsecond\t1.0",
+                                               identity + "\twork\tthird\t1"}));
+}
+
+// A way that does other work than the first is not taken, however fast it is.
+TEST_F(Products, AWrongWayIsDroppedWithItsName) {
+  const std::int64_t n = 1 << 16;
+  std::vector<float> right = numbers(n, 3), off = right, one_off = right;
+  for (float& x : off) x *= 1.01f;
+  one_off[n - 5] += 8;
+  Tensor out = Tensor::empty({n}, DType::f32);
+  const auto run_with = [&](const std::vector<float>& second) {
+    return [&, second](int way, const kernels::Outputs& to) {
+      if (way == 2) return false;
+      if (way == 0) spend(to, 50);
+      Tensor t = to[0];
+      t.set(std::span<const float>(way == 0 ? right : second));
+      return true;
+    };
   };
-  write(identity + "\tother\t1");
-  EXPECT_TRUE(kernels::must_measure("wark"));
-  EXPECT_TRUE(kernels::must_measure("other"));
-  write(identity + "\tother\t1\t2.5\n");
-  EXPECT_FALSE(kernels::must_measure("other"));
-  EXPECT_TRUE(kernels::must_measure("wark"));
+  for (const auto& wrong : {off, one_off, std::vector<float>(n, NAN), std::vector<float>(n)}) {
+    measure();
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(kernels::choose("work", three, {out}, 4e-3, run_with(wrong)), 0);
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_NE(said.find("WARN"), std::string::npos) << said;
+    EXPECT_NE(said.find("way second of work is not taken: its results differ from first's"),
+              std::string::npos)
+        << said;
+  }
+  std::vector<float> rounded = right;
+  for (float& x : rounded) x = static_cast<float>(bf16(x * 1.001f));
+  testing::internal::CaptureStderr();
+  measure();
+  kernels::choose("work", three, {out}, 4e-3, run_with(rounded));
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
 TEST_F(Products, SmallOnesAreNotMeasured) {
-  kernels::set_matmul_tuning(table_);
   const std::int64_t m = 40, n = 24, k = 56;  // a shape that no other test has
   const Tensor x = on_device(numbers(m * k, 1), {m, k}, DType::f32);
   const Tensor w = on_device(numbers(n * k, 2), {n, k}, DType::f32);
   const Tensor bias = on_device(numbers(n, 3), {n}, DType::f32);
   Tensor y = Tensor::empty({m, n}, DType::f32), h = Tensor::empty({m, n}, DType::f32);
+  measure("", kernels::least_measured_product);
   ops::linear_forward(x, w, bias, Tensor(), y);
   ops::linear_gelu_forward(x, w, bias, y, h);
   EXPECT_TRUE(lines().empty());
-  kernels::set_matmul_tuning(table_, m * n * k);
+  measure("", m * n * k);
   ops::linear_forward(x, w, bias, Tensor(), y);
   EXPECT_EQ(lines().size(), 1u);
 }
 
-TEST_F(Products, ATableThatCannotBeWrittenStopsTheJob) {
-  kernels::set_matmul_tuning(testing::TempDir() + "no_such_folder/table", 0);
-  Tensor t = Tensor::empty({1 << 18}, DType::f32);
-  try {
-    kernels::choose("work", 2, [&](int) { return spend(t, 1); });
-    FAIL() << "nothing thrown";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Exit::usage);
-    EXPECT_NE(std::string(e.what()).find("no_such_folder"), std::string::npos) << e.what();
-    EXPECT_NE(e.hint().find("WEFT_MATMUL_CACHE"), std::string::npos);
-  }
-}
-
 TEST_F(Products, MeasuringLeavesAccumulatingOutputsAlone) {
-  kernels::set_matmul_tuning(table_, 0);
+  measure();
   const std::int64_t m = 24, n = 16, k = 32;
   const auto dy = numbers(m * n, 1), x = numbers(m * k, 2), dw = numbers(n * k, 3),
              db = numbers(n, 4);
@@ -312,7 +297,7 @@ TEST_F(Products, ACaptureNeitherMeasuresNorKeepsWhatItTook) {
   Tensor dx = on_device(std::vector<float>(m * k, 0.0f), {m, k}, DType::f32);
   Tensor other = Tensor::empty({m, m}, DType::f32);
   ops::linear_forward(tdy, tdy, Tensor(), Tensor(), other);  // the library's workspace is made
-  kernels::set_matmul_tuning(table_, 0);
+  measure();
   device_runtime().begin_capture();
   ops::linear_backward_input(tdy, tw, dx, true);
   const DeviceGraph graph = device_runtime().end_capture({});
@@ -329,22 +314,21 @@ TEST_F(Products, ACaptureNeitherMeasuresNorKeepsWhatItTook) {
   EXPECT_EQ(on_host(dx), expected);
 }
 
-TEST_F(Products, AnMlpIsTheSameWhicheverWayIsMeasuredFaster) {
+TEST_F(Products, AnMlpIsTheSameInEveryWay) {
   const std::int64_t m = 24, n = 40, k = 16;
   const Tensor x = on_device(numbers(m * k, 1), {m, k}, DType::f32);
   const Tensor w = on_device(numbers(n * k, 2), {n, k}, DType::f32);
   const Tensor bias = on_device(numbers(n, 3), {n}, DType::f32);
   std::vector<std::vector<float>> results;
-  for (const int option : {0, 1, 2}) {
-    // The third time there is no table at all.
-    kernels::set_matmul_tuning(table_, 0);
+  for (const std::string way : {"", "fused", "pieces"}) {
+    way.empty() ? measure() : take(way);
     Tensor z = Tensor::empty({m, n}, DType::f32), h = Tensor::empty({m, n}, DType::f32);
-    if (option == 2)
-      kernels::set_matmul_tuning("");
-    else if (lines().empty())
-      ops::linear_gelu_forward(x, w, bias, z, h);
-    if (option != 2) start_again_with(option);
     ops::linear_gelu_forward(x, w, bias, z, h);
+    EXPECT_EQ(choices_of("linear_gelu_forward"), 1);
+    results.push_back(on_host(h));
+    results.push_back(on_host(z));
+    ops::linear_gelu_forward(x, w, bias, h, h);  // in place
+    EXPECT_EQ(choices_of("linear_gelu_forward in place"), 1);
     results.push_back(on_host(h));
     results.push_back(on_host(z));
   }
@@ -405,15 +389,15 @@ TEST_F(Products, GradientsBesideEachOtherAreThoseOfOneAfterTheOther) {
         ops::linear_backward_weight(l.dy, l.x, g.dw, g.db, accumulate);
         ops::linear_backward_input(l.dy, l.w, g.dx, accumulate);
       };
-      kernels::set_matmul_tuning("");
+      kernels::set_ways({});
       Gradients want(l);
       in_turn(want);
-      kernels::set_matmul_tuning(table_, 0);
+      measure();
       Gradients measured(l);
       run(measured);
       EXPECT_EQ(measured.values(), want.values());
       EXPECT_GE(choices_of("linear_backward with bias"), 1);
-      start_again_with(1);
+      take("second_stream");
       for (unsigned long long seed = 1; seed <= 12; ++seed) {
         device_runtime().synchronize();
         emulation::set_seed(seed);
@@ -445,12 +429,12 @@ TEST_F(Products, GradientsOfAnMlpBesideEachOtherAreThoseOfOneAfterTheOther) {
         ops::linear_gelu_backward(l.dy, l.x, l.w, l.z, g.dw, g.db, true, g.dx,
                                   with_sums ? g.sums : none, true);
       };
-      kernels::set_matmul_tuning("");
+      kernels::set_ways({});
       Gradients want(l);
       ops::linear_backward_weight(l.dy, l.x, want.dw, want.db, true);
       ops::linear_gelu_backward_input(l.dy, l.w, l.z, want.dx, none, with_sums ? want.sums : none,
                                       true);
-      kernels::set_matmul_tuning(table_, 0);
+      measure();
       Gradients measured(l);
       run(measured);
       const float bound = dtype == DType::bf16 ? 0.02f : 1e-5f;
@@ -458,7 +442,7 @@ TEST_F(Products, GradientsOfAnMlpBesideEachOtherAreThoseOfOneAfterTheOther) {
       EXPECT_GE(choices_of(with_sums ? "linear_gelu_backward and sums with bias"
                                      : "linear_gelu_backward with bias"),
                 1);
-      start_again_with(1);
+      take("second_stream");
       for (unsigned long long seed = 1; seed <= 12; ++seed) {
         device_runtime().synchronize();
         emulation::set_seed(seed);
@@ -475,7 +459,7 @@ TEST_F(Products, GradientsOfAnMlpBesideEachOtherAreThoseOfOneAfterTheOther) {
     }
 }
 
-// dz's sums by a kernel behind the product (0), by the library (1), or with nothing fused (2).
+// dz's sums by a kernel behind the product, by the library, or with nothing fused.
 TEST_F(Products, EveryWayToSumAGeluGradientIsRight) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const Layer l(dtype);
@@ -483,14 +467,14 @@ TEST_F(Products, EveryWayToSumAGeluGradientIsRight) {
     const auto run = [&](Gradients& g, bool accumulate) {
       ops::linear_gelu_backward_input(l.dy, l.w, l.z, g.dx, none, g.sums, accumulate);
     };
-    kernels::set_matmul_tuning(table_, 0);
+    measure();
     Gradients first(l);
     run(first, true);
     EXPECT_GE(choices_of("linear_gelu_backward_input without h with bias"), 1);
     const auto before = Gradients(l).values()[3];
-    for (const int way : {0, 1, 2})
+    for (const std::string way : {"fused", "gelu_sums", "pieces"})
       for (const bool accumulate : {false, true}) {
-        start_again_with(way);
+        take(way);
         Gradients g(l);
         run(g, accumulate);
         const auto dz = on_host(g.dx), sums = on_host(g.sums);

@@ -74,8 +74,7 @@ TEST(ParameterLayout, ReverseOrderAlignedPadded) {
 TEST(ParameterLayout, BucketsHaveEqualPartsForAnyNumberOfRanks) {
   for (int ranks = 1; ranks <= 1024; ++ranks) {
     ParameterTable table;
-    for (const std::int64_t n : {10, 7000, 21, 13000})
-      table.add("p" + std::to_string(n), {n}, {});
+    for (const std::int64_t n : {10, 7000, 21, 13000}) table.add("p" + std::to_string(n), {n}, {});
     table.allocate(5000, false, false, std::nullopt, ranks);
     EXPECT_EQ(table.buckets().size(), 3u);
     std::int64_t at = 0;

@@ -158,9 +158,12 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
                       : fmt::format(ops::products_by_onednn ? "oneDNN matmul; weft {} for the rest"
                                                             : "weft {}",
                                     ops::cpu_instructions())},
+      {"ways", trainer.ways()},
   };
-  if (trainer.source().store_names().empty())
-    std::erase_if(rows_, [](const auto& row) { return row.first == "mix"; });
+  const bool mixes = !trainer.source().store_names().empty();
+  std::erase_if(rows_, [&](const auto& row) {
+    return (row.first == "mix" && !mixes) || (row.first == "ways" && row.second.empty());
+  });
 }
 
 void RunFacts::print() const {
