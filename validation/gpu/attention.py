@@ -11,12 +11,16 @@ import time
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # Sequences, heads, queries, keys, D; the beginning of weft's names of the shape: of self attention and of other attention.
 SHAPES = [(15, 16, 1590, 1590, 72, "B1 T15 S1590 H16 D72"), (9, 16, 1590, 1590, 128, "B1 T9 S1590 H16 D128"),
           (1, 12, 32760, 32760, 128, "B1 N32760 H12 D128 keys 32760"), (1, 12, 32760, 101, 128, "B1 N32760 H12 D128 keys 101"),
           (1, 16, 23850, 300, 72, "B1 N23850 H16 D72 captions 300")]
+
+
+def cudnn():
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # PyTorch 2.5
+    return sdpa_kernel(SDPBackend.CUDNN_ATTENTION)
 
 
 def milliseconds(run, cuda):
@@ -54,7 +58,7 @@ def main():
         q, k, v = (torch.randn(sequences, heads, n, d, device=args.device, dtype=torch.bfloat16, requires_grad=True)
                    for n in (queries, keys, keys))
         dout = torch.randn_like(q)
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if cuda else contextlib.nullcontext():
+        with cudnn() if cuda else contextlib.nullcontext():
             forward = milliseconds(lambda: F.scaled_dot_product_attention(q, k, v), cuda)
             out = F.scaled_dot_product_attention(q, k, v)
             backward = milliseconds(lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True), cuda)
