@@ -20,6 +20,7 @@
 #include "models/stdit3/options.h"
 #include "models/video_vae/options.h"
 #include "models/wan/options.h"
+#include "ops/ways.h"
 
 namespace weft {
 namespace {
@@ -373,6 +374,17 @@ TEST(Deck, WritesWhatItReadsBackExactly) {
   EXPECT_EQ(back.get<IngestDeck>().inputs, d.get<IngestDeck>().inputs);
   EXPECT_EQ(back.get<IngestDeck>().frames, d.get<IngestDeck>().frames);
   EXPECT_EQ(to_toml(back), text);
+}
+
+// The table of decks cannot ask the operations for their names.
+TEST(Deck, TriesTheUntestedWays) {
+  Deck deck;
+  std::vector<std::string> names;
+  for (const kernels::UntestedWay& way : kernels::untested_ways) names.emplace_back(way.name);
+  std::vector<std::string> choices;
+  for (const Option& o : option_table(deck))
+    if (o.key == "device.try") choices = o.choices;
+  EXPECT_EQ(choices, names);
 }
 
 TEST(Deck, ReferenceIsADeckThatNamesEveryKeyOnce) {
