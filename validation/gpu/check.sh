@@ -281,7 +281,7 @@ part comm_nccl 25 "$mpirun" --oversubscribe -n 1 env NCCL_HOSTID=a WEFT_COMM=ncc
 
 group times
 # shellcheck disable=SC2046
-for shape in ${shapes#* }; do
+for shape in ${shapes#"${shapes%% *}"}; do
   tuned_step "step_$shape" 30 $(xl2) "$shape"
   step "step_${shape}_untuned" 30 $(xl2) "$shape" --untuned
 done
