@@ -273,10 +273,11 @@ void linear_gelu_backward_input(const Tensor& dy, const Tensor& w, const Tensor&
     return true;
   };
   Work work;
-  const std::string name = std::string("linear_gelu_backward_input") +
-                           (h.defined() ? "" : " without h") +
-                           (dbias.defined() ? " with bias" : "");
-  in_best_way(name.c_str(), p, dbias.defined() ? "gelu_sums" : nullptr, {dz, h, dbias}, work, run);
+  constexpr const char* names[2][2] = {
+      {"linear_gelu_backward_input without h", "linear_gelu_backward_input without h with bias"},
+      {"linear_gelu_backward_input", "linear_gelu_backward_input with bias"}};
+  in_best_way(names[h.defined()][dbias.defined()], p, dbias.defined() ? "gelu_sums" : nullptr,
+              {dz, h, dbias}, work, run);
 }
 
 void linear_gelu_backward(const Tensor& dy, const Tensor& h, const Tensor& w, const Tensor& z,

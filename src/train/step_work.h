@@ -190,7 +190,7 @@ class MicroBatchRunner {
   void run_again(int index, const MicroBatch& what, std::int64_t step, float weight,
                  const OnLoss& on_loss, const std::function<void(int bucket)>& on_ready);
   // For ways of computing to be measured (ops/ways.h): twice, for gradients that are overwritten
-  // and that are added to. Nothing is recorded or sent.
+  // and that are added to. Nothing is recorded.
   void try_out(const LoadedBatch& clips);
 
  private:

@@ -361,10 +361,11 @@ void Trainer::choose_ways() {
   if (first_rank() && deck_.model.dtype == "fp8" &&
       (deck_.parallel.deterministic || !std::ranges::count(deck_.device.tried, "fp8")))
     log::warn(
-        "model.dtype = \"fp8\" only rounds here: products run in bf16, slower than without, for "
-        "the "
-        "library's in e4m3 are untested. device.try = [\"fp8\"] lets them compete, not with "
-        "parallel.deterministic");
+        "model.dtype = \"fp8\": products run in bf16, on operands rounded to e4m3, and are slower "
+        "than "
+        "with bf16: the library's e4m3 products are untested. device.try = [\"fp8\"] lets them "
+        "compete "
+        "(not with parallel.deterministic)");
   if (deck_.parallel.deterministic) {
     ways_ = "the first of each, not measured (parallel.deterministic)";
     return kernels::set_ways({.tried = deck_.device.tried});
