@@ -193,10 +193,19 @@ class Generate(WeftTest):
         (self.dir / "prompts.txt").write_text("a cat\n")
         slow = ["sampler.steps=20000", "generate.num_frames=1"]
         whole, part = (self.dir / "out" / f"generated{rank}.jsonl" for rank in ("", ".rank0"))
+
+        def is_in_hand(death):
+            if whole.exists() != (death > 0):  # first: the part of the death before stands until then
+                return False
+            lines = part.read_text().splitlines() if part.exists() else []
+            return bool(lines) and "begun" in lines[-1]
+
         for death in range(2):
             job = self.start("generate", "deck.toml", *self.options(*slow), ranks=1)
-            while job.process.poll() is None and not (part.exists() and "begun" in part.read_text()
-                                                      and whole.exists() == (death > 0)):
+            while job.process.poll() is None:
+                with contextlib.suppress(FileNotFoundError):  # it has just gone into the whole
+                    if is_in_hand(death):
+                        break
                 time.sleep(0.005)
             for pid in job.ranks().values():
                 os.kill(pid, signal.SIGKILL)
