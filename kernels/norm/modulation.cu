@@ -4,15 +4,17 @@
 // Bound by memory. Least traffic for one token of C = 1152 channels in bf16 (a row is 2304 bytes),
 // f32 twice that:
 //   gate_residual_forward    x, p in, y out      6912 bytes
-//   gate_residual_backward   dy, p in, dp out    6912 bytes
+//   gate_residual_backward   dy, p in, dp out    6912 bytes, and no more for the bias gradient of
+//                            the layer that made p, which read dp again where its weight's is made
 // A warp a token with all of its rows in registers (frames.cuh); the gates come from the
 // first-level cache. The modulation itself is some tens of thousands of elements: the time of a
 // launch.
 //
-// Scratch (Tensor::empty) of gate_residual_backward: 4 C bytes a run, 3 MB at 30 frames of C = 1152
+// Scratch (Tensor::empty) of gate_residual_backward: 8 C bytes a run, 5 MB at 30 frames of C = 1152
 // on 132 SMs.
 #include "ops/norm.h"
 
+#include "matmul/product.cuh"
 #include "norm/rows.cuh"
 
 namespace weft::kernels {
@@ -92,16 +94,20 @@ __global__ void __launch_bounds__(column_threads)
   }
 }
 
+// Blocks of the backward on a multiprocessor: two sums of every column take the registers of more.
+constexpr int gate_blocks(bool bf16) { return bf16 ? 3 : 2; }
+
+// dp, and a run's sums for the gradients of the gate and, unless null, of p's bias. dp may be p.
 template <class T, int N>
-__global__ void __launch_bounds__(backward_warps * 32, sizeof(T) == 2 ? 5 : 3)
+__global__ void __launch_bounds__(backward_warps * 32, gate_blocks(sizeof(T) == 2))
     gate_backward_kernel(const T* dy, const T* p, const float* __restrict__ m,
                          const std::int32_t* __restrict__ rows, FrameGrid g, int gate, Keep keep,
-                         T* dp, float* __restrict__ partial) {
+                         T* dp, float* __restrict__ partial, float* __restrict__ bias) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quads = g.channels / 4;
   const int frame = g.frame(), last = g.last();
   const float* gates = g.vector(m, rows[frame], gate);
   const float factor = keep(frame);
-  float dgate[N][4] = {};
+  float dgate[N][4] = {}, dbias[N][4] = {};
   for (int token = g.first() + warp; token < last; token += backward_warps) {
     const std::int64_t row = g.row(frame, token);
     Quad<T> gradient[N], branch[N];
@@ -119,26 +125,29 @@ __global__ void __launch_bounds__(backward_warps * 32, sizeof(T) == 2 ? 5 : 3)
         const float v = factor * d[e];
         dgate[n][e] += v * b[e];
         d[e] = v * s.v[e];
+        dbias[n][e] += d[e];
       }
       store_vec<4>(dp + row, n * 32 + lane, pack<T, 4>(d));
     }
   }
-  store_column_sums(dgate, g.channels, shared_memory<float>(),
-                    partial + static_cast<std::int64_t>(blockIdx.x) * g.channels);
+  const std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * g.channels;
+  store_column_sums(dgate, g.channels, shared_memory<float>(), partial + block);
+  if (bias != nullptr) store_column_sums(dbias, g.channels, shared_memory<float>(), bias + block);
 }
 
-// dp may be p.
+// The same for rows as in gate_columns_kernel.
 template <class X, class P, int V>
 __global__ void __launch_bounds__(column_threads)
     gate_columns_backward_kernel(const X* __restrict__ dy, const P* p, const float* __restrict__ m,
                                  const std::int32_t* __restrict__ rows, FrameGrid g, int gate,
-                                 Keep keep, P* dp, float* __restrict__ partial) {
+                                 Keep keep, P* dp, float* __restrict__ partial,
+                                 float* __restrict__ bias) {
   const int i = static_cast<int>(blockIdx.y * column_threads + threadIdx.x);
   if (i * V >= g.channels) return;
   const int frame = g.frame(), last = g.last();
   const float factor = keep(frame);
   const Vec<float, V> s = load_vec<V>(g.vector(m, rows[frame], gate), i);
-  float sum[V] = {};
+  float sum[V] = {}, bias_sum[V] = {};
   for (int first = g.first(); first < last; first += together) {
     Vec<X, V> gradient[together];
     Vec<P, V> branch[together];
@@ -159,12 +168,14 @@ __global__ void __launch_bounds__(column_threads)
         d[e] *= factor;
         sum[e] += d[e] * b[e];
         d[e] *= s.v[e];
+        bias_sum[e] += d[e];
       }
       store_vec<V>(dp + g.row(frame, first + t), i, pack<P, V>(d));
     }
   }
-  store_vec<V>(partial + static_cast<std::int64_t>(blockIdx.x) * g.channels, i,
-               pack<float, V>(sum));
+  const std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * g.channels;
+  store_vec<V>(partial + block, i, pack<float, V>(sum));
+  if (bias != nullptr) store_vec<V>(bias + block, i, pack<float, V>(bias_sum));
 }
 
 // m[g] = table + t[g]; `columns` of t is K*C, or C to broadcast it over K. A few tens of thousands
@@ -318,18 +329,21 @@ void gate_residual_forward(const Tensor& x, const Tensor& p, const Tensor& m, co
 }
 
 void gate_residual_backward(const Tensor& dy, const Tensor& p, const Tensor& m, const Tensor& rows,
-                            int gate, const Tensor& keep, Tensor& dp, Tensor& dm) {
+                            int gate, const Tensor& keep, Tensor& dp, Tensor& dm, Tensor& dbias,
+                            bool accumulate) {
   const FrameGrid grid = grid_of(dy, m, rows);
   const bool by_warps = dy.dtype() == p.dtype() && in_quads(grid.channels, dy, p, m, dp);
-  const FrameGrid g = with_even_runs(grid, slots(dy.dtype() == DType::bf16 ? 5 : 3));
+  const FrameGrid g = with_even_runs(grid, slots(gate_blocks(dy.dtype() == DType::bf16)));
   const Tensor partial = Tensor::empty({g.frames, g.runs, 1, g.channels}, DType::f32);
+  const Tensor sums = dbias.defined() ? Tensor::empty(partial.shape(), DType::f32) : Tensor();
   if (by_warps)
     by_type(dy, [&]<class T>() {
       by_steps(g.channels, [&]<int N>() {
         launch(gate_backward_kernel<T, N>, dim3(g.blocks()), dim3(backward_warps * 32),
                backward_warps * static_cast<std::size_t>(g.channels) * sizeof(float), data<T>(dy),
                data<T>(p), data<float>(m), data<std::int32_t>(rows), g, gate,
-               keep_of(keep, g.frames), data<T>(dp), data<float>(partial));
+               keep_of(keep, g.frames), data<T>(dp), data<float>(partial),
+               data_or_null<float>(sums));
       });
     });
   else
@@ -341,11 +355,12 @@ void gate_residual_backward(const Tensor& dy, const Tensor& p, const Tensor& m, 
                    dim3(g.blocks(), blocks_for(g.channels, column_threads * V)),
                    dim3(column_threads), 0, data<X>(dy), data<P>(p), data<float>(m),
                    data<std::int32_t>(rows), g, gate, keep_of(keep, g.frames), data<P>(dp),
-                   data<float>(partial));
+                   data<float>(partial), data_or_null<float>(sums));
           },
           dy, p, m, dp);
     });
   add_partials(partial, rows, g, 1, gate, gate, 0, dm);
+  if (dbias.defined()) column_sums(sums, g.blocks(), g.channels, data<float>(dbias), accumulate);
 }
 
 void modulation_forward(const Tensor& table, const Tensor& t, Tensor& m) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/error.h"
 #include "ops/attention.h"
@@ -176,9 +177,10 @@ Var linear(Context c, const Var& x, const Linear& l, const Var& residual) {
   const Tensor u = linear_product(l, x->value, residual ? residual->value : Tensor(), y);
   const Var out = make_var(y);
   if (!c.tape.recording()) return out;
+  if (l.weight->trainable) out->bias = l.bias;
   c.tape.record([x, l, residual, out, u, &table = c.parameters] {
     const Tensor dy = std::move(out->grad);
-    linear_gradients(l, x, u, dy);
+    linear_gradients(l, x, u, dy, out->bias != nullptr);
     if (residual) give_grad(residual, dy);  // last: it may take over dy's memory
     note_all_done(table, l);
   });
@@ -205,11 +207,13 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
   const Var out = make_var(y);
   if (!c.tape.recording()) return out;
   if (!c.tape.keep(h.bytes())) h = Tensor();
+  if (fc2.weight->trainable) out->bias = fc2.bias;
   c.tape.record([x, z, h, fc1, fc2, u1, u2, out, &table = c.parameters]() mutable {
     const Tensor dy = std::move(out->grad);
     Tensor dz = Tensor::empty(z.shape(), z.dtype());
     const Tensor du2 = lora_backward(fc2, dy, u2);
     Tensor none;
+    Tensor& dbias = out->bias != nullptr ? fc2.bias->grad : none;
     const bool kept = h.defined();
     if (!kept) h = z;  // overwritten with gelu(z)
     bool summed = false;
@@ -218,20 +222,20 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
       lora_input(fc2, du2, dz);
       ops::gelu_backward(z, dz, dz, kept ? none : h);
       if (fc2.adapted()) add_grad(*fc2.lora_a, du2, h);
-      add_weight_grad(fc2, dy, h);
+      add_weight_grad(fc2, dy, h, dbias.defined());
     } else {
       const Tensor& w = weight_for(fc2, dy.dtype());
       // The column sums of dz are fc1's bias gradient.
       summed = fc1.weight->trainable;
       Tensor& sums = summed ? fc1.bias->grad : none;
       if (kept && fc2.weight->trainable) {
-        ops::linear_gelu_backward(dy, h, w, z, fc2.weight->grad, fc2.bias->grad,
-                                  fc2.weight->grad_written, dz, sums, fc1.bias->grad_written);
+        ops::linear_gelu_backward(dy, h, w, z, fc2.weight->grad, dbias, fc2.weight->grad_written,
+                                  dz, sums, fc1.bias->grad_written);
         fc2.weight->grad_written = fc2.bias->grad_written = true;
       } else {
         ops::linear_gelu_backward_input(dy, w, z, dz, kept ? none : h, sums,
                                         fc1.bias->grad_written);
-        add_weight_grad(fc2, dy, h);
+        add_weight_grad(fc2, dy, h, dbias.defined());
       }
       if (summed) fc1.bias->grad_written = true;
     }
@@ -357,8 +361,12 @@ Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Ten
     c.tape.record([x, p, m, rows, gate, keep, out] {
       // p's value is no longer needed: its gradient reuses that memory.
       p->grad = p->value;
+      Parameter* const bias = std::exchange(p->bias, nullptr);
+      Tensor none;
       ops::gate_residual_backward(out->grad, p->value, m->value, rows, gate, keep, p->grad,
-                                  zeroed_grad(m));
+                                  zeroed_grad(m), bias != nullptr ? bias->grad : none,
+                                  bias != nullptr && bias->grad_written);
+      if (bias != nullptr) bias->grad_written = true;
       give_grad(x, std::move(out->grad));
     });
   return out;

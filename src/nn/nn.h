@@ -24,6 +24,9 @@ struct Node {
   Tensor value;
   Tensor grad;
   bool needs_grad = true;
+  // The bias that was added to make the value, if it is trained: its gradient is the column sums of
+  // `grad`. An operation that has summed them up where it made `grad` sets null.
+  Parameter* bias = nullptr;
 };
 using Var = std::shared_ptr<Node>;
 

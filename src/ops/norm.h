@@ -45,10 +45,11 @@ WEFT_OP(gate_residual_forward, void(const Tensor& x, const Tensor& p, const Tens
                                     const Tensor& rows, int gate, const Tensor& keep, Tensor& y));
 
 // dp = dy * gate * keep, dm[row, gate] += sum dy * p * keep. The gradient of x is dy itself. dp may
-// be p.
+// be p. dbias f32 [C] (+)= column sums of dp, the bias gradient of the layer that made p
+// (undefined: not wanted).
 WEFT_OP(gate_residual_backward,
         void(const Tensor& dy, const Tensor& p, const Tensor& m, const Tensor& rows, int gate,
-             const Tensor& keep, Tensor& dp, Tensor& dm));
+             const Tensor& keep, Tensor& dp, Tensor& dm, Tensor& dbias, bool accumulate));
 
 // m[g] = table + t[g]: table f32 [K,C], t f32 [G,K*C] (or [G,C] broadcast over K, when t has C
 // columns).

@@ -166,14 +166,22 @@ void add_gate(Cases& cases, const Size& s, DType dtype, DType stream, bool dropp
   };
   cases.push_back(std::move(forward));
   auto backward = make("gate_residual_backward", s, dtype, variant, 2, stream, 1);
-  backward.inputs = {x, p, m, frame_rows(s), keep, random_tensor(s.modulation(), DType::f32, 4)};
+  backward.inputs = {x,
+                     p,
+                     m,
+                     frame_rows(s),
+                     keep,
+                     random_tensor(s.modulation(), DType::f32, 4),
+                     random_tensor({s.C}, DType::f32, 5)};
   backward.run = [=](std::vector<Tensor>& in) {
     Tensor dp = dropped ? in[1] : Tensor::empty(s.tokens(), dtype);
-    ops::gate_residual_backward(in[0], in[1], in[2], in[3], gate, in[4], dp, in[5]);
-    return std::vector<Tensor>{dp, in[5]};
+    Tensor dbias = in[6];
+    if (!dropped) dbias = Tensor::empty({s.C}, DType::f32);
+    ops::gate_residual_backward(in[0], in[1], in[2], in[3], gate, in[4], dp, in[5], dbias, dropped);
+    return std::vector<Tensor>{dp, in[5], dbias};
   };
   backward.reference = [=](const std::vector<Values>& in) {
-    Values dp = in[0], dm = in[5];
+    Values dp = in[0], dm = in[5], dbias = dropped ? in[6] : Values(in[6].size(), 0.0);
     for (std::int64_t i = 0; i < std::ssize(dp); ++i) {
       const std::int64_t frame = i / (s.S * s.C);
       const std::int64_t at =
@@ -181,8 +189,9 @@ void add_gate(Cases& cases, const Size& s, DType dtype, DType stream, bool dropp
       dp[i] *= dropped ? in[4][frame / s.T] : 1;
       dm[at] += dp[i] * in[1][i];
       dp[i] *= in[2][at];
+      dbias[i % s.C] += dp[i];
     }
-    return std::vector<Values>{dp, dm};
+    return std::vector<Values>{dp, dm, dbias};
   };
   cases.push_back(std::move(backward));
 }

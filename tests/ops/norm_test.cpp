@@ -98,7 +98,13 @@ TEST_P(NormTest, GateResidual) {
   ops::gate_residual_forward(tx, tp, tm, trows, gate, tkeep, y);
   EXPECT_LT(relative_error(to_values(y), reference(p, m)), tolerance(c.dtype));
   Tensor dp = poisoned(shape, c.dtype), dm = to_tensor(Vec(m.size(), 0.0), {c.B, K, c.C});
-  ops::gate_residual_backward(to_tensor(g, shape, c.dtype), tp, tm, trows, gate, tkeep, dp, dm);
+  Tensor dbias = to_tensor(Vec(c.C, 1.0), {c.C});
+  ops::gate_residual_backward(to_tensor(g, shape, c.dtype), tp, tm, trows, gate, tkeep, dp, dm,
+                              dbias, true);
+  Vec sums(c.C, 1.0);
+  const Vec dps = to_values(dp);
+  for (std::int64_t i = 0; i < n; ++i) sums[i % c.C] += dps[i];
+  EXPECT_LT(relative_error(to_values(dbias), sums), 1e-5);
   expect_gradient([&](const Vec& v) { return dot(reference(v, m), g); }, p, to_values(dp),
                   tolerance(c.dtype, 1e4));
   expect_gradient([&](const Vec& v) { return dot(reference(p, v), g); }, m, to_values(dm), 1e-4);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "ops/matmul.h"
 
 WEFT_CPU_BEGIN
 namespace {
@@ -325,7 +326,8 @@ void gate_residual_forward(const Tensor& x, const Tensor& p, const Tensor& m, co
 }
 
 void gate_residual_backward(const Tensor& dy, const Tensor& p, const Tensor& m, const Tensor& rows,
-                            int gate, const Tensor& keep, Tensor& dp, Tensor& dm) {
+                            int gate, const Tensor& keep, Tensor& dp, Tensor& dm, Tensor& dbias,
+                            bool accumulate) {
   const Frames f = frames_of(dy, rows);
   const std::int64_t c = f.channels, k = m.dim(1);
   const std::int32_t* row = rows.data<std::int32_t>();
@@ -355,6 +357,7 @@ void gate_residual_backward(const Tensor& dy, const Tensor& p, const Tensor& m, 
   });
   const int vectors[1] = {gate};
   add_partials(f, partials, 1, vectors, rows, dm);
+  if (dbias.defined()) bias_gradient(dp, dbias, accumulate);
 }
 
 void modulation_forward(const Tensor& table, const Tensor& t, Tensor& m) {
