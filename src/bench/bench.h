@@ -21,10 +21,20 @@ namespace weft {
 double seconds_of(const std::function<void()>& f);
 
 // Operations a second of a large matrix product, and bytes a second of a plain copy far larger
-// than any cache, in the fastest of five rounds. Both take memory from the current arena, up to
-// 0.8 GB and 0.6 GB.
+// than any cache, in the fastest of 15 rounds: before a GPU's power settles. Both take memory from
+// the current arena, up to 0.8 GB and 0.6 GB.
 double product_rate(DType dtype);
 double copy_rate();
+
+// y [m,n] = a [m,k] b [n,k]^T, so many calls a step.
+struct StepProduct {
+  std::int64_t m, n, k, calls;
+};
+// Operations a second of these products of standard normals, one behind the other, in the median
+// round of so many seconds: what the device keeps up with a step's shapes, power and clocks.
+// Memory from the current arena, for the largest operands and result, and 8 bytes an element of one
+// for a moment.
+double product_rate(DType dtype, const std::vector<StepProduct>& products, double seconds);
 
 struct DeviceRates {
   double f32_products = 0, bf16_products = 0;  // FLOP/s
@@ -103,10 +113,13 @@ struct BenchStepRequest {
   int steps = 4, warmup = 2;
   bool profile = false;  // also time every operation
   bool untuned = false;  // matrix products by the library's first proposals
+  // Seconds for which the step's own products run alone, after the steps: the ceiling. 0: it is a
+  // large product's rate.
+  double ceiling = 0;
 };
 
 // Prints the median step, and operations a second (of a dry run: recomputation is not counted),
-// and their share of a plain matrix product's in the same run. On a GPU a small step of a
+// and their share of the ceiling. On a GPU a small step of a
 // denoiser is first checked against the CPU side; matrix products then run by algorithms that are
 // measured before the first step, as in training, which parallel.deterministic and `untuned` turn
 // off.

@@ -13,26 +13,28 @@
 namespace weft {
 namespace {
 
-// Seconds of a call, of so many rounds.
-std::vector<double> rounds_of(const std::function<void()>& f, int count) {
-  const auto time = [&](int calls) {
-    if (!on_cuda()) {
-      const double start = now_seconds();
-      for (int i = 0; i < calls; ++i) f();
-      return (now_seconds() - start) / calls;
-    }
-    DeviceRuntime& gpu = device_runtime();
-    const DeviceEvent begin = gpu.record(Stream::compute);
+// Seconds of a call, the mean of so many.
+double time_of(const std::function<void()>& f, int calls) {
+  if (!on_cuda()) {
+    const double start = now_seconds();
     for (int i = 0; i < calls; ++i) f();
-    const DeviceEvent end = gpu.record(Stream::compute);
-    gpu.synchronize(end);
-    return gpu.seconds(begin, end) / calls;
-  };
+    return (now_seconds() - start) / calls;
+  }
+  DeviceRuntime& gpu = device_runtime();
+  const DeviceEvent begin = gpu.record(Stream::compute);
+  for (int i = 0; i < calls; ++i) f();
+  const DeviceEvent end = gpu.record(Stream::compute);
+  gpu.synchronize(end);
+  return gpu.seconds(begin, end) / calls;
+}
+
+// Of so many rounds.
+std::vector<double> rounds_of(const std::function<void()>& f, int count) {
   // Two calls to warm up, then rounds of about 50 ms each.
-  time(2);
-  const int calls = static_cast<int>(std::clamp(0.05 / std::max(time(1), 1e-6), 1.0, 1000.0));
+  time_of(f, 2);
+  const int calls = static_cast<int>(std::clamp(0.05 / std::max(time_of(f, 1), 1e-6), 1.0, 1000.0));
   std::vector<double> rounds;
-  for (int i = 0; i < count; ++i) rounds.push_back(time(calls));
+  for (int i = 0; i < count; ++i) rounds.push_back(time_of(f, calls));
   return rounds;
 }
 
@@ -41,17 +43,17 @@ double least_seconds_of(const std::function<void()>& f) {
   return std::ranges::min(rounds_of(f, 15));
 }
 
-// Standard normals [n,n] on this rank's device.
-Tensor draw(std::int64_t n, DType dtype, std::uint64_t seed) {
-  Tensor t = Tensor::empty({n, n}, dtype), values = t;
-  if (dtype != DType::f32) values = Tensor::empty({n, n}, DType::f32);
+// Standard normals on this rank's device.
+Tensor draw(const Shape& shape, DType dtype, std::uint64_t seed) {
+  Tensor t = Tensor::empty(shape, dtype), values = t;
+  if (dtype != DType::f32) values = Tensor::empty(shape, DType::f32);
   ops::fill_normal(seed, static_cast<int>(Purpose::noise), 0, 0, values);
   if (dtype != DType::f32) ops::convert(values, t);
   return t;
 }
 
 double product_rate(DType dtype, std::int64_t n) {
-  const Tensor a = draw(n, dtype, 1), b = draw(n, dtype, 2);
+  const Tensor a = draw({n, n}, dtype, 1), b = draw({n, n}, dtype, 2);
   Tensor y = Tensor::empty({n, n}, dtype);
   const double cubed = static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
   return 2 * cubed / least_seconds_of([&] { ops::linear_forward(a, b, Tensor(), Tensor(), y); });
@@ -65,6 +67,34 @@ double product_rate(DType dtype) {
   // A GPU needs a large product to show its rate; a CPU would take a minute for it.
   const double rate = product_rate(dtype, 2048);
   return rate > 5e12 ? product_rate(dtype, 8192) : rate;
+}
+
+double product_rate(DType dtype, const std::vector<StepProduct>& products, double seconds) {
+  std::int64_t a_size = 0, b_size = 0, y_size = 0;
+  double flops = 0;
+  for (const StepProduct& p : products) {
+    a_size = std::max(a_size, p.m * p.k);
+    b_size = std::max(b_size, p.n * p.k);
+    y_size = std::max(y_size, p.m * p.n);
+    flops += 2.0 * static_cast<double>(p.m * p.n * p.k) * static_cast<double>(p.calls);
+  }
+  const Tensor a = draw({a_size}, dtype, 1), b = draw({b_size}, dtype, 2);
+  const Tensor y = Tensor::empty({y_size}, dtype);
+  const auto part = [](const Tensor& t, std::int64_t rows, std::int64_t columns) {
+    return t.slice(0, rows * columns).view({rows, columns});
+  };
+  const auto step = [&] {
+    for (const StepProduct& p : products) {
+      Tensor to = part(y, p.m, p.n);
+      for (std::int64_t i = 0; i < p.calls; ++i)
+        ops::linear_forward(part(a, p.m, p.k), part(b, p.n, p.k), Tensor(), Tensor(), to);
+    }
+  };
+  time_of(step, 1);
+  std::vector<double> rounds;
+  for (double all = 0; all < seconds || rounds.empty(); all += rounds.back())
+    rounds.push_back(time_of(step, 1));
+  return flops / upper_median(rounds);
 }
 
 double copy_rate() {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <ranges>
 
@@ -79,6 +80,38 @@ void set_latents(Deck& deck, const std::string& shape, std::int64_t captions) {
            denoiser->caption_channels());
 }
 
+// The matrix products that a dry run meets.
+class ProductWatch : public ops::OpWatch {
+ public:
+  ProductWatch() { ops::set_op_watch(this); }
+  ~ProductWatch() override { ops::set_op_watch(nullptr); }
+  ProductWatch(const ProductWatch&) = delete;
+  ProductWatch& operator=(const ProductWatch&) = delete;
+
+  void met(const std::string& name, std::span<const Tensor> tensors) override {
+    if (!(name.starts_with("linear_") || name.starts_with("fp8_linear_")) ||
+        tensors[0].numel() == 0)
+      return;
+    // Of x [m,k] and w [n,k]; of dy [m,n] and w; of dy and x.
+    const std::int64_t columns = tensors[0].dim(-1), rows = tensors[0].numel() / columns;
+    const std::int64_t others = tensors[1].dim(-1), outer = tensors[1].numel() / others;
+    if (name.ends_with("weight"))
+      ++calls_[{columns, others, rows}];
+    else if (name.ends_with("input"))
+      ++calls_[{rows, others, columns}];
+    else
+      ++calls_[{rows, outer, columns}];
+  }
+  std::vector<StepProduct> products() const {
+    std::vector<StepProduct> all;
+    for (const auto& [size, calls] : calls_) all.push_back({size[0], size[1], size[2], calls});
+    return all;
+  }
+
+ private:
+  std::map<std::array<std::int64_t, 3>, std::int64_t> calls_;  // m, n, k
+};
+
 // What the trainer does in a step (train/trainer.h), on one rank and always with the same
 // micro-batch: the first of the bucket whose micro-batches cost most.
 class RepeatedStep {
@@ -96,8 +129,12 @@ class RepeatedStep {
     task_->open(source_->buckets());
     load_clips();
     params().allocate(bucket_elements(deck_.parallel, 1), task_->bf16(), true);
-    flops_ =
-        dry_run_cost(*task_, bucket(), clips(), 0, this_device().kind, h200_targets(), 1).flops;
+    {
+      const ProductWatch watch;
+      flops_ =
+          dry_run_cost(*task_, bucket(), clips(), 0, this_device().kind, h200_targets(), 1).flops;
+      products_ = watch.products();
+    }
     task_->start_weights();
     if (!weights.empty()) load_weights(weights, params());
     data_parallel_ = std::make_unique<DataParallel>(
@@ -146,6 +183,16 @@ class RepeatedStep {
     result.loss = rows.sum(StepReport::loss) / static_cast<double>(clips());
     result.grad_norm = std::sqrt(*rows.squared_norm);
     return result;
+  }
+
+  // Operations a second of its products alone; 0 where they are less than half of its operations.
+  double product_rate(DType dtype, double seconds) {
+    double flops = 0;
+    for (const StepProduct& p : products_)
+      flops += 2.0 * static_cast<double>(p.m * p.n * p.k) * static_cast<double>(p.calls);
+    if (seconds == 0 || flops < 0.5 * flops_) return 0;
+    const ArenaScope scope(*arena_);
+    return weft::product_rate(dtype, products_, seconds);
   }
 
   // As the trainer does before its first step.
@@ -198,6 +245,7 @@ class RepeatedStep {
   std::unique_ptr<Prefetcher> prefetcher_;
   const LoadedBatch* clips_ = nullptr;  // of the prefetcher
   double flops_ = 0;
+  std::vector<StepProduct> products_;
   std::unique_ptr<DataParallel> data_parallel_;
   std::unique_ptr<StepReport> report_;
   std::vector<StepMemory> memory_;
@@ -256,8 +304,9 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
              "run weft doctor: if the GPU is well, this is a bug in weft, please report it",
              "loss or gradient norm of a small step differ from the CPU side's");
   // Now, for later the model's arena may leave no memory.
-  const DeviceRates rates = device_rates();
-  const double ceiling = holds_bf16(deck.model.dtype) ? rates.bf16_products : rates.f32_products;
+  DeviceRates rates = device_rates();
+  const DType type = holds_bf16(deck.model.dtype) ? DType::bf16 : DType::f32;
+  double& ceiling = type == DType::bf16 ? rates.bf16_products : rates.f32_products;
 
   // 2. The steps.
   RepeatedStep step(deck, request.inputs, request.weights, !request.profile);
@@ -280,6 +329,8 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
     losses.push_back(result.loss);
   }
   ops::set_profile(nullptr);
+  const double own = step.product_rate(type, request.ceiling);
+  if (own > 0) ceiling = own;
   const std::string taken = measured ? kernels::ways_taken() : "";
   if (measured && !request.ways.empty())
     replace_file(request.ways, kernels::ways_table(), Exit::usage, Durable::no);
@@ -302,6 +353,7 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
         {"arena_peak_bytes", step.arena_peak()},
         {"model_flops", step.flops()},
         {"product_flops_per_second", ceiling},
+        {"products_of_the_step", own > 0},
         {"wrong", wrong},
         {"measured_products", measured},
         {"tried", deck.device.tried},
@@ -319,11 +371,14 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
                  : "");
   fmt::print(
       "{}, {}: median {:.4f} s (min {:.4f}, max {:.4f}), {:.3f} TFLOP/s ({:.0f} % of "
-      "a plain product's), loss {:.6f} -> {:.6f}, wrong {}\n",
+      "{}), loss {:.6f} -> {:.6f}, wrong {}\n",
       counted(std::ssize(seconds), "step"), counted(threads, "thread"), median,
       *std::min_element(seconds.begin(), seconds.end()),
       *std::max_element(seconds.begin(), seconds.end()), step.flops() / median * 1e-12,
-      100 * step.flops() / median / ceiling, losses.front(), losses.back(), wrong < 0 ? "-" : "0");
+      100 * step.flops() / median / ceiling,
+      own > 0 ? fmt::format("its products' alone, the median of {:.3g} s", request.ceiling)
+              : "a plain product's",
+      losses.front(), losses.back(), wrong < 0 ? "-" : "0");
   if (on_cuda())
     fmt::print("matrix products: {}\nuntested ways: {}\n",
                measured ? "the fastest of the library's algorithms, measured"
@@ -356,6 +411,9 @@ Command bench_step_command() {
   c.number("--warmup", r->warmup, 0, 1e6, "steps before them");
   c.path("--json", r->json, "file for the results");
   c.option("--profile", r->profile, "time every operation");
+  c.number(
+      "--ceiling", r->ceiling, 0, 3600,
+      "seconds for the step's products alone, whose rate is the ceiling (0: a large product's)");
   c.path("--ways", r->ways,
          "GPU: file for the measured choices, taken from there if they are in it");
   c.option("--untuned", r->untuned, "GPU: the library's first proposals for matrix products");

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <string_view>
+#include <utility>
 
 #include <vector>
 
@@ -85,7 +86,7 @@ void set_profile(Profile* profile) {
   detail::active_profile = profile;
 }
 
-void set_op_watch(OpWatch* watch) { detail::op_watch = watch; }
+OpWatch* set_op_watch(OpWatch* watch) { return std::exchange(detail::op_watch, watch); }
 
 #ifdef __x86_64__
 

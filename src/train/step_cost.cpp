@@ -125,6 +125,7 @@ Rates read_rates(const std::string& file) {
 }
 
 void OpTimes::met(const std::string& name, std::span<const Tensor> tensors) {
+  if (before_ != nullptr) before_->met(name, tensors);
   if (tensors.empty()) return;
   double bytes = 0;
   for (const Tensor& t : tensors)

@@ -68,11 +68,12 @@ struct BucketSchedule {
 };
 
 // While it lives, adds up what the operations of this thread's dry runs would take: of each the
-// larger of FLOPs (ops/cost.h) over their rate and tensors' bytes over the bandwidth.
+// larger of FLOPs (ops/cost.h) over their rate and tensors' bytes over the bandwidth. A watch that
+// was set before goes on being notified.
 class OpTimes : public ops::OpWatch {
  public:
-  explicit OpTimes(const Rates& rates) : rates_(rates) { ops::set_op_watch(this); }
-  ~OpTimes() override { ops::set_op_watch(nullptr); }
+  explicit OpTimes(const Rates& rates) : rates_(rates), before_(ops::set_op_watch(this)) {}
+  ~OpTimes() override { ops::set_op_watch(before_); }
   OpTimes(const OpTimes&) = delete;
   OpTimes& operator=(const OpTimes&) = delete;
 
@@ -89,6 +90,7 @@ class OpTimes : public ops::OpWatch {
 
  private:
   const Rates& rates_;
+  ops::OpWatch* before_;
   double seconds_ = 0, flops_ = 0, bytes_sent_ = 0, all_reduce_bytes_ = 0;
   int all_reduces_ = 0;
 };

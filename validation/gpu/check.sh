@@ -33,7 +33,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 rehearse=${REHEARSE:-}
 if [ -n "$rehearse" ]; then
   size=small model=inputs/smoke.toml shapes="1x2x4x4" captions=8 torch_device=cpu torch_options="--no-compile" steps=1 pictures=2
-  warmup=2 wan_shape=1x2x4x4 side=64 vae_clips="clips=1,frames=5,height=16,width=16" vae_sizes="5x16" rounds=1
+  warmup=2 wan_shape=1x2x4x4 side=64 vae_clips="clips=1,frames=5,height=16,width=16" vae_sizes="5x16" rounds=1 ceiling=0.1
   vae_small=("vae.spatial_channels=[32, 32, 32, 32]" vae.filters=32 vae.spatial_res_blocks=1 vae.num_res_blocks=1)
   smoke_small=("data.path=synthetic:clips=64,frames=5,height=16,width=16" train.steps=4)
   wan_small=(model.hidden_size=256 model.num_heads=2 model.depth=1 model.ffn_dim=64 model.text_dim=16 model.text_len=8)
@@ -43,7 +43,7 @@ if [ -n "$rehearse" ]; then
     generate.num_frames=5 sampler.steps=2)
 else
   size=real model=validation/gpu/xl2.toml shapes="1x15x60x106 16x4x32x32" captions=300 torch_device=cuda torch_options="" steps=10 pictures=200
-  warmup=4 wan_shape=1x9x60x104 side=512 vae_clips="clips=1,frames=17,height=256,width=256" vae_sizes="17x256 51x512" rounds=5
+  warmup=4 wan_shape=1x9x60x104 side=512 vae_clips="clips=1,frames=17,height=256,width=256" vae_sizes="17x256 51x512" rounds=5 ceiling=10
   vae_small=() smoke_small=() wan_small=() segmentation_small=() text_small=() segmentation_pairs=() t5_small=() generate_small=()
   animate_clips="crop full_still_strong camera both_references crop_128 crop_256"
 fi
@@ -198,7 +198,7 @@ times() {  # part, filter, estimated seconds, options ...
 
 group first
 part doctor 15 "$weft" doctor
-part kernels_small 15 "$kernels" --size small --check-only --device cuda --json "$out/kernels_small.json"
+part kernels_small 10 "$kernels" --size small --check-only --device cuda --json "$out/kernels_small.json"
 # Every way of computing that an operation has, whatever its size: alone, and the one that is measured to be the fastest.
 for filter in attention_backward linear; do
   part "kernels_ways_$filter" 15 "$kernels" --size small --ways --device cuda --filter $filter
@@ -207,7 +207,7 @@ shape=${shapes%% *}
 try() { echo "device.try=[$(printf '"%s",' "$@")]" | sed 's/,]/]/'; }
 # shellcheck disable=SC2046
 {
-  tuned_step "step_$shape" 20 $(xl2) "$shape"
+  tuned_step "step_$shape" 30 $(xl2) "$shape" --ceiling "$ceiling"
   step "step_${shape}_untuned" 20 $(xl2) "$shape" --untuned
   step step_five 20 $(xl2) "$shape" "$(try five)"
   step step_ways 20 $(xl2) "$shape" "$(try gelu_sums second_stream kept)"
@@ -220,7 +220,7 @@ try() { echo "device.try=[$(printf '"%s",' "$@")]" | sed 's/,]/]/'; }
 part kernels_fp8 15 bash -c '"$@" | tee "$out/kernels_fp8.txt" && grep -q "^fp8: " "$out/kernels_fp8.txt"' kernels_fp8 \
   "$kernels" --size small --ways --filter fp8 --device cuda
 wan=(inputs/wan_1.3b_train.toml model.weights= "${wan_small[@]}")
-tuned_step step_wan 25 "${wan[@]}" --shape "$wan_shape"
+tuned_step step_wan 35 "${wan[@]}" --shape "$wan_shape" --ceiling "$ceiling"
 step step_wan_five 25 "${wan[@]}" --shape "$wan_shape" "$(try five)"
 part steps_wan_compared 1 "$python" validation/gpu/steps.py "$out" 1e-2 step_wan step_wan_five
 ranks bf16 1e-3 1 cuda inputs/smoke.toml model.dtype=bf16 "${smoke_small[@]}"
