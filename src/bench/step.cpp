@@ -92,15 +92,16 @@ class ProductWatch : public ops::OpWatch {
     if (!(name.starts_with("linear_") || name.starts_with("fp8_linear_")) ||
         tensors[0].numel() == 0)
       return;
-    // Of x [m,k] and w [n,k]; of dy [m,n] and w; of dy and x.
-    const std::int64_t columns = tensors[0].dim(-1), rows = tensors[0].numel() / columns;
-    const std::int64_t others = tensors[1].dim(-1), outer = tensors[1].numel() / others;
-    if (name.ends_with("weight"))
-      ++calls_[{columns, others, rows}];
-    else if (name.ends_with("input"))
-      ++calls_[{rows, others, columns}];
+    // The operations' arguments: x, w; dy, w; dy, x, dw (ops/matmul.h).
+    const bool of_weight = name.ends_with("weight"), of_input = name.ends_with("input");
+    const Tensor& w = tensors[of_weight ? 2 : 1];
+    const std::int64_t n = w.dim(0), k = w.numel() / n;
+    if (of_weight)
+      ++calls_[{n, k, tensors[0].numel() / n}];
+    else if (of_input)
+      ++calls_[{tensors[0].numel() / n, k, n}];
     else
-      ++calls_[{rows, outer, columns}];
+      ++calls_[{tensors[0].numel() / k, n, k}];
   }
   std::vector<StepProduct> products() const {
     std::vector<StepProduct> all;
