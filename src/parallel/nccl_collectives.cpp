@@ -72,11 +72,21 @@ void check_nccl(ncclResult_t result, ncclComm_t comm, const char* call, int line
   if (result == ncclSuccess) return;
   throw_if_gpu_failed(call, __FILE__, line);
   const char* last = ncclGetLastError(comm);
+  // NCCL takes its buffers with the first operations, when weft's memory is laid out.
+  constexpr std::size_t little = std::size_t{1} << 30;
+  std::size_t free = little, total = 0;
+  cudaMemGetInfo(&free, &total);
   throw Error(
       Exit::hardware,
       fmt::format("NCCL: {} in {}{}{}", ncclGetErrorString(result), call,
                   last != nullptr && *last != '\0' ? ": " : "", last != nullptr ? last : ""),
-      "run again with NCCL_DEBUG=INFO; weft doctor checks GPUs and network", __FILE__, line);
+      free < little
+          ? fmt::format("{} MiB of the GPU's memory are free, perhaps too little for NCCL's "
+                        "buffers: set memory.arena_gib lower than what the log says, or run again "
+                        "with NCCL_DEBUG=INFO",
+                        free >> 20)
+          : "run again with NCCL_DEBUG=INFO; weft doctor checks GPUs and network",
+      __FILE__, line);
 }
 
 Nodes::Nodes(MPI_Comm world) {

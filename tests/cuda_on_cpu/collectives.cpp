@@ -226,6 +226,10 @@ ncclResult_t issue(std::shared_ptr<NcclState> state, std::vector<Collective> gro
                    cudaStream_t stream) {
   const Device device;
   if (*state->aborted) return ncclInvalidUsage;
+  if (state->own && !state->has_buffers) {
+    if (!charge(nccl_buffer_bytes)) return ncclUnhandledCudaError;
+    state->has_buffers = true;
+  }
   operations += group.size();
   for (const Collective& c : group) {
     using Kind = Collective::Kind;

@@ -35,9 +35,10 @@ struct NcclState {
   int rank = 0, size = 1;
   // Of all communicators that share resources.
   std::shared_ptr<std::atomic<bool>> aborted = std::make_shared<std::atomic<bool>>(false);
-  bool shares = false;  // its resources with what is split off it
-  bool own = true;      // has resources of its own, not those of what it was split off
-  unsigned draw = 0;    // the same on every rank, another in every run
+  bool shares = false;       // its resources with what is split off it
+  bool own = true;           // has resources of its own, not those of what it was split off
+  bool has_buffers = false;  // nccl_buffer_bytes are charged
+  unsigned draw = 0;         // the same on every rank, another in every run
   std::map<void*, Range> registered;  // by handle
   // Operations run one after another in the order in which the host asked for them, as on every
   // other rank.

@@ -16,7 +16,9 @@ std::size_t device_bytes_in_use();
 // for it; false where there is not so much.
 bool charge(std::size_t bytes);
 void give_back(std::size_t bytes);
-constexpr std::size_t context_bytes = 500u << 20, nccl_bytes = 300u << 20, cudnn_bytes = 100u << 20;
+constexpr std::size_t context_bytes = 500u << 20, cudnn_bytes = 100u << 20;
+// Of a communicator of NCCL, and what it takes with its first operation.
+constexpr std::size_t nccl_bytes = 200u << 20, nccl_buffer_bytes = 100u << 20;
 constexpr std::size_t graph_bytes = 64u << 10, graph_node_bytes = 16u << 10;
 std::size_t device_bytes_in_total();
 

@@ -265,6 +265,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     MPI_Comm_free(&state->comm);
   }
   if (state->own) emulation::give_back(emulation::nccl_bytes);
+  if (state->has_buffers) emulation::give_back(emulation::nccl_buffer_bytes);
   delete comm;
   return ncclSuccess;
 }
