@@ -9,18 +9,17 @@
 //                          patches goes through shared memory, so that pixels and rows are both
 //                          read and written in runs
 //   copy_tokens            4 bytes an element of bf16
-//   put, take channels     4 bytes an element of bf16, 16 bytes an access where the channels allow
-//   frames_to_latent       15 a pixel; bytes come through shared memory, so that both sides move 16
-//                          bytes a lane
+//   put, take channels     4 bytes an element of bf16: resize.cu's copies to the nearest pixel
+//   frames_to_latent       15 a pixel, one a thread
 //   frames_to_pixels       5 a value
 //   normalise_images       15 a pixel in f32, one a thread
 #include "ops/layout.h"
 
 #include <algorithm>
 #include <cfloat>
-#include <numeric>
 
 #include "divide.cuh"
+#include "ops/resize.h"
 #include "vector.cuh"
 
 namespace weft::kernels {
@@ -212,75 +211,6 @@ __device__ __forceinline__ float level(std::uint32_t byte) {
   return static_cast<float>(byte & 0xffu) * (1.0f / 127.5f) - 1.0f;
 }
 
-// Channels [first, first + c) of y [positions,C], all in accesses of V elements, and x
-// [positions,c]: put, or taken.
-template <int V, class T>
-__global__ void put_channels_kernel(const T* x, std::int64_t c, std::int64_t C, T* y,
-                                    std::int64_t count) {
-  const std::int64_t i = thread_index();
-  if (i < count) store_vec<V>(y, i / c * C + i % c, load_vec<V>(x, i));
-}
-template <int V, class T>
-__global__ void take_channels_kernel(const T* y, std::int64_t c, std::int64_t C, T* x,
-                                     std::int64_t count, bool accumulate) {
-  const std::int64_t i = thread_index();
-  if (i >= count) return;
-  const Vec<T, V> from = load_vec<V>(y, i / c * C + i % c);
-  if (!accumulate) return store_vec<V>(x, i, from);
-  float a[V], b[V];
-  unpack(from, a);
-  unpack(load_vec<V>(static_cast<const T*>(x), i), b);
-#pragma unroll
-  for (int e = 0; e < V; ++e) b[e] += a[e];
-  store_vec<V>(x, i, pack<T, V>(b));
-}
-
-constexpr int pixels_a_block = 4 * threads;
-
-// Pixels of 3 bytes; `frames` begins at 16 bytes, as do the planes of x0 where `packed`. A thread
-// reads its 4 pixels as 3 words from shared memory: neighbours are 3 words apart, an odd number, so
-// all banks differ.
-__global__ void rgb_planes_kernel(const std::uint8_t* frames, std::int64_t pixels, bool packed,
-                                  float* x0) {
-  std::uint32_t* words = shared_memory<std::uint32_t>();
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * pixels_a_block;
-  const int here = static_cast<int>(min(pixels - first, std::int64_t{pixels_a_block}));
-  const std::uint8_t* from = frames + 3 * first;
-  const int whole = 3 * here / 16;  // 16 bytes each
-  for (int i = static_cast<int>(threadIdx.x); i < whole; i += threads)
-    reinterpret_cast<uint4*>(words)[i] = reinterpret_cast<const uint4*>(from)[i];
-  for (int i = 16 * whole + static_cast<int>(threadIdx.x); i < 3 * here; i += threads)
-    reinterpret_cast<std::uint8_t*>(words)[i] = from[i];
-  __syncthreads();
-  const int p = 4 * static_cast<int>(threadIdx.x);
-  if (p + 4 <= here) {
-    const std::uint32_t a = words[3 * threadIdx.x], b = words[3 * threadIdx.x + 1],
-                        c = words[3 * threadIdx.x + 2];
-    // Bytes in memory order: r g b r | g b r g | b r g b.
-    const float4 plane[3] = {
-        make_float4(level(a), level(a >> 24), level(b >> 16), level(c >> 8)),
-        make_float4(level(a >> 8), level(b), level(b >> 24), level(c >> 16)),
-        make_float4(level(a >> 16), level(b >> 8), level(c), level(c >> 24)),
-    };
-#pragma unroll
-    for (int k = 0; k < 3; ++k) {
-      float* to = x0 + k * pixels + first + p;
-      if (packed) {
-        *reinterpret_cast<float4*>(to) = plane[k];
-      } else {
-        to[0] = plane[k].x;
-        to[1] = plane[k].y;
-        to[2] = plane[k].z;
-        to[3] = plane[k].w;
-      }
-    }
-  } else {
-    for (int i = p; i < here; ++i)
-      for (int k = 0; k < 3; ++k)
-        x0[k * pixels + first + i] = level(reinterpret_cast<std::uint8_t*>(words)[3 * i + k]);
-  }
-}
-
 constexpr int values_a_block = threads * 16;
 
 // Values of a frame to 256 levels; a block has a piece of one frame.
@@ -386,34 +316,23 @@ void copy_tokens(const Tensor& x, TokenBlock k, Tensor& y) {
                                  cuda_stream(Stream::compute)));
 }
 
+// Rows of channels as frames of one pixel.
+static Tensor pixels_of(const Tensor& t) {
+  return t.view({t.numel() / t.dim(-1), 1, 1, 1, t.dim(-1)});
+}
 void put_channels(const Tensor& x, std::int64_t first, Tensor& y) {
-  by_access(
-      std::gcd(std::gcd(x.dim(-1), y.dim(-1)), first),
-      [&]<class T, int V>() {
-        launch_items(put_channels_kernel<V, T>, x.numel() / V, data<T>(x), x.dim(-1) / V,
-                     y.dim(-1) / V, data<T>(y) + first);
-      },
-      x, y);
+  Tensor to = pixels_of(y);
+  nearest_forward(pixels_of(x), first, to, false);
 }
 void take_channels(const Tensor& y, std::int64_t first, Tensor& x, bool accumulate) {
-  by_access(
-      std::gcd(std::gcd(x.dim(-1), y.dim(-1)), first),
-      [&]<class T, int V>() {
-        launch_threads(take_channels_kernel<V, T>, x.numel() / V, data<T>(y) + first, x.dim(-1) / V,
-                       y.dim(-1) / V, data<T>(x), x.numel() / V, accumulate);
-      },
-      x, y);
+  Tensor to = pixels_of(x);
+  nearest_backward(pixels_of(y), first, to, accumulate);
 }
 
 void frames_to_latent(const Tensor& frames, Tensor& x0) {
   const std::int64_t C = x0.dim(0), pixels = x0.numel() / C;
-  const std::uint8_t* from = data<std::uint8_t>(frames);
-  float* to = data<float>(x0);
-  if (C == 3 && aligned<16>(frames))
-    launch(rgb_planes_kernel, dim3(blocks_for(pixels, pixels_a_block)), dim3(threads),
-           std::size_t{3} * pixels_a_block, from, pixels, pixels % 4 == 0 && aligned<4>(x0), to);
-  else
-    launch_threads(planes_kernel, pixels, from, pixels, static_cast<int>(C), to);
+  launch_threads(planes_kernel, pixels, data<std::uint8_t>(frames), pixels, static_cast<int>(C),
+                 data<float>(x0));
 }
 
 void frames_to_pixels(const Tensor& frames, Tensor& pixels, Tensor& bad) {

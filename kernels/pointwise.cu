@@ -12,6 +12,7 @@
 #include "ops/pointwise.h"
 
 #include "math.cuh"
+#include "ops/conv.h"
 #include "vector.cuh"
 
 namespace weft::kernels {
@@ -259,21 +260,6 @@ __global__ void affine_backward_kernel(const Y* dy, const float* affine, Channel
   dx[i] = from_float<X>(accumulate ? to_float(dx[i]) + d : d);
 }
 
-// A sample of x has `size` accesses, a position C of them.
-template <int V, class T>
-__global__ void __launch_bounds__(threads)
-    scale_channels_kernel(const T* x, const float* keep, std::int64_t size, std::int64_t C, T* y,
-                          std::int64_t count) {
-  const std::int64_t i = thread_index();
-  if (i >= count) return;
-  float v[V];
-  unpack(load_vec<V>(x, i), v);
-  const float* factor = keep + (i / size * C + i % C) * V;
-#pragma unroll
-  for (int e = 0; e < V; ++e) v[e] *= factor[e];
-  store_vec<V>(y, i, pack<T, V>(v));
-}
-
 }  // namespace
 }  // namespace weft::kernels
 
@@ -432,17 +418,6 @@ void channel_affine_backward(const Tensor& dy, const Tensor& affine, Channels ch
   });
 }
 
-void scale_channels(const Tensor& x, const Tensor& keep, Tensor& y) {
-  by_type(x, [&]<class T>() {
-    const auto run = [&]<int V>() {
-      const std::int64_t count = x.numel() / V;
-      launch_items(scale_channels_kernel<V, T>, count, data<T>(x), data<float>(keep),
-                   count / x.dim(0), x.dim(-1) / V, data<T>(y));
-    };
-    constexpr int V = 16 / sizeof(T);
-    x.dim(-1) % V == 0 && aligned<V>(x, y) ? run.template operator()<V>()
-                                           : run.template operator()<1>();
-  });
-}
+void scale_channels(const Tensor& x, const Tensor& keep, Tensor& y) { modulate(x, keep, y); }
 
 }  // namespace weft::ops::cuda

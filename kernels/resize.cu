@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "divide.cuh"
+#include "ops/pointwise.h"
 #include "vector.cuh"
 
 namespace weft::kernels {
@@ -251,18 +252,6 @@ __global__ void __launch_bounds__(4 * threads)
   store_vec<V>(dx, own, pack<T, V>(to));
 }
 
-template <int V, class T>
-__global__ void __launch_bounds__(threads) copy_kernel(const T* x, T* y, std::int64_t count) {
-  const std::int64_t i = thread_index();
-  if (i >= count) return;
-  float a[V], b[V];
-  unpack(load_vec<V>(x, i), a);
-  unpack(load_vec<V>(static_cast<const T*>(y), i), b);
-#pragma unroll
-  for (int e = 0; e < V; ++e) b[e] += a[e];
-  store_vec<V>(y, i, pack<T, V>(b));
-}
-
 // x [frames,h,w,c] and y [frames,H,W,C], in accesses; y starts at the first channel that is meant.
 struct NearestGrid {
   std::int64_t h, w, H, W, c, C;
@@ -341,21 +330,6 @@ __global__ void __launch_bounds__(threads)
   store_vec<V>(y, i, load_vec<V>(x, ((p.frame * g.h + row) * g.w + column) * g.C + p.c));
 }
 
-// y (+)= x, of one shape.
-void copy(const Tensor& x, Tensor& y, bool accumulate) {
-  if (!accumulate) {
-    CUDA_CHECK(cudaMemcpyAsync(y.raw(), x.raw(), x.bytes(), cudaMemcpyDeviceToDevice,
-                               cuda_stream(Stream::compute)));
-    return;
-  }
-  by_access(
-      x.dim(-1),
-      [&]<class T, int V>() {
-        launch_items(copy_kernel<V, T>, x.numel() / V, data<T>(x), data<T>(y));
-      },
-      x, y);
-}
-
 NearestGrid nearest_grid(const Tensor& x, const Tensor& y, int V) {
   return {x.dim(2), x.dim(3), y.dim(2), y.dim(3), x.dim(4) / V, y.dim(4) / V};
 }
@@ -396,7 +370,7 @@ namespace weft::ops::cuda {
 using namespace kernels;  // NOLINT: the operations are written in the kernels' words
 
 void bilinear_forward(const Tensor& x, Tensor& y, bool accumulate) {
-  if (same_size(x, y)) return copy(x, y, accumulate);
+  if (same_size(x, y)) return accumulate ? add_inplace(x, y) : convert(x, y);
   by_access(
       x.dim(-1),
       [&]<class T, int V>() {
@@ -413,7 +387,7 @@ void bilinear_forward(const Tensor& x, Tensor& y, bool accumulate) {
 }
 
 void bilinear_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
-  if (same_size(dy, dx)) return copy(dy, dx, accumulate);
+  if (same_size(dy, dx)) return accumulate ? add_inplace(dy, dx) : convert(dy, dx);
   by_access(
       dy.dim(-1),
       [&]<class T, int V>() {
@@ -449,6 +423,14 @@ void bilinear_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
                accumulate);
       },
       dy, dx);
+}
+
+// To half the size each pixel is the mean of four, exactly.
+void average_pool_2x2_forward(const Tensor& x, Tensor& y) {
+  if (y.numel() > 0) bilinear_forward(x, y, false);
+}
+void average_pool_2x2_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
+  if (dy.numel() > 0) bilinear_backward(dy, dx, accumulate);
 }
 
 void nearest_forward(const Tensor& x, std::int64_t first, Tensor& y, bool accumulate) {
