@@ -1,7 +1,7 @@
 // The CUDA side of ops/attention.h: which kernels an attention takes. CPU twin:
 // src/ops/cpu/attention/attention.cpp. Cases: tests/kernels/attention.cpp.
 //
-//   along T, T <= 128:  temporal.cu, everything in one kernel
+//   along T, one frame, or T <= 128 in bf16 with D = 64, 72, 128: temporal.cu, all in one kernel
 //   separate q, k, v and cross attention: flash attention, as below
 //   else:               qk_norm.cu into scratch (where there is a norm or a rotary embedding), then
 //                       flash attention: flash_f32.cu for f32; for bf16 flash_sm90*.cu where the
@@ -192,8 +192,7 @@ int cross_splits(const FlashShape& shape, DType dtype) {
 
 void self_attention_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk,
                             const Tensor& rope, Axis axis, Tensor& out, Tensor& lse, Tensor& qk) {
-  if (axis == Axis::time && temporal_takes(qkv))
-    return temporal_forward(qkv, wq, wk, rope, out, lse);
+  if (axis == Axis::time && temporal_forward(qkv, wq, wk, rope, out, lse)) return;
   const Tensor prepared = prepare_qk(qkv, wq, wk, rope, axis, qk);
   by_type(qkv, [&]<class T>() {
     const Tensor& from = prepared.defined() ? prepared : qkv;
@@ -213,8 +212,8 @@ void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor& 
                              const Tensor& rope, Axis axis, const Tensor& out, const Tensor& lse,
                              const Tensor& dout, Tensor& dqkv, Tensor& dwq, Tensor& dwk,
                              const Tensor& qk) {
-  if (axis == Axis::time && temporal_takes(qkv))
-    return temporal_backward(qkv, wq, wk, rope, out, lse, dout, dqkv, dwq, dwk);
+  if (axis == Axis::time && temporal_backward(qkv, wq, wk, rope, out, lse, dout, dqkv, dwq, dwk))
+    return;
   const Tensor prepared = qk.defined() ? qk : prepare_qk(qkv, wq, wk, rope, axis, qk);
   by_type(qkv, [&]<class T>() {
     const Tensor& from = prepared.defined() ? prepared : qkv;

@@ -1,5 +1,4 @@
-// Self attention along T <= 128 frames in one kernel (temporal.cu, temporal_mma.cu), called by
-// attention.cu.
+// Self attention along frames in one kernel (temporal.cu, temporal_mma.cu), called by attention.cu.
 #pragma once
 
 #include <algorithm>
@@ -10,14 +9,11 @@
 
 namespace weft::kernels {
 
-// Up to 128 frames, fewer of wide heads on GPUs with little shared memory; others are
-// flash_*.cu's.
-bool temporal_takes(const Tensor& qkv);
-
-// As ops/attention.h with Axis::time.
-void temporal_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
+// As ops/attention.h with Axis::time. False, and nothing done, for what they do not take: flash
+// attention takes everything.
+bool temporal_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
                       Tensor& out, Tensor& lse);
-void temporal_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
+bool temporal_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
                        const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dqkv,
                        Tensor& dwq, Tensor& dwk);
 

@@ -1,7 +1,6 @@
 // Temporal self attention in bf16 on tensor cores, D = 64, 72, 128: forward; the backward is in
 // temporal_mma_backward.cu, what they share in temporal_mma.cuh. CPU twin
-// src/ops/cpu/attention/attention.cpp, cases tests/kernels/attention.cpp; other sizes and f32
-// in temporal.cu.
+// src/ops/cpu/attention/attention.cpp, cases tests/kernels/attention.cpp.
 //   forward   reads q, k, v and writes out: 8 T D bytes a head and 4 T^2 D operations, at T 15 7.5
 //             operations a byte, where a GPU has some 200: only traffic counts. Each byte is moved
 //             once, by runs of whole 16-byte pieces.

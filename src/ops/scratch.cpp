@@ -122,11 +122,10 @@ void deform_backward_input(const Tensor&, const Tensor& dcolumns, Conv, std::int
                ordered = Tensor::empty({4 * readers, 2}, DType::i32);
 }
 
-// kernels/attention's, for whichever of its kernels takes most. Along the axis of time one kernel
-// does everything, but for sequences that it does not take.
+// kernels/attention's, for whichever of its kernels takes most.
 namespace {
 
-constexpr std::int64_t most_multiprocessors = 192, longest_in_one_kernel = 128;
+constexpr std::int64_t most_multiprocessors = 192;
 
 Tensor row_stats(std::int64_t sequences, std::int64_t heads, std::int64_t queries) {
   return Tensor::empty({sequences, heads, (queries + 63) / 64 * 64, 2}, DType::f32);
@@ -139,9 +138,17 @@ Tensor packed_sums(std::int64_t keys, std::int64_t heads, std::int64_t D, std::i
   return Tensor::empty({shares, keys, 2, heads, D}, DType::f32);
 }
 
+// Along frames one kernel does everything for one of them, and on tensor cores for sizes that fit
+// the shared memory of every GPU.
+bool in_one_kernel(const Tensor& qkv) {
+  const std::int64_t T = qkv.dim(1), D = qkv.dim(5);
+  if (T == 1) return D * static_cast<std::int64_t>(size_of(qkv.dtype())) % 16 == 0;
+  return qkv.dtype() == DType::bf16 && (((D == 64 || D == 72) && T <= 64) || (D == 128 && T <= 16));
+}
+
 Tensor normed(const Tensor& qkv, const Tensor& wq, const Tensor& rope, Axis axis,
               const Tensor& qk) {
-  const bool apart = axis == Axis::space || qkv.dim(1) > longest_in_one_kernel;
+  const bool apart = axis == Axis::space || !in_one_kernel(qkv);
   return apart && !qk.defined() && (wq.defined() || rope.defined())
              ? Tensor::empty(qk_shape(qkv.shape()), qkv.dtype())
              : Tensor();
