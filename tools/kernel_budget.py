@@ -153,7 +153,7 @@ STREAMS = [
     Entry("layer norm of long rows backward", "Wan, f32 to bf16", 0.85, ["norm_rows_backward_kernel<float, bf16, 3, true>"], threads=128),
     Entry("channel norm", "Wan's VAE, C 384, bf16", 0.85, ["channel_norm_forward_kernel<bf16, 3, 2, true>"], moved=2 * 2 * 768),
     Entry("channel norm backward", "Wan's VAE, C 384, bf16", 0.85, ["channel_norm_backward_kernel<bf16, 3, true>"], moved=3 * 768),
-    Entry("RMS norm", "T5, bf16", 0.85, ["rms_norm_kernel<bf16, 8>"]),
+    Entry("RMS norm", "T5, bf16", 0.85, ["rms_rope_kernel<bf16, 5, false>"]),
     Entry("gated GELU", "T5, bf16", 0.85, ["gated_gelu_kernel<bf16, 8>"]),
     Entry("group norm, moments", "VAE, bf16", 0.85, ["moments_kernel<bf16, 8>"]),
     Entry("group norm, SiLU forward", "VAE, bf16", 0.85, ["group_norm_forward_kernel<bf16, 8, true>"]),

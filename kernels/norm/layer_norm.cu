@@ -1,8 +1,7 @@
-// LayerNorm and RMSNorm of ops/norm.h on the GPU, LayerNorm here for rows that a warp holds, of one
-// type; norm_rows.cu has the others. CPU twin: src/ops/cpu/norm.cpp; cases:
-// tests/kernels/norm.cpp.
+// LayerNorm of ops/norm.h on the GPU, for rows that a warp holds, of one type; norm_rows.cu has the
+// others. CPU twin: src/ops/cpu/norm.cpp; cases: tests/kernels/norm.cpp.
 //
-// Both are bound by memory. Least traffic for one token of C = 1152 channels in bf16 (a row is 2304
+// Bound by memory. Least traffic for one token of C = 1152 channels in bf16 (a row is 2304
 // bytes), f32 twice that:
 //   layer_norm_modulate_forward    x in, y out              4608 bytes, about 8 C operations
 //   layer_norm_modulate_backward   x, dy in, dx out 6912 bytes, or 9216 with `accumulate`; about 14
@@ -181,32 +180,6 @@ __global__ void __launch_bounds__(backward_warps * 32, sizeof(T) == 2 ? 3 : 2)
   store_column_sums(dscale, g.channels, shared_memory<float>(), out + g.channels);
 }
 
-// ---------------------------------------------------------------- rms_norm_forward
-
-// A row is a block's, read once from memory and once more from L1: 2 elements moved for each of M
-// C, 16 bytes an access.
-template <class T, int V>
-__global__ void __launch_bounds__(threads)
-    rms_norm_kernel(const T* x, const float* w, std::int64_t C, float eps, T* y) {
-  const T* const from = x + blockIdx.x * C;
-  float squares = 0.0f;
-  for (std::int64_t i = threadIdx.x; i < C / V; i += threads) {
-    float v[V];
-    unpack(load_vec<V>(from, i), v);
-#pragma unroll
-    for (int k = 0; k < V; ++k) squares += v[k] * v[k];
-  }
-  const float sum = block_sum(squares, shared_memory<float>());
-  const float scale = 1.0f / sqrtf(sum / static_cast<float>(C) + eps);
-  for (std::int64_t i = threadIdx.x; i < C / V; i += threads) {
-    float v[V];
-    unpack(load_vec<V>(from, i), v);
-#pragma unroll
-    for (int k = 0; k < V; ++k) v[k] *= scale * w[i * V + k];
-    store_vec<V>(y + blockIdx.x * C, i, pack<T, V>(v));
-  }
-}
-
 // Norm by a modulation, for norm_rows.cu.
 RowNorm row_norm(const FrameGrid& g, const Tensor& m, const Tensor& rows, int shift, int scale,
                  int first_row) {
@@ -230,8 +203,7 @@ void layer_norm_modulate_forward(const Tensor& x, const Tensor& m, const Tensor&
                                  int scale, int first_row, Tensor& y, Tensor& stats) {
   const FrameGrid g = with_run(grid_of(x, m, rows), 2 * forward_warps);
   if (x.dtype() != y.dtype() || !in_quads(g.channels, x, m, y))
-    return norm_rows_forward(row_norm(g, m, rows, shift, scale, first_row),
-                             in_rows(g.channels, x, m, y), x, y, stats);
+    return norm_rows_forward(row_norm(g, m, rows, shift, scale, first_row), x, y, stats);
   auto* st = reinterpret_cast<float2*>(data<float>(stats));
   by_type(x, [&]<class T>() {
     by_steps(g.channels, [&]<int N>() {
@@ -247,15 +219,14 @@ void layer_norm_modulate_backward(const Tensor& x, const Tensor& m, const Tensor
                                   Tensor& dx, bool accumulate, Tensor& dm) {
   const FrameGrid grid = grid_of(x, m, rows);
   const bool by_warps = x.dtype() == dy.dtype() && in_quads(grid.channels, x, m, dy, dx);
-  const bool by_blocks = !by_warps && in_rows(grid.channels, x, m, dy, dx);
-  const FrameGrid g = with_even_runs(grid, slots(by_blocks                  ? norm_rows_blocks
+  const FrameGrid g = with_even_runs(grid, slots(!by_warps                  ? norm_rows_blocks
                                                  : x.dtype() == DType::bf16 ? 3
                                                                             : 2));
   const Tensor partial = Tensor::empty({g.frames, g.runs, 2, g.channels}, DType::f32);
   const auto* st = reinterpret_cast<const float2*>(data<float>(stats));
   if (!by_warps)
-    norm_rows_backward(row_norm(g, m, rows, shift, scale, first_row), by_blocks, x, stats, dy, dx,
-                       accumulate, partial);
+    norm_rows_backward(row_norm(g, m, rows, shift, scale, first_row), x, stats, dy, dx, accumulate,
+                       partial);
   else
     by_type(x, [&]<class T>() {
       const auto start = [&](auto kernel) {
@@ -272,17 +243,6 @@ void layer_norm_modulate_backward(const Tensor& x, const Tensor& m, const Tensor
       });
     });
   add_partials(partial, rows, g, 2, shift, scale, first_row, dm);
-}
-
-void rms_norm_forward(const Tensor& x, const Tensor& w, float eps, Tensor& y) {
-  const std::int64_t C = w.numel();
-  by_access(
-      C,
-      [&]<class T, int V>() {
-        launch(rms_norm_kernel<T, V>, dim3(static_cast<unsigned>(x.numel() / C)), dim3(threads),
-               32 * sizeof(float), data<T>(x), data<float>(w), C, eps, data<T>(y));
-      },
-      x, y);
 }
 
 }  // namespace weft::ops::cuda

@@ -1,5 +1,5 @@
-// LayerNorm of long rows, of rows of any length, and the affine one of ops/norm.h on the GPU
-// (rows.cuh). CPU twin: src/ops/cpu/norm.cpp; cases: tests/kernels/norm.cpp.
+// LayerNorm of long rows, and the affine one of ops/norm.h on the GPU (rows.cuh). CPU twin:
+// src/ops/cpu/norm.cpp; cases: tests/kernels/norm.cpp.
 //
 // Bound by memory. Least traffic for one token of C = 1536 channels, x in f32 and y in bf16:
 //   forward    x in, y out                 9216 bytes
@@ -17,7 +17,7 @@ constexpr float row_epsilon = 1e-6f;
 constexpr int forward_run = 8;  // tokens of a block: the vectors are read once for them
 
 template <class X, class Y, int N>
-__global__ void __launch_bounds__(row_threads, 2)
+__global__ void __launch_bounds__(row_threads, 1)
     norm_rows_kernel(const X* __restrict__ x, RowNorm norm, Y* __restrict__ y,
                      float2* __restrict__ stats) {
   const FrameGrid& g = norm.g;
@@ -67,41 +67,9 @@ __global__ void __launch_bounds__(row_threads, 2)
   }
 }
 
-// Any C: a warp a token, one channel a lane, the row read three times (from the cache but for the
-// first).
-template <class X, class Y>
-__global__ void __launch_bounds__(forward_warps * 32)
-    norm_any_kernel(const X* __restrict__ x, RowNorm norm, Y* __restrict__ y,
-                    float2* __restrict__ stats) {
-  const FrameGrid& g = norm.g;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int frame = g.frame(), group = norm.group(frame);
-  const float *sh = norm.shift + norm.offset(group), *sc = norm.scale + norm.offset(group);
-  for (int token = g.first() + warp; token < g.last(); token += forward_warps) {
-    const X* in = x + g.row(frame, token);
-    Y* out = y + g.row(frame, token);
-    if (group < norm.first_row) {
-      for (int i = lane; i < g.channels; i += 32) out[i] = from_float<Y>(to_float(in[i]));
-      continue;
-    }
-    float sum = 0.0f, squares = 0.0f;
-    for (int i = lane; i < g.channels; i += 32) sum += to_float(in[i]);
-    const float mean = warp_sum(sum) / static_cast<float>(g.channels);
-    for (int i = lane; i < g.channels; i += 32) {
-      const float d = to_float(in[i]) - mean;
-      squares += d * d;
-    }
-    const float rstd = rsqrtf(warp_sum(squares) / static_cast<float>(g.channels) + row_epsilon);
-    if (lane == 0)
-      stats[static_cast<std::int64_t>(frame) * g.tokens + token] = make_float2(mean, rstd);
-    for (int i = lane; i < g.channels; i += 32)
-      out[i] = from_float<Y>((to_float(in[i]) - mean) * rstd * (norm.one + sc[i]) + sh[i]);
-  }
-}
-
 // The formula stands in layer_norm.cu.
 template <class X, class Y, int N, bool accumulate>
-__global__ void __launch_bounds__(row_threads, 2)
+__global__ void __launch_bounds__(row_threads, 1)
     norm_rows_backward_kernel(const X* __restrict__ x, RowNorm norm,
                               const float2* __restrict__ stats, const Y* __restrict__ dy, X* dx,
                               float* __restrict__ partial) {
@@ -184,53 +152,6 @@ __global__ void __launch_bounds__(row_threads, 2)
   store_sums(dscale, g.channels, out + g.channels);
 }
 
-// Any C: a block a token, its column sums in shared memory, where a thread meets its own columns
-// only.
-template <class X, class Y>
-__global__ void __launch_bounds__(backward_warps * 32)
-    norm_any_backward_kernel(const X* __restrict__ x, RowNorm norm,
-                             const float2* __restrict__ stats, const Y* __restrict__ dy, X* dx,
-                             bool accumulate, float* __restrict__ partial) {
-  constexpr int block_threads = backward_warps * 32;
-  const FrameGrid& g = norm.g;
-  float *scratch = shared_memory<float>(), *dshift = scratch + 32, *dscale = dshift + g.channels;
-  const int frame = g.frame(), group = norm.group(frame);
-  const float* sc = norm.scale + norm.offset(group);
-  for (int i = threadIdx.x; i < g.channels; i += block_threads) dshift[i] = dscale[i] = 0.0f;
-  for (int token = g.first(); token < g.last(); ++token) {
-    const X* in = x + g.row(frame, token);
-    const Y* gradient = dy + g.row(frame, token);
-    X* out = dx + g.row(frame, token);
-    if (group < norm.first_row) {
-      for (int i = threadIdx.x; i < g.channels; i += block_threads)
-        out[i] = from_float<X>(to_float(gradient[i]) + (accumulate ? to_float(out[i]) : 0.0f));
-      continue;
-    }
-    const float2 st = stats[static_cast<std::int64_t>(frame) * g.tokens + token];
-    float sum = 0.0f, product = 0.0f;
-    for (int i = threadIdx.x; i < g.channels; i += block_threads) {
-      const float d = to_float(gradient[i]), h = (to_float(in[i]) - st.x) * st.y;
-      sum += d * (norm.one + sc[i]);
-      product += d * h * (norm.one + sc[i]);
-      dshift[i] += d;
-      dscale[i] += d * h;
-    }
-    const float mean_g = block_sum(sum, scratch) / static_cast<float>(g.channels);
-    const float mean_gh = block_sum(product, scratch) / static_cast<float>(g.channels);
-    for (int i = threadIdx.x; i < g.channels; i += block_threads) {
-      const float d = to_float(gradient[i]), h = (to_float(in[i]) - st.x) * st.y;
-      float v = st.y * (d * (norm.one + sc[i]) - mean_g - h * mean_gh);
-      if (accumulate) v += to_float(out[i]);
-      out[i] = from_float<X>(v);
-    }
-  }
-  float* to = partial + static_cast<std::int64_t>(blockIdx.x) * 2 * g.channels;
-  for (int i = threadIdx.x; i < g.channels; i += block_threads) {
-    to[i] = dshift[i];
-    to[g.channels + i] = dscale[i];
-  }
-}
-
 constexpr int column_warps = 16;
 constexpr int columns_in_flight = 8;  // loads of a thread
 
@@ -271,41 +192,32 @@ RowNorm affine(const Tensor& x, const Tensor& w, const float* shift) {
 
 }  // namespace
 
-void norm_rows_forward(RowNorm norm, bool quads, const Tensor& x, Tensor& y, Tensor& stats) {
-  norm.g = with_run(norm.g, quads ? forward_run : 2 * forward_warps);
+void norm_rows_forward(RowNorm norm, const Tensor& x, Tensor& y, Tensor& stats) {
+  norm.g = with_run(norm.g, forward_run);
   auto* st = reinterpret_cast<float2*>(data<float>(stats));
   by_stream(x, y, [&]<class X, class Y>() {
-    if (quads)
-      by_row(norm.g.channels, [&]<int N>(int block) {
-        launch(norm_rows_kernel<X, Y, N>, dim3(norm.g.blocks()), dim3(block), BlockSums::bytes,
-               data<X>(x), norm, data<Y>(y), st);
-      });
-    else
-      launch(norm_any_kernel<X, Y>, dim3(norm.g.blocks()), dim3(forward_warps * 32), 0, data<X>(x),
-             norm, data<Y>(y), st);
+    by_row(norm.g.channels, [&]<int N>(int block) {
+      launch(norm_rows_kernel<X, Y, N>, dim3(norm.g.blocks()), dim3(block), BlockSums::bytes,
+             data<X>(x), norm, data<Y>(y), st);
+    });
   });
 }
 
-void norm_rows_backward(const RowNorm& norm, bool quads, const Tensor& x, const Tensor& stats,
-                        const Tensor& dy, Tensor& dx, bool accumulate, const Tensor& partial) {
+void norm_rows_backward(const RowNorm& norm, const Tensor& x, const Tensor& stats, const Tensor& dy,
+                        Tensor& dx, bool accumulate, const Tensor& partial) {
   const FrameGrid& g = norm.g;
   const auto* st = reinterpret_cast<const float2*>(data<float>(stats));
   by_stream(x, dy, [&]<class X, class Y>() {
-    if (quads)
-      by_row(g.channels, [&]<int N>(int block) {
-        const auto start = [&](auto kernel) {
-          launch(kernel, dim3(g.blocks()), dim3(block), BlockSums::bytes, data<X>(x), norm, st,
-                 data<Y>(dy), data<X>(dx), data<float>(partial));
-        };
-        if (accumulate)
-          start(norm_rows_backward_kernel<X, Y, N, true>);
-        else
-          start(norm_rows_backward_kernel<X, Y, N, false>);
-      });
-    else
-      launch(norm_any_backward_kernel<X, Y>, dim3(g.blocks()), dim3(backward_warps * 32),
-             (2 * static_cast<std::size_t>(g.channels) + 32) * sizeof(float), data<X>(x), norm, st,
-             data<Y>(dy), data<X>(dx), accumulate, data<float>(partial));
+    by_row(g.channels, [&]<int N>(int block) {
+      const auto start = [&](auto kernel) {
+        launch(kernel, dim3(g.blocks()), dim3(block), BlockSums::bytes, data<X>(x), norm, st,
+               data<Y>(dy), data<X>(dx), data<float>(partial));
+      };
+      if (accumulate)
+        start(norm_rows_backward_kernel<X, Y, N, true>);
+      else
+        start(norm_rows_backward_kernel<X, Y, N, false>);
+    });
   });
 }
 
@@ -322,8 +234,7 @@ using namespace kernels;  // NOLINT: the operations are written in the kernels' 
 
 void layer_norm_affine_forward(const Tensor& x, const Tensor& w, const Tensor& b, Tensor& y,
                                Tensor& stats) {
-  const RowNorm norm = affine(x, w, data<float>(b));
-  norm_rows_forward(norm, in_rows(norm.g.channels, x, w, b, y), x, y, stats);
+  norm_rows_forward(affine(x, w, data<float>(b)), x, y, stats);
 }
 
 void layer_norm_affine_backward(const Tensor& x, const Tensor& w, const Tensor& stats,
@@ -333,7 +244,7 @@ void layer_norm_affine_backward(const Tensor& x, const Tensor& w, const Tensor& 
   norm.g = with_even_runs(norm.g, slots(norm_rows_blocks));
   const int c = norm.g.channels;
   const Tensor partial = Tensor::empty({norm.g.runs, 2, c}, DType::f32);
-  norm_rows_backward(norm, in_rows(c, x, w, dy, dx), x, stats, dy, dx, accumulate, partial);
+  norm_rows_backward(norm, x, stats, dy, dx, accumulate, partial);
   if (!dw.defined()) return;
   add_columns(data<float>(partial), norm.g.runs, 2 * c, c, data<float>(db));
   add_columns(data<float>(partial) + c, norm.g.runs, 2 * c, c, data<float>(dw));

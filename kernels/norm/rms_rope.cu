@@ -1,5 +1,5 @@
-// RMSNorm of queries and keys over all heads, with their rotation, of ops/norm.h on the GPU
-// (rows.cuh). CPU twin: src/ops/cpu/norm.cpp; cases: tests/kernels/norm.cpp.
+// RMSNorm of ops/norm.h on the GPU, T5's and that of queries and keys over all heads, with their
+// rotation (rows.cuh). CPU twin: src/ops/cpu/norm.cpp; cases: tests/kernels/norm.cpp.
 //
 // Bound by memory. Least traffic for one token of 12 heads of 128 channels in bf16 (a row is 3072
 // bytes; f32 twice that), and 512 bytes of the table:
@@ -52,7 +52,7 @@ __device__ __forceinline__ void find_angles(const Turns& turns, int (&at)[N]) {
 }
 
 template <class T, int N, bool turned>
-__global__ void __launch_bounds__(row_threads, 2)
+__global__ void __launch_bounds__(row_threads, 1)
     rms_rope_kernel(const T* __restrict__ x, const float* __restrict__ w, Turns turns, FrameGrid g,
                     float eps, T* __restrict__ y) {
   const int frame = g.frame(), last = g.last();
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(row_threads, 2)
 
 // dx = r (g w - x r^2 mean(g w x)), dw += g x r, g = dy turned back. dx may be dy.
 template <class T, int N, bool turned>
-__global__ void __launch_bounds__(row_threads, 2)
+__global__ void __launch_bounds__(row_threads, 1)
     rms_rope_backward_kernel(const T* __restrict__ x, const float* __restrict__ w, Turns turns,
                              FrameGrid g, float eps, const T* dy, T* dx,
                              float* __restrict__ partial) {
@@ -139,79 +139,6 @@ __global__ void __launch_bounds__(row_threads, 2)
   store_sums(dw, g.channels, partial + static_cast<std::int64_t>(blockIdx.x) * g.channels);
 }
 
-// Any C: a block a token, a pair of channels a thread and step; the last one may be single.
-struct Pair {
-  float a, b;
-};
-template <class T>
-__device__ __forceinline__ Pair load_pair(const T* row, int i, int channels) {
-  return {to_float(row[i]), i + 1 < channels ? to_float(row[i + 1]) : 0.0f};
-}
-template <class T>
-__device__ __forceinline__ void store_pair(T* row, int i, int channels, Pair p) {
-  row[i] = from_float<T>(p.a);
-  if (i + 1 < channels) row[i + 1] = from_float<T>(p.b);
-}
-__device__ __forceinline__ Pair turn(const Turns& turns, int token, int i, float sign, Pair p) {
-  if (turns.rope == nullptr) return p;
-  const float* angle = turns.at(token) + i % turns.width;
-  const float c = angle[0], s = sign * angle[1];
-  return {p.a * c - p.b * s, p.a * s + p.b * c};
-}
-
-template <class T>
-__global__ void __launch_bounds__(threads)
-    rms_rope_any_kernel(const T* __restrict__ x, const float* __restrict__ w, Turns turns,
-                        FrameGrid g, float eps, T* __restrict__ y) {
-  const int frame = g.frame(), C = g.channels;
-  for (int token = g.first(); token < g.last(); ++token) {
-    const T* in = x + g.row(frame, token);
-    float squares = 0.0f;
-    for (int i = threadIdx.x; i < C; i += threads) squares += to_float(in[i]) * to_float(in[i]);
-    const float sum = block_sum(squares, shared_memory<float>());
-    const float r = rsqrtf(sum / static_cast<float>(C) + eps);
-    for (int i = 2 * static_cast<int>(threadIdx.x); i < C; i += 2 * threads) {
-      const Pair v = load_pair(in, i, C), weight = load_pair(w, i, C);
-      // The address is computed again, which saves a register in the loop.
-      store_pair(y + g.row(frame, opaque(token)), i, C,
-                 turn(turns, token, i, 1.0f, {v.a * r * weight.a, v.b * r * weight.b}));
-    }
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(threads)
-    rms_rope_any_backward_kernel(const T* __restrict__ x, const float* __restrict__ w, Turns turns,
-                                 FrameGrid g, float eps, const T* dy, T* dx,
-                                 float* __restrict__ partial) {
-  const int frame = g.frame(), C = g.channels, first = 2 * static_cast<int>(threadIdx.x);
-  float *scratch = shared_memory<float>(), *dw = scratch + 32;
-  for (int i = first; i < C; i += 2 * threads) store_pair(dw, i, C, {0.0f, 0.0f});
-  for (int token = g.first(); token < g.last(); ++token) {
-    const std::int64_t row = g.row(frame, token);
-    float squares = 0.0f, product = 0.0f;
-    for (int i = first; i < C; i += 2 * threads) {
-      const Pair v = load_pair(x + row, i, C), weight = load_pair(w, i, C);
-      const Pair d = turn(turns, token, i, -1.0f, load_pair(dy + row, i, C));
-      squares += v.a * v.a + v.b * v.b;
-      product += d.a * weight.a * v.a + d.b * weight.b * v.b;
-    }
-    const float r = rsqrtf(block_sum(squares, scratch) / static_cast<float>(C) + eps);
-    const float along = block_sum(product, scratch) / static_cast<float>(C) * r * r;
-    const std::int64_t again = g.row(frame, opaque(token));
-    for (int i = first; i < C; i += 2 * threads) {
-      const Pair v = load_pair(x + again, i, C), weight = load_pair(w, i, C),
-                 sum = load_pair(dw, i, C);
-      const Pair d = turn(turns, token, i, -1.0f, load_pair(dy + again, i, C));
-      store_pair(dw, i, C, {sum.a + d.a * (v.a * r), sum.b + d.b * (v.b * r)});
-      store_pair(dx + again, i, C,
-                 {r * (d.a * weight.a - v.a * along), r * (d.b * weight.b - v.b * along)});
-    }
-  }
-  for (int i = first; i < C; i += 2 * threads)
-    store_pair(partial + static_cast<std::int64_t>(blockIdx.x) * C, i, C, load_pair(dw, i, C));
-}
-
 // The tokens of a sample are a frame; without a table all tokens are one sample's.
 FrameGrid samples_of(const Tensor& x, const Tensor& rope) {
   const std::int64_t c = x.dim(-1), rows = x.numel() / c;
@@ -224,6 +151,7 @@ FrameGrid samples_of(const Tensor& x, const Tensor& rope) {
 }
 
 Turns turns_of(const Tensor& rope, int channels, int heads) {
+  WEFT_ASSERT(!rope.defined() || channels / heads % 4 == 0);
   return {data_or_null<float>(rope), channels / heads};
 }
 
@@ -240,19 +168,16 @@ void rms_rope_forward(const Tensor& x, const Tensor& w, const Tensor& rope, int 
   const Turns turns = turns_of(rope, g.channels, heads);
   const bool turned = rope.defined();
   by_type(x, [&]<class T>() {
-    const auto start = [&](auto kernel, int block, std::size_t shared) {
-      launch(kernel, dim3(g.blocks()), dim3(block), shared, data<T>(x), data<float>(w), turns, g,
-             eps, data<T>(y));
-    };
-    if (!in_rows(g.channels, x, w, y) || (turned && (turns.width % 4 != 0 || !aligned<4>(rope))))
-      return start(rms_rope_any_kernel<T>, threads, 32 * sizeof(float));
     by_row(g.channels, [&]<int N>(int block) {
-      if (turned)
-        start(rms_rope_kernel<T, N, true>, block, BlockSums::bytes);
-      else
-        start(rms_rope_kernel<T, N, false>, block, BlockSums::bytes);
+      launch(turned ? rms_rope_kernel<T, N, true> : rms_rope_kernel<T, N, false>, dim3(g.blocks()),
+             dim3(block), BlockSums::bytes, data<T>(x), data<float>(w), turns, g, eps, data<T>(y));
     });
   });
+}
+
+// T5's.
+void rms_norm_forward(const Tensor& x, const Tensor& w, float eps, Tensor& y) {
+  rms_rope_forward(x, w, Tensor(), 1, eps, y);
 }
 
 void rms_rope_backward(const Tensor& x, const Tensor& w, const Tensor& rope, int heads, float eps,
@@ -262,19 +187,10 @@ void rms_rope_backward(const Tensor& x, const Tensor& w, const Tensor& rope, int
   const bool turned = rope.defined();
   const Tensor partial = Tensor::empty({g.frames, g.runs, g.channels}, DType::f32);
   by_type(x, [&]<class T>() {
-    const auto start = [&](auto kernel, int block, std::size_t shared) {
-      launch(kernel, dim3(g.blocks()), dim3(block), shared, data<T>(x), data<float>(w), turns, g,
-             eps, data<T>(dy), data<T>(dx), data<float>(partial));
-    };
-    if (!in_rows(g.channels, x, w, dy, dx) ||
-        (turned && (turns.width % 4 != 0 || !aligned<4>(rope))))
-      return start(rms_rope_any_backward_kernel<T>, threads,
-                   (32 + static_cast<std::size_t>(g.channels)) * sizeof(float));
     by_row(g.channels, [&]<int N>(int block) {
-      if (turned)
-        start(rms_rope_backward_kernel<T, N, true>, block, BlockSums::bytes);
-      else
-        start(rms_rope_backward_kernel<T, N, false>, block, BlockSums::bytes);
+      launch(turned ? rms_rope_backward_kernel<T, N, true> : rms_rope_backward_kernel<T, N, false>,
+             dim3(g.blocks()), dim3(block), BlockSums::bytes, data<T>(x), data<float>(w), turns, g,
+             eps, data<T>(dy), data<T>(dx), data<float>(partial));
     });
   });
   if (dw.defined())

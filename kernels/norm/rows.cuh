@@ -9,26 +9,21 @@
 
 namespace weft::kernels {
 
-constexpr int row_channels = 5120;  // the longest row
-constexpr int row_threads = 256;    // most threads of a block
+constexpr int row_threads = 512;  // most threads of a block
 
-// Whether rows of all tensors can be walked so.
-template <class... Tensors>
-bool in_rows(int channels, const Tensors&... t) {
-  return channels % 4 == 0 && channels <= row_channels && aligned<4>(t...);
-}
-
-// Calls f.operator()<N>(threads) with N quads a thread.
+// Calls f.operator()<N>(threads) with N quads a thread. Models have whole quads of channels and no
+// longer rows (their options say so), and tensors of them begin at 16 bytes.
 template <class F>
 void by_row(int channels, F&& f) {
+  WEFT_ASSERT(channels % 4 == 0 && channels <= 4 * 5 * row_threads);
   if (channels <= 512)
     f.template operator()<1>(128);
   else if (channels <= 1536)
     f.template operator()<3>(128);
   else if (channels <= 3072)
-    f.template operator()<3>(row_threads);
+    f.template operator()<3>(256);
   else
-    f.template operator()<5>(row_threads);
+    f.template operator()<5>(channels <= 5120 ? 256 : row_threads);
 }
 
 // This thread's n-th quad of a row.
@@ -102,8 +97,8 @@ void by_stream(const Tensor& stream, const Tensor& branch, F&& f) {
     by_type(branch, [&]<class Y>() { f.template operator()<float, Y>(); });
 }
 
-// ---- norm_rows.cu: LayerNorm for what the warps of layer_norm.cu do not take: rows of any length,
-// a residual stream of another type, affine norms.
+// ---- norm_rows.cu: LayerNorm for what the warps of layer_norm.cu do not take: long rows, a
+// residual stream of another type, affine norms.
 
 // A frame's rows are scaled by one + scale and shifted: with a modulation (one = 1) by the row of
 // it that `rows` names; affine (one = 0, rows null) by the weights themselves, one frame in all.
@@ -120,10 +115,10 @@ struct RowNorm {
     return static_cast<std::int64_t>(group) * g.vectors * g.channels;
   }
 };
-void norm_rows_forward(RowNorm norm, bool quads, const Tensor& x, Tensor& y, Tensor& stats);
+void norm_rows_forward(RowNorm norm, const Tensor& x, Tensor& y, Tensor& stats);
 // partial [frames, runs, 2, C]: the shift's and the scale's.
-void norm_rows_backward(const RowNorm& norm, bool quads, const Tensor& x, const Tensor& stats,
-                        const Tensor& dy, Tensor& dx, bool accumulate, const Tensor& partial);
+void norm_rows_backward(const RowNorm& norm, const Tensor& x, const Tensor& stats, const Tensor& dy,
+                        Tensor& dx, bool accumulate, const Tensor& partial);
 // Blocks of it that an SM has.
 constexpr int norm_rows_blocks = 4;
 

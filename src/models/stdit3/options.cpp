@@ -11,7 +11,7 @@ void model_rows(Rows& r, Stdit3Deck& d) {
   r.number("in_channels", d.in_channels, 1, 4096,
            "Channels of its input: 3 for pixels, 4 for latents of the VAE.");
   r.number("patch_size", d.patch_size, 1, 64, "Patch in frames, rows and columns of the input.");
-  r.number("hidden_size", d.hidden_size, 4, 65536, "Channels of a token.");
+  r.number("hidden_size", d.hidden_size, 4, 10240, "Channels of a token.");
   r.number("depth", d.depth, 1, 1000, "Pairs of a spatial and a temporal block.");
   r.number("num_heads", d.num_heads, 1, 1024, "Attention heads; divides hidden_size.");
   r.number("mlp_ratio", d.mlp_ratio, 0.01, 64, "Width of the MLP over hidden_size.");

@@ -11,7 +11,7 @@ void rows_of(Rows& r, T5Deck& d, const char* clean) {
          "models that have one.");
   r.path("tokenizer", d.tokenizer,
          "SentencePiece model; empty: spiece.model in the folder of the weights.");
-  r.number("d_model", d.d_model, 1, 65536, "Channels of a token.");
+  r.number("d_model", d.d_model, 4, 10240, "Channels of a token.");
   r.number("d_kv", d.d_kv, 1, 1024, "Channels of an attention head.");
   r.number("num_heads", d.num_heads, 1, 1024, "Attention heads.");
   r.number("d_ff", d.d_ff, 1, 1e6, "Width of the gated MLP.");
@@ -32,9 +32,15 @@ void umt5_rows(Rows& r, UmT5Deck& d) {
   rows_of(r, d, "Clean captions as Wan does: encodings, HTML entities, white space; case is kept.");
 }
 
+template <class Deck>
+void check(const Deck& d, const DeckDemand& demand) {
+  demand(d.d_model % 4 == 0, fmt::format("t5.d_model = {} does not divide by 4", d.d_model),
+         "take a multiple of 4: the kernels move so many channels at once");
+}
+
 }  // namespace
 
-std::vector<DeckTable> t5_tables() { return {deck_table("t5", t5_rows)}; }
-std::vector<DeckTable> umt5_tables() { return {deck_table("t5", umt5_rows)}; }
+std::vector<DeckTable> t5_tables() { return {deck_table("t5", t5_rows, check<T5Deck>)}; }
+std::vector<DeckTable> umt5_tables() { return {deck_table("t5", umt5_rows, check<UmT5Deck>)}; }
 
 }  // namespace weft

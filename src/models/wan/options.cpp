@@ -10,7 +10,7 @@ namespace {
 void model_rows(Rows& r, WanDeck& d) {
   r.number("in_channels", d.in_channels, 1, 4096, "Channels of its input: those of the latents.");
   r.number("patch_size", d.patch_size, 1, 64, "Patch in frames, rows and columns of the input.");
-  r.number("hidden_size", d.hidden_size, 8, 65536, "Channels of a token.");
+  r.number("hidden_size", d.hidden_size, 8, 10240, "Channels of a token.");
   r.number("depth", d.depth, 1, 1000, "Blocks.");
   r.number("num_heads", d.num_heads, 1, 1024, "Attention heads; divides hidden_size.");
   r.number("ffn_dim", d.ffn_dim, 1, 1'000'000, "Wan: width of the MLP.");
