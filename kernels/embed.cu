@@ -49,41 +49,27 @@ __global__ void position_kernel(int positions, int W, int quarter, float divisor
 
 constexpr int frames_a_thread = 4;
 
-// x [frames, size] += p [size]; `pack` elements a thread.
-template <class T, int pack>
+// x [frames, size] += p [size], `size` in accesses.
+template <class T, int V>
 __global__ void add_position_kernel(const float* p, T* x, std::int64_t size, std::int64_t frames) {
-  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * pack;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= size) return;
-  alignas(16) float shift[pack];
-  if constexpr (pack == 1) {
-    shift[0] = p[i];
-  } else {
-#pragma unroll
-    for (int j = 0; j < pack; j += 4)
-      *reinterpret_cast<Pack<float>*>(shift + j) = load_pack(p + i + j);
-  }
+  float shift[V];
+  unpack(load_vec<V>(p, i), shift);
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.y) * frames_a_thread;
   // All frames' loads first: their latency is what the kernel waits for.
-  Pack<T> v[frames_a_thread];
+  Vec<T, V> loaded[frames_a_thread];
+#pragma unroll
+  for (int f = 0; f < frames_a_thread; ++f)
+    if (first + f < frames) loaded[f] = load_vec<V>(x, (first + f) * size + i);
 #pragma unroll
   for (int f = 0; f < frames_a_thread; ++f)
     if (first + f < frames) {
-      const T* from = x + (first + f) * size + i;
-      if constexpr (pack == 1)
-        v[f].v[0] = *from;
-      else
-        v[f] = load_pack(from);
-    }
+      float v[V];
+      unpack(loaded[f], v);
 #pragma unroll
-  for (int f = 0; f < frames_a_thread; ++f)
-    if (first + f < frames) {
-#pragma unroll
-      for (int j = 0; j < pack; ++j) v[f].v[j] = from_float<T>(to_float(v[f].v[j]) + shift[j]);
-      T* to = x + (first + f) * size + i;
-      if constexpr (pack == 1)
-        *to = v[f].v[0];
-      else
-        store_pack(to, v[f]);
+      for (int e = 0; e < V; ++e) v[e] += shift[e];
+      store_vec<V>(x, (first + f) * size + i, pack<T, V>(v));
     }
 }
 
@@ -138,57 +124,34 @@ __global__ void __launch_bounds__(threads)
 
 // ---- Captions ----
 
-// Block: one row; `pack` elements a thread and turn.
-template <class T, int pack>
+// Block: one row of C accesses.
+template <class T, int V>
 __global__ void gather_captions_kernel(const float* y, const float* null_caption,
                                        const std::int32_t* index, int C, T* rows) {
-  const std::int32_t at = index[blockIdx.x];
-  T* to = rows + static_cast<std::int64_t>(blockIdx.x) * C;
-  const float* from = nullptr;
-  if (at >= 0)
-    from = y + static_cast<std::int64_t>(at) * C;
-  else if (at != ops::padding_row)
-    from = null_caption + static_cast<std::int64_t>(-1 - at) * C;
-  for (int i = static_cast<int>(threadIdx.x) * pack; i < C;
-       i += static_cast<int>(blockDim.x) * pack) {
-    if constexpr (pack == 1) {
-      to[i] = from_float<T>(from == nullptr ? 0.0f : from[i]);
-    } else {
-      Pack<T> out;
-#pragma unroll
-      for (int j = 0; j < pack; j += 4) {
-        Pack<float> four{};
-        if (from != nullptr) four = load_pack(from + i + j);
-#pragma unroll
-        for (int l = 0; l < 4; ++l) out.v[j + l] = from_float<T>(four.v[l]);
-      }
-      store_pack(to + i, out);
-    }
+  const std::int64_t at = index[blockIdx.x], to = static_cast<std::int64_t>(blockIdx.x) * C;
+  for (int i = static_cast<int>(threadIdx.x); i < C; i += static_cast<int>(blockDim.x)) {
+    float v[V] = {};
+    if (at >= 0)
+      unpack(load_vec<V>(y, at * C + i), v);
+    else if (at != ops::padding_row)
+      unpack(load_vec<V>(null_caption, (-1 - at) * C + i), v);
+    store_vec<V>(rows, to + i, pack<T, V>(v));
   }
 }
 
 // A caption row is packed at most once, so no two blocks add to the same place.
-template <class T, int pack>
+template <class T, int V>
 __global__ void gather_backward_kernel(const T* drows, const std::int32_t* index, int C,
                                        float* dy) {
-  const std::int32_t at = index[blockIdx.x];
+  const std::int64_t at = index[blockIdx.x], from = static_cast<std::int64_t>(blockIdx.x) * C;
   if (at < 0) return;
-  const T* from = drows + static_cast<std::int64_t>(blockIdx.x) * C;
-  float* to = dy + static_cast<std::int64_t>(at) * C;
-  for (int i = static_cast<int>(threadIdx.x) * pack; i < C;
-       i += static_cast<int>(blockDim.x) * pack) {
-    if constexpr (pack == 1) {
-      to[i] += to_float(from[i]);
-    } else {
-      const Pack<T> in = load_pack(from + i);
+  for (int i = static_cast<int>(threadIdx.x); i < C; i += static_cast<int>(blockDim.x)) {
+    float d[V], sum[V];
+    unpack(load_vec<V>(drows, from + i), d);
+    unpack(load_vec<V>(static_cast<const float*>(dy), at * C + i), sum);
 #pragma unroll
-      for (int j = 0; j < pack; j += 4) {
-        Pack<float> four = load_pack(to + i + j);
-#pragma unroll
-        for (int l = 0; l < 4; ++l) four.v[l] += to_float(in.v[j + l]);
-        store_pack(to + i + j, four);
-      }
-    }
+    for (int e = 0; e < V; ++e) sum[e] += d[e];
+    store_vec<V>(dy, at * C + i, pack<float, V>(sum));
   }
 }
 
@@ -215,10 +178,10 @@ void add_position(const Tensor& p, Tensor& x) {
   by_type(x, [&]<class T>() {
     by_width<Pack<T>::size>(
         size,
-        [&]<int pack>() {
-          launch(add_position_kernel<T, pack>,
-                 dim3(blocks_for(size, threads * pack), blocks_for(frames, frames_a_thread)),
-                 dim3(threads), 0, data<float>(p), data<T>(x), size, frames);
+        [&]<int V>() {
+          launch(add_position_kernel<T, V>,
+                 dim3(blocks_for(size, threads * V), blocks_for(frames, frames_a_thread)),
+                 dim3(threads), 0, data<float>(p), data<T>(x), size / V, frames);
         },
         x, p);
   });
@@ -258,10 +221,10 @@ void gather_captions(const Tensor& y, const Tensor& null_caption, const Tensor& 
   by_type(rows, [&]<class T>() {
     by_width<Pack<T>::size>(
         C,
-        [&]<int pack>() {
-          launch(gather_captions_kernel<T, pack>, dim3(static_cast<unsigned>(index.numel())),
+        [&]<int V>() {
+          launch(gather_captions_kernel<T, V>, dim3(static_cast<unsigned>(index.numel())),
                  dim3(threads), 0, data_or_null<float>(y), data_or_null<float>(null_caption),
-                 data<std::int32_t>(index), C, data<T>(rows));
+                 data<std::int32_t>(index), C / V, data<T>(rows));
         },
         y, null_caption, rows);
   });
@@ -272,9 +235,10 @@ void gather_captions_backward(const Tensor& drows, const Tensor& index, Tensor& 
   by_type(drows, [&]<class T>() {
     by_width<Pack<T>::size>(
         C,
-        [&]<int pack>() {
-          launch(gather_backward_kernel<T, pack>, dim3(static_cast<unsigned>(index.numel())),
-                 dim3(threads), 0, data<T>(drows), data<std::int32_t>(index), C, data<float>(dy));
+        [&]<int V>() {
+          launch(gather_backward_kernel<T, V>, dim3(static_cast<unsigned>(index.numel())),
+                 dim3(threads), 0, data<T>(drows), data<std::int32_t>(index), C / V,
+                 data<float>(dy));
         },
         drows, dy);
   });

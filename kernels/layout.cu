@@ -107,13 +107,12 @@ struct Strips {
   int T, H, W;         // patches of a sample
   int tokens, across;  // patches of a strip, strips of a row of patches
   int row_size;        // elements of a patch
-  bool aligned;        // the rows begin at 16 bytes
 };
 
 // Copies between x f32 and rows T; a row's elements are ordered (c,pt,ph,pw) or (pt,ph,pw,c). The
 // strip in shared memory has its rows an odd number of words apart, so that lanes that walk over
 // pixels and lanes that walk over a row both meet different banks.
-template <class T, bool channels_first, bool to_rows>
+template <class T, int V, bool channels_first, bool to_rows>
 __global__ void patch_kernel(Strips s, float* x, T* rows) {
   float* strip = shared_memory<float>();
   const int stride = s.row_size | 1;
@@ -128,19 +127,16 @@ __global__ void patch_kernel(Strips s, float* x, T* rows) {
   T* row = rows + first_row * s.row_size;
   const int elements = tokens * s.row_size;
 
-  constexpr int pack = Pack<T>::size;
-  const bool packed = s.row_size % pack == 0 && s.aligned;
+  // V elements of a row, in order, and where they are in the strip.
+  const auto in_strip = [&](int i) {
+    return strip + i * V / s.row_size * stride + i * V % s.row_size;
+  };
   if constexpr (!to_rows) {
-    if (packed) {
-      for (int i = threadIdx.x * pack; i < elements; i += blockDim.x * pack) {
-        const Pack<T> in = load_pack(row + i);
-        float* to = strip + i / s.row_size * stride + i % s.row_size;
+    for (int i = threadIdx.x; i < elements / V; i += blockDim.x) {
+      float v[V];
+      unpack(load_vec<V>(static_cast<const T*>(row), i), v);
 #pragma unroll
-        for (int j = 0; j < pack; ++j) to[j] = to_float(in.v[j]);
-      }
-    } else {
-      for (int i = threadIdx.x; i < elements; i += blockDim.x)
-        strip[i / s.row_size * stride + i % s.row_size] = to_float(row[i]);
+      for (int e = 0; e < V; ++e) in_strip(i)[e] = v[e];
     }
     __syncthreads();
   }
@@ -164,17 +160,11 @@ __global__ void patch_kernel(Strips s, float* x, T* rows) {
   }
   if constexpr (to_rows) {
     __syncthreads();
-    if (packed) {
-      for (int i = threadIdx.x * pack; i < elements; i += blockDim.x * pack) {
-        const float* from = strip + i / s.row_size * stride + i % s.row_size;
-        Pack<T> out;
+    for (int i = threadIdx.x; i < elements / V; i += blockDim.x) {
+      float v[V];
 #pragma unroll
-        for (int j = 0; j < pack; ++j) out.v[j] = from_float<T>(from[j]);
-        store_pack(row + i, out);
-      }
-    } else {
-      for (int i = threadIdx.x; i < elements; i += blockDim.x)
-        row[i] = from_float<T>(strip[i / s.row_size * stride + i % s.row_size]);
+      for (int e = 0; e < V; ++e) v[e] = in_strip(i)[e];
+      store_vec<V>(row, i, pack<T, V>(v));
     }
   }
 }
@@ -199,12 +189,14 @@ void move_patches(const Tensor& x, ops::PatchGeometry patch, const Tensor& rows)
   s.across = (s.W + s.tokens - 1) / s.tokens;
   const std::int64_t strips = x.dim(0) * s.T * s.H * s.across;
   WEFT_ASSERT(rows.numel() == x.dim(0) * s.T * s.H * s.W * s.row_size && strips <= INT32_MAX);
-  by_type(rows, [&]<class T>() {
-    s.aligned = aligned<Pack<T>::size>(rows);
-    launch(patch_kernel<T, channels_first, to_rows>, dim3(static_cast<unsigned>(strips)),
-           dim3(threads), static_cast<std::size_t>(s.tokens * stride) * sizeof(float), s,
-           data<float>(x), data<T>(rows));
-  });
+  by_access(
+      s.row_size,
+      [&]<class T, int V>() {
+        launch(patch_kernel<T, V, channels_first, to_rows>, dim3(static_cast<unsigned>(strips)),
+               dim3(threads), static_cast<std::size_t>(s.tokens * stride) * sizeof(float), s,
+               data<float>(x), data<T>(rows));
+      },
+      rows);
 }
 
 __device__ __forceinline__ float level(std::uint32_t byte) {

@@ -36,19 +36,36 @@ struct State {
 };
 
 // One element: g is its gradient, before clipping.
-__device__ __forceinline__ void adamw(const ops::AdamW& a, float scale, float rc1, float rc2,
-                                      float g, float& p, float& m, float& v, float& ema) {
-  g *= scale;
-  m = a.beta1 * m + a.rest1 * g;
-  v = a.beta2 * v + a.rest2 * g * g;
-  p -= a.lr * ((m * rc1) / (sqrtf(v) * rc2 + a.eps) + a.weight_decay * p);
-  ema = a.ema_decay * ema + (1.0f - a.ema_decay) * p;
-}
+struct AdamwRule {
+  static constexpr bool two_moments = true;
+  ops::AdamW a;
+  __device__ __forceinline__ void operator()(float scale, float g, float& p, float& m, float& v,
+                                             float& ema) const {
+    const float rc1 = 1.0f / a.correction1, rc2 = 1.0f / sqrtf(a.correction2);
+    g *= scale;
+    m = a.beta1 * m + a.rest1 * g;
+    v = a.beta2 * v + a.rest2 * g * g;
+    p -= a.lr * ((m * rc1) / (sqrtf(v) * rc2 + a.eps) + a.weight_decay * p);
+    ema = a.ema_decay * ema + (1.0f - a.ema_decay) * p;
+  }
+};
+struct SgdRule {
+  static constexpr bool two_moments = false;
+  ops::Sgd a;
+  __device__ __forceinline__ void operator()(float scale, float g, float& p, float&, float& v,
+                                             float& ema) const {
+    g = g * scale + a.weight_decay * p;
+    v = a.first ? g : a.momentum * v + g;
+    p -= a.lr * v;
+    ema = a.ema_decay * ema + (1.0f - a.ema_decay) * p;
+  }
+};
 
-template <int V>
+template <class Rule, int V>
 __global__ void __launch_bounds__(threads, 4)
-    adamw_kernel(ops::AdamW a, const double* __restrict__ squares, const float* __restrict__ grad,
-                 State s, std::int64_t count) {
+    step_kernel(Rule rule, const double* __restrict__ squares, const float* __restrict__ grad,
+                State s, std::int64_t count) {
+  constexpr bool two = Rule::two_moments;
   Verdict* shared = shared_memory<Verdict>();
   const std::int64_t at = thread_index();
   const bool whole = (at + 1) * V <= count;
@@ -56,73 +73,27 @@ __global__ void __launch_bounds__(threads, 4)
   if (whole) {
     g = load_vec<V>(grad, at);
     p = load_vec<V>(static_cast<const float*>(s.p), at);
-    m = load_vec<V>(static_cast<const float*>(s.m), at);
+    if constexpr (two) m = load_vec<V>(static_cast<const float*>(s.m), at);
     v = load_vec<V>(static_cast<const float*>(s.v), at);
     if (s.ema != nullptr) ema = load_vec<V>(static_cast<const float*>(s.ema), at);
   }
-  if (threadIdx.x == 0) *shared = judge(*squares, a.grad_clip);
+  if (threadIdx.x == 0) *shared = judge(*squares, rule.a.grad_clip);
   __syncthreads();
   const Verdict verdict = *shared;
   if (!verdict.finite) return;
-  const float rc1 = 1.0f / a.correction1, rc2 = 1.0f / sqrtf(a.correction2);
   if (whole) {
 #pragma unroll
-    for (int e = 0; e < V; ++e)
-      adamw(a, verdict.scale, rc1, rc2, g.v[e], p.v[e], m.v[e], v.v[e], ema.v[e]);
+    for (int e = 0; e < V; ++e) rule(verdict.scale, g.v[e], p.v[e], m.v[e], v.v[e], ema.v[e]);
     store_vec<V>(s.p, at, p);
-    store_vec<V>(s.m, at, m);
+    if constexpr (two) store_vec<V>(s.m, at, m);
     store_vec<V>(s.v, at, v);
     if (s.ema != nullptr) store_vec<V>(s.ema, at, ema);
     if (s.copy != nullptr) store_vec<V>(s.copy, at, pack<__nv_bfloat16, V>(p.v));
     return;
   }
   for (std::int64_t i = at * V; i < count; ++i) {  // the last few elements, by one thread
-    float old = s.ema != nullptr ? s.ema[i] : 0.0f;
-    adamw(a, verdict.scale, rc1, rc2, grad[i], s.p[i], s.m[i], s.v[i], old);
-    if (s.ema != nullptr) s.ema[i] = old;
-    if (s.copy != nullptr) s.copy[i] = from_float<__nv_bfloat16>(s.p[i]);
-  }
-}
-
-__device__ __forceinline__ void sgd(const ops::Sgd& a, float scale, float g, float& p, float& v,
-                                    float& ema) {
-  g = g * scale + a.weight_decay * p;
-  v = a.first ? g : a.momentum * v + g;
-  p -= a.lr * v;
-  ema = a.ema_decay * ema + (1.0f - a.ema_decay) * p;
-}
-
-// State::m is not used.
-template <int V>
-__global__ void __launch_bounds__(threads, 4)
-    sgd_kernel(ops::Sgd a, const double* __restrict__ squares, const float* __restrict__ grad,
-               State s, std::int64_t count) {
-  Verdict* shared = shared_memory<Verdict>();
-  const std::int64_t at = thread_index();
-  const bool whole = (at + 1) * V <= count;
-  Vec<float, V> g{}, p{}, v{}, ema{};
-  if (whole) {
-    g = load_vec<V>(grad, at);
-    p = load_vec<V>(static_cast<const float*>(s.p), at);
-    if (!a.first) v = load_vec<V>(static_cast<const float*>(s.v), at);
-    if (s.ema != nullptr) ema = load_vec<V>(static_cast<const float*>(s.ema), at);
-  }
-  if (threadIdx.x == 0) *shared = judge(*squares, a.grad_clip);
-  __syncthreads();
-  const Verdict verdict = *shared;
-  if (!verdict.finite) return;
-  if (whole) {
-#pragma unroll
-    for (int e = 0; e < V; ++e) sgd(a, verdict.scale, g.v[e], p.v[e], v.v[e], ema.v[e]);
-    store_vec<V>(s.p, at, p);
-    store_vec<V>(s.v, at, v);
-    if (s.ema != nullptr) store_vec<V>(s.ema, at, ema);
-    if (s.copy != nullptr) store_vec<V>(s.copy, at, pack<__nv_bfloat16, V>(p.v));
-    return;
-  }
-  for (std::int64_t i = at * V; i < count; ++i) {  // the last few elements, by one thread
-    float old = s.ema != nullptr ? s.ema[i] : 0.0f;
-    sgd(a, verdict.scale, grad[i], s.p[i], s.v[i], old);
+    float old = s.ema != nullptr ? s.ema[i] : 0.0f, none = 0.0f;
+    rule(verdict.scale, grad[i], s.p[i], two ? s.m[i] : none, s.v[i], old);
     if (s.ema != nullptr) s.ema[i] = old;
     if (s.copy != nullptr) s.copy[i] = from_float<__nv_bfloat16>(s.p[i]);
   }
@@ -164,34 +135,29 @@ namespace weft::ops::cuda {
 
 using namespace kernels;  // NOLINT: the operations are written in the kernels' words
 
-void adamw_step(const AdamW& a, const Tensor& squares, const Tensor& grad, Tensor& p, Tensor& m,
-                Tensor& v, Tensor& ema, Tensor& copy) {
-  const State s{data<float>(p), data<float>(m), data<float>(v),
-                a.ema_decay > 0 ? data_or_null<float>(ema) : nullptr,
+template <class Rule>
+static void step(Rule rule, const Tensor& squares, const Tensor& grad, Tensor& p, const Tensor& m,
+                 Tensor& v, Tensor& ema, Tensor& copy) {
+  const State s{data<float>(p), data_or_null<float>(m), data<float>(v),
+                rule.a.ema_decay > 0 ? data_or_null<float>(ema) : nullptr,
                 data_or_null<__nv_bfloat16>(copy)};
   const auto run = [&]<int V>() {
-    launch(adamw_kernel<V>, dim3(blocks_for(p.numel(), threads * V)), dim3(threads),
-           sizeof(Verdict), a, data<double>(squares), data<float>(grad), s, p.numel());
+    launch(step_kernel<Rule, V>, dim3(blocks_for(p.numel(), threads * V)), dim3(threads),
+           sizeof(Verdict), rule, data<double>(squares), data<float>(grad), s, p.numel());
   };
   if (aligned<4>(grad, p, m, v, ema, copy))
-    run.operator()<4>();
+    run.template operator()<4>();
   else
-    run.operator()<1>();
+    run.template operator()<1>();
 }
 
+void adamw_step(const AdamW& a, const Tensor& squares, const Tensor& grad, Tensor& p, Tensor& m,
+                Tensor& v, Tensor& ema, Tensor& copy) {
+  step(AdamwRule{a}, squares, grad, p, m, v, ema, copy);
+}
 void sgd_step(const Sgd& a, const Tensor& squares, const Tensor& grad, Tensor& p, Tensor& v,
               Tensor& ema, Tensor& copy) {
-  const State s{data<float>(p), nullptr, data<float>(v),
-                a.ema_decay > 0 ? data_or_null<float>(ema) : nullptr,
-                data_or_null<__nv_bfloat16>(copy)};
-  const auto run = [&]<int V>() {
-    launch(sgd_kernel<V>, dim3(blocks_for(p.numel(), threads * V)), dim3(threads), sizeof(Verdict),
-           a, data<double>(squares), data<float>(grad), s, p.numel());
-  };
-  if (aligned<4>(grad, p, v, ema, copy))
-    run.operator()<4>();
-  else
-    run.operator()<1>();
+  step(SgdRule{a}, squares, grad, p, Tensor(), v, ema, copy);
 }
 
 void ema_step(float decay, const Tensor& squares, const Tensor& p, Tensor& ema) {

@@ -144,7 +144,7 @@ STREAMS = [
     Entry("addition", "bf16", 0.85, ["add_kernel<8, bf16>"], measured="96 %"),
     Entry("conversion to bf16", "f32", 0.85, ["convert_kernel<4, float, bf16>"], measured="97 %"),
     Entry("SiLU forward", "f32", 0.85, ["silu_forward_kernel<4>"], measured="123 %"),
-    Entry("AdamW", "f32", 0.85, ["adamw_kernel<4>"]),
+    Entry("AdamW", "f32", 0.85, ["step_kernel<AdamwRule, 4>"]),
     Entry("squares of gradients", "f32", 0.85, ["squares_kernel<4>"]),
     # A token is a pass of four warps; 12 heads share its rotation. Positions of the VAE: two a pass of a warp, or one.
     Entry("RMS norm, rotation", "Wan, bf16", 0.85, ["rms_rope_kernel<bf16, 3, true>"], moved=6656 / 4, threads=128),
