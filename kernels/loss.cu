@@ -11,7 +11,6 @@
 
 #include "divide.cuh"
 #include "loss_sums.cuh"
-#include "math.cuh"
 #include "ops/random.h"
 
 namespace weft::kernels {
@@ -24,73 +23,6 @@ __global__ void adaptive_weight_kernel(const float* n, std::int64_t n_blocks, co
     const double ratio = norm / (other + 1e-4);
     weight[0] = a * static_cast<float>(ratio < 1e4 ? ratio : 1e4);
   }
-}
-
-// ---- Classes of positions: a warp takes one, its lanes the classes ----
-
-__device__ __forceinline__ double warp_sum_f64(double x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(full_mask, x, offset);
-  return x;
-}
-
-// partial [blocks,3]: the block's share of nll_forward's stats.
-template <class T>
-__global__ void __launch_bounds__(threads)
-    nll_kernel(const T* logits, const std::uint8_t* labels, int C, std::int64_t count,
-               std::int64_t chunk, double* partial) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const std::int64_t first = blockIdx.x * chunk,
-                     last = first + chunk < count ? first + chunk : count;
-  double nll = 0, valid = 0, right = 0;  // alike in all lanes
-  for (std::int64_t p = first + warp; p < last; p += warps) {
-    const int k = static_cast<int>(labels[p]) - 1;
-    if (k < 0) continue;
-    const T* x = logits + p * C;
-    const Softmax s(x, C);
-    const float own = k < C ? to_float(x[k]) : NAN;
-    float before = 0.0f;  // greatest logits in front of the label's
-    for (int c = lane; c < k && c < C; c += 32) before += to_float(x[c]) == s.top ? 1.0f : 0.0f;
-    before = warp_sum(before);
-    nll += log(static_cast<double>(s.sum)) + (static_cast<double>(s.top) - own);
-    valid += 1;
-    right += own == s.top && before == 0.0f ? 1 : 0;
-  }
-  double* shared = shared_memory<double>();  // [warps,3]
-  if (lane == 0) shared[3 * warp] = nll, shared[3 * warp + 1] = valid, shared[3 * warp + 2] = right;
-  __syncthreads();
-  if (threadIdx.x >= 3) return;
-  double sum = 0;
-  for (int w = 0; w < warps; ++w) sum += shared[3 * w + threadIdx.x];
-  partial[3 * blockIdx.x + threadIdx.x] = sum;
-}
-
-__global__ void add_stats_kernel(const double* partial, std::int64_t blocks, double* stats) {
-  for (int k = 0; k < 3; ++k) {
-    double sum = 0;
-    for (std::int64_t i = threadIdx.x; i < blocks; i += 32) sum += partial[3 * i + k];
-    sum = warp_sum_f64(sum);
-    if (threadIdx.x == 0) stats[k] += sum;
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(threads)
-    nll_backward_kernel(const T* logits, const std::uint8_t* labels, int C, std::int64_t count,
-                        const double* stats, float weight, T* dlogits) {
-  const std::int64_t p = thread_index() / 32;
-  if (p >= count) return;
-  const int lane = threadIdx.x % 32, k = static_cast<int>(labels[p]) - 1;
-  const T* x = logits + p * C;
-  T* d = dlogits + p * C;
-  if (k < 0) {
-    for (int c = lane; c < C; c += 32) d[c] = from_float<T>(0.0f);
-    return;
-  }
-  const Softmax s(x, C);
-  const float factor = static_cast<float>(weight / stats[1]), share = factor / s.sum;
-  for (int c = lane; c < C; c += 32)
-    d[c] = from_float<T>(share * expf(to_float(x[c]) - s.top) - (c == k ? factor : 0.0f));
 }
 
 // Functions of V neighbouring elements: their sum.
@@ -230,16 +162,6 @@ Moments moments_of(const Tensor& moments, int V) {
 
 constexpr int norm_threads = 1024;
 
-__global__ void nll_summary_kernel(const double* main, const double* aux, float scale, int n,
-                                   float* losses, float* terms) {
-  const double of_main = main[1] > 0 ? main[0] / main[1] : 0;
-  const double of_aux = aux != nullptr && aux[1] > 0 ? aux[0] / aux[1] : 0;
-  for (int i = 0; i < n; ++i) losses[i] = static_cast<float>(of_main + scale * of_aux);
-  terms[0] = static_cast<float>(n * (main[1] > 0 ? main[2] / main[1] : 0));
-  terms[1] = static_cast<float>(n * of_main);
-  if (aux != nullptr) terms[2] = static_cast<float>(n * of_aux);
-}
-
 __global__ void lecam_kernel(const float* mean, const float* other, float sign, float weight,
                              float* loss, float* slope) {
   const float d = fmaxf(0.0f, sign * (mean[0] - other[0]));
@@ -332,30 +254,6 @@ void kl_backward(const Tensor& moments, float weight, Tensor& dmoments, bool acc
   });
 }
 
-void nll_forward(const Tensor& logits, const Tensor& labels, Tensor& stats) {
-  const std::int64_t count = labels.numel();
-  if (count == 0) return;
-  const std::int64_t chunk =
-      std::max<std::int64_t>(4 * warps, (count + most_blocks - 1) / most_blocks);
-  const Tensor partial = Tensor::empty({(count + chunk - 1) / chunk, 3}, DType::f64);
-  by_type(logits, [&]<class T>() {
-    launch(nll_kernel<T>, dim3(static_cast<unsigned>(partial.dim(0))), dim3(threads),
-           3 * warps * sizeof(double), data<T>(logits), data<std::uint8_t>(labels),
-           static_cast<int>(logits.dim(-1)), count, chunk, data<double>(partial));
-  });
-  launch(add_stats_kernel, dim3(1), dim3(32), 0, data<double>(partial), partial.dim(0),
-         data<double>(stats));
-}
-
-void nll_backward(const Tensor& logits, const Tensor& labels, const Tensor& stats, float weight,
-                  Tensor& dlogits) {
-  by_type(logits, [&]<class T>() {
-    launch(nll_backward_kernel<T>, dim3(blocks_for(labels.numel(), warps)), dim3(threads), 0,
-           data<T>(logits), data<std::uint8_t>(labels), static_cast<int>(logits.dim(-1)),
-           labels.numel(), data<double>(stats), weight, data<T>(dlogits));
-  });
-}
-
 void gan_loss_forward(const Tensor& x, GanLoss kind, float sign, float weight, Tensor& loss) {
   by_type(x, [&]<class T>() {
     add_loss_sum<false>(Gan<T>{data<T>(x), kind, sign}, x.numel(), least_items,
@@ -381,13 +279,6 @@ void adaptive_weight(const Tensor& n, const Tensor& g, float a, Tensor& weight) 
                of_g = partial_sums<false>(Square{data<float>(g)}, g.numel(), least_items);
   launch(adaptive_weight_kernel, dim3(1), dim3(32), 0, data<float>(of_n), of_n.numel(),
          data<float>(of_g), of_g.numel(), a, data<float>(weight));
-}
-
-void nll_summary(const Tensor& main, const Tensor& aux, float scale, Tensor& losses,
-                 Tensor& terms) {
-  launch(nll_summary_kernel, dim3(1), dim3(1), 0, data<double>(main),
-         aux.defined() ? data<double>(aux) : nullptr, scale, static_cast<int>(losses.numel()),
-         data<float>(losses), data<float>(terms));
 }
 
 void lecam(const Tensor& mean, const Tensor& other, float sign, float weight, Tensor& loss,

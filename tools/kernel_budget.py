@@ -178,7 +178,7 @@ STREAMS = [
           unit_bytes=4 * 8 * ACCESS, moved=2 * 5 * ACCESS),
     Entry("bilinear backward, 6x6 to 64x64", "segmentation, bf16", 0.85, ["bilinear_far_backward_kernel<8, 2, bf16>"],
           unit_bytes=455 / 16 * 2 * ACCESS, moved=455 / 16 / 4 * 2 * ACCESS, threads=128),
-    Entry("log likelihood", "segmentation, f32", 0.85, ["nll_kernel<float>"]),
+    Entry("cross entropy", "segmentation, f32", 0.85, ["class_losses_kernel<float>"]),
     Entry("classes of pixels", "segmentation, bf16", 0.85, ["predict_kernel<bf16>"]),
     Entry("text loss, sums", "text detection, bf16", 0.85, ["sums_kernel<bf16, true>"],
           reason="without the logarithms of text's pixels, one in 25 and beside each other."),

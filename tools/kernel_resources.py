@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 # Kernels that dominate a training step. Helpers that run once per step on a few KB are not among them.
-HOT = [r"modulate", r"gate", r"gelu", r"flash", r"temporal", r"qk_norm", r"adamw", r"sum_of_squares|squares",
+HOT = [r"modulate", r"gate", r"gelu", r"flash", r"temporal", r"qk_norm", r"AdamwRule", r"sum_of_squares|squares",
        r"convert", r"add", r"group_norm|moments|gradient_sums", r"phases", r"relative", r"softmax|probabilities", r"rms_rope", r"norm_rows", r"channel_norm"]
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "validation/results/kernels_resources.md"

@@ -95,11 +95,12 @@ __global__ void __launch_bounds__(column_threads)
 }
 
 // Blocks of the backward on a multiprocessor: two sums of every column take the registers of more.
-constexpr int gate_blocks(bool bf16) { return bf16 ? 3 : 2; }
+template <class T>
+constexpr int gate_blocks = sizeof(T) == 2 ? 3 : 2;
 
 // dp, and a run's sums for the gradients of the gate and, unless null, of p's bias. dp may be p.
 template <class T, int N>
-__global__ void __launch_bounds__(backward_warps * 32, gate_blocks(sizeof(T) == 2))
+__global__ void __launch_bounds__(backward_warps * 32, gate_blocks<T>)
     gate_backward_kernel(const T* dy, const T* p, const float* __restrict__ m,
                          const std::int32_t* __restrict__ rows, FrameGrid g, int gate, Keep keep,
                          T* dp, float* __restrict__ partial, float* __restrict__ bias) {
@@ -333,7 +334,8 @@ void gate_residual_backward(const Tensor& dy, const Tensor& p, const Tensor& m, 
                             bool accumulate) {
   const FrameGrid grid = grid_of(dy, m, rows);
   const bool by_warps = dy.dtype() == p.dtype() && in_quads(grid.channels, dy, p, m, dp);
-  const FrameGrid g = with_even_runs(grid, slots(gate_blocks(dy.dtype() == DType::bf16)));
+  const FrameGrid g = with_even_runs(
+      grid, slots(dy.dtype() == DType::bf16 ? gate_blocks<__nv_bfloat16> : gate_blocks<float>));
   const Tensor partial = Tensor::empty({g.frames, g.runs, 1, g.channels}, DType::f32);
   const Tensor sums = dbias.defined() ? Tensor::empty(partial.shape(), DType::f32) : Tensor();
   if (by_warps)

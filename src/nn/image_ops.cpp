@@ -339,20 +339,6 @@ Var scale_channels(Context c, const Var& x, const Tensor& keep) {
   });
 }
 
-Tensor nll(Context c, const Var& logits, const Tensor& labels, float weight) {
-  WEFT_ASSERT(labels.numel() == logits->value.numel() / logits->value.dim(-1));
-  Tensor stats = Tensor::empty({3}, DType::f64);
-  ops::fill_zero(stats);
-  ops::nll_forward(logits->value, labels, stats);
-  if (c.tape.recording() && logits->needs_grad)
-    c.tape.record([logits, labels, stats, weight] {
-      Tensor d = Tensor::empty(logits->value.shape(), logits->value.dtype());
-      ops::nll_backward(logits->value, labels, stats, weight, d);
-      give_grad(logits, std::move(d));
-    });
-  return stats;
-}
-
 Tensor class_loss(Context c, const Var& logits, const Tensor& labels, const Tensor& class_weights,
                   const ops::ClassLoss& loss, float weight) {
   const std::int64_t C = logits->value.dim(-1);

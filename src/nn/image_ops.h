@@ -62,14 +62,10 @@ Var scale_groups(Context c, const Var& x, const Var& a);
 // Undefined: x itself.
 Var scale_channels(Context c, const Var& x, const Tensor& keep);
 
-// Negative log-likelihood of labels u8 [...] (0: none, v: class v - 1) under softmax(logits
-// [...,C]). Returns stats f64 [3]: its sum over the labelled positions, their number, and at how
-// many of them the class has the greatest logit (ops/loss.h). The backward needs no start: it sends
-// weight * the gradient of stats[0] / stats[1] to the logits; without a label, 0.
-Tensor nll(Context c, const Var& logits, const Tensor& labels, float weight);
-
-// The same with weights of classes f32 [C], hard positions alone and Dice (ops/loss.h). Returns
-// stats f64 [ops::class_sums + 3 C]. The backward sends weight * the loss's gradient.
+// Cross entropy of labels u8 [...] (0: none, v: class v - 1) under softmax(logits [...,C]), with
+// weights of classes f32 [C], hard positions alone and Dice (ops/loss.h). Returns stats f64
+// [ops::class_sums + 3 C]. The backward needs no start: it sends weight * the loss's gradient to
+// the logits; without a label, 0.
 Tensor class_loss(Context c, const Var& logits, const Tensor& labels, const Tensor& class_weights,
                   const ops::ClassLoss& loss, float weight);
 

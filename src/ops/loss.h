@@ -36,22 +36,10 @@ WEFT_OP(lpips_forward,
 WEFT_OP(lpips_backward,
         void(const Tensor& a, const Tensor& b, const Tensor& w, float weight, Tensor& db));
 
-// Classes of positions, from logits [...,C]. labels u8 [...]: v > 0 is class v - 1, 0 is ignored; C
-// <= 255. stats f64 [3] += the sum over the labelled positions of -log softmax(logits)[class], how
-// many they are, and at how many of them the class has the greatest logit (the first of equal
-// ones). A label above C makes the first NaN.
-WEFT_OP(nll_forward, void(const Tensor& logits, const Tensor& labels, Tensor& stats));
-// dlogits = weight / stats[1] * (softmax(logits) - onehot(class)) where a label is, 0 elsewhere.
-WEFT_OP(nll_backward, void(const Tensor& logits, const Tensor& labels, const Tensor& stats,
-                           float weight, Tensor& dlogits));
-// What a step reports of these stats: with loss = mean over the labelled positions (0 without any),
-// losses f32 [n] = loss of `main` + scale * loss of `aux`, terms f32 [2 or 3] = n times the share
-// of positions that are right, the loss of main, and that of aux where it is defined.
-WEFT_OP(nll_summary,
-        void(const Tensor& main, const Tensor& aux, float scale, Tensor& losses, Tensor& terms));
-
-// The same loss with weights of classes, of hard positions alone, and with Dice
-// (docs/models/segmentation.md, Training). kernels/class_loss.cu, ops/cpu/class_loss.cpp.
+// The cross entropy of the classes of positions, with weights of classes, of hard positions alone,
+// and with Dice (docs/models/segmentation.md, Training). kernels/class_loss.cu,
+// ops/cpu/class_loss.cpp. labels u8 [...]: v > 0 is class v - 1, 0 is ignored; C <= 255. A label
+// above C makes the loss NaN.
 struct ClassLoss {
   float dice = 0;         // weight of the Dice loss
   float ohem_thresh = 0;  // OHEM: positions whose class has a lower probability count; 0: all count
@@ -61,14 +49,15 @@ struct ClassLoss {
 enum ClassStat : int {
   class_nll,       // the sum of weight * -log softmax(logits)[class] over the positions that count
   class_weight,    // the sum of their weights
-  class_right,     // at how many of the labelled positions the class has the greatest logit
+  class_right,     // at how many of the labelled positions the class has the greatest logit, the
+                   // first of equal ones
   class_labelled,  // how many these are
   class_dice,      // 1 - the mean over the classes that occur of 2 overlap / (area + labels); or 0
   class_count,     // how many occur
   class_sums       // of each class: area = the sum of its probability over the labelled positions;
                    // labels = how many are of it; overlap = the sum of its probability at these
 };
-// logits [...,C], labels u8 [...] as in nll_forward; class_weights f32 [C]. Writes stats, and for
+// logits [...,C], labels u8 [...]; class_weights f32 [C]. Writes stats, and for
 // the backward weights f32 [...]: of each position, 0 where it does not count.
 WEFT_OP(class_loss_forward,
         void(const Tensor& logits, const Tensor& labels, const Tensor& class_weights,
@@ -78,9 +67,9 @@ WEFT_OP(class_loss_forward,
 WEFT_OP(class_loss_backward,
         void(const Tensor& logits, const Tensor& labels, const ClassLoss& loss,
              const Tensor& weights, const Tensor& stats, float weight, Tensor& dlogits));
-// As nll_summary: with loss = that sum, losses = loss of `main` + scale * loss of `aux`; terms f32:
-// n times the share of labelled positions that are right, the loss of main, that of aux where it is
-// defined, and with `dice` != 0 main's stats[class_dice].
+// What a step reports: with loss = that sum, losses = loss of `main` + scale * loss of `aux`; terms
+// f32: n times the share of labelled positions that are right, the loss of main, that of aux where
+// it is defined, and with `dice` != 0 main's stats[class_dice].
 WEFT_OP(class_loss_summary, void(const Tensor& main, const Tensor& aux, float dice, float scale,
                                  Tensor& losses, Tensor& terms));
 

@@ -195,6 +195,7 @@ void class_loss_cases(CaseSize size, Cases& cases) {
     // Weights alone; hard positions by their probability, and by their number; fewer than those
     // that are wanted; with Dice; classes beside a warp's 32; several pieces of positions.
     add_size(cases, {1, 1, 5, 7, 7}, {0, 0, 0}, 5, dtype);
+    add_size(cases, {2, 1, 9, 11, 150}, {0, 0, 0}, 5, dtype);
     add_size(cases, {1, 1, 5, 7, 7}, {0, 0.7f, 0}, 5, dtype);
     add_size(cases, {1, 1, 9, 11, 5}, {0, 1e-4f, 13}, 4, dtype);
     add_size(cases, {1, 1, 5, 7, 7}, {0.5f, 0.1f, 1000}, 5, dtype);

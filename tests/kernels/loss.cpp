@@ -119,87 +119,6 @@ void add_losses(Cases& cases, const Shape& x, DType dtype, bool accumulate) {
     }
 }
 
-// Every fifth position is ignored; the logits of the first three are all equal, with the first, the
-// second and no class as the label.
-void add_classes(Cases& cases, const Shape& x, DType dtype) {
-  const std::int64_t C = x[4], positions = x.numel() / C;
-  const Tensor logits = random_tensor(x, dtype, 1, 3.0f);
-  std::fill_n(static_cast<std::byte*>(logits.raw()),
-              static_cast<std::size_t>(3 * C) * size_of(dtype), std::byte{0});
-  const Tensor labels = Tensor::host({x[0], x[1], x[2], x[3]}, DType::u8),
-               stats = Tensor::host({3}, DType::f64);
-  for (std::int64_t p = 0; p < positions; ++p)
-    labels.data<std::uint8_t>()[p] =
-        static_cast<std::uint8_t>(p < 3        ? (p + 1) % 3
-                                  : p % 5 == 4 ? 0
-                                               : 1 + (7 * p + p / 3) % C);
-  for (int k = 0; k < 3; ++k) stats.data<double>()[k] = 2 + k;  // of an earlier call
-  // f(position, its class, log of the sum of exponentials, whether its logit is the first greatest)
-  const auto each = [=](const std::vector<Values>& in, auto f) {
-    for (std::int64_t p = 0; p < positions; ++p) {
-      const auto k = static_cast<std::int64_t>(in[1][p]) - 1;
-      if (k < 0) continue;
-      const double* l = in[0].data() + p * C;
-      double sum = 0;
-      for (std::int64_t c = 0; c < C; ++c) sum += std::exp(l[c]);
-      f(p, k, std::log(sum), std::max_element(l, l + C) - l == k);
-    }
-  };
-  cases.push_back(bandwidth_case("nll_forward", x.str(), dtype, x.numel(), {logits, labels, stats},
-                                 [](std::vector<Tensor>& in) {
-                                   ops::nll_forward(in[0], in[1], in[2]);
-                                   // Apart: the tolerance is a share of an output's greatest value.
-                                   return std::vector<Tensor>{in[2].slice(0, 1), in[2].slice(1, 3)};
-                                 }));
-  cases.back().tolerance = 1e-6;
-  cases.back().reference = [=](const std::vector<Values>& in) {
-    Values to = in[2];
-    each(in, [&](std::int64_t p, std::int64_t k, double log_sum, bool right) {
-      to[0] += log_sum - in[0][p * C + k], to[1] += 1, to[2] += right;
-    });
-    return std::vector<Values>{{to[0]}, {to[1], to[2]}};
-  };
-  cases.push_back(bandwidth_case("nll_backward", x.str(), dtype, 2 * x.numel(),
-                                 {logits, labels, stats}, [=](std::vector<Tensor>& in) {
-                                   Tensor d = Tensor::empty(x, dtype);
-                                   ops::nll_backward(in[0], in[1], in[2], 0.4f, d);
-                                   return std::vector<Tensor>{d};
-                                 }));
-  cases.back().reference = [=](const std::vector<Values>& in) {
-    Values d(in[0].size());
-    each(in, [&](std::int64_t p, std::int64_t k, double log_sum, bool) {
-      for (std::int64_t c = 0; c < C; ++c)
-        d[p * C + c] = 0.4f / in[2][1] * (std::exp(in[0][p * C + c] - log_sum) - (c == k));
-    });
-    return std::vector<Values>{d};
-  };
-}
-
-// With and without a second loss; without any labelled position.
-void add_summary(Cases& cases, bool with_aux, double labelled) {
-  const Tensor main = Tensor::host({3}, DType::f64), aux = Tensor::host({3}, DType::f64);
-  for (int k = 0; k < 3; ++k) {
-    main.data<double>()[k] = k == 0 ? 37.5 : k == 1 ? labelled : labelled / 4;
-    aux.data<double>()[k] = k == 0 ? 11.25 : 30;
-  }
-  constexpr std::int64_t n = 4;
-  cases.push_back(bandwidth_case(
-      "nll_summary", with_aux ? "two losses" : fmt::format("{} labelled", labelled), DType::f32, 10,
-      {main, with_aux ? aux : Tensor()}, [=](std::vector<Tensor>& in) {
-        Tensor losses = Tensor::empty({n}, DType::f32);
-        Tensor terms = Tensor::empty({with_aux ? 3 : 2}, DType::f32);
-        ops::nll_summary(in[0], in[1], 0.4f, losses, terms);
-        return std::vector<Tensor>{losses, terms};
-      }));
-  cases.back().reference = [=](const std::vector<Values>& in) {
-    const double of_main = labelled > 0 ? in[0][0] / in[0][1] : 0;
-    Values terms = {labelled > 0 ? n * in[0][2] / in[0][1] : 0, n * of_main};
-    const double of_aux = with_aux ? in[1][0] / in[1][1] : 0;
-    if (with_aux) terms.push_back(n * of_aux);
-    return std::vector<Values>{Values(n, of_main + 0.4f * of_aux), terms};
-  };
-}
-
 void add_adaptive_weight(Cases& cases, const Shape& x) {
   const DType dtype = DType::f32;
   const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs,
@@ -244,13 +163,8 @@ void loss_cases(CaseSize size, Cases& cases) {
     // VGG16's first layer on four frames of 256 x 256.
     add_losses(cases, {1, 4, 256, 256, 64}, DType::bf16, false);
     add_regularisers(cases, {1, 17, 256, 256, 3}, DType::bf16);
-    for (const DType dtype : {DType::f32, DType::bf16})
-      add_classes(cases, {2, 1, 64, 64, 150}, dtype);
-    return;
+    for (const DType dtype : {DType::f32, DType::bf16}) return;
   }
-  add_summary(cases, true, 80);
-  add_summary(cases, false, 80);
-  add_summary(cases, false, 0);
   // Odd rows and columns; channels beside a warp's 32; more elements than a block's chunk.
   for (const DType dtype : {DType::f32, DType::bf16}) {
     add_losses(cases, {1, 2, 3, 5, 6}, dtype, true);
@@ -260,8 +174,6 @@ void loss_cases(CaseSize size, Cases& cases) {
     add_losses(cases, {1, 1, 5, 3, 128}, dtype, false);
     add_losses(cases, {1, 1, 3, 3, 512}, dtype, false);
     add_regularisers(cases, {1, 3, 20, 13, 3}, dtype);
-    add_classes(cases, {2, 1, 9, 11, 150}, dtype);
-    add_classes(cases, {1, 1, 5, 3, 7}, dtype);
   }
   add_adaptive_weight(cases, {1, 2, 5, 4, 3});
 }

@@ -135,7 +135,8 @@ void loss(const Deck& deck, const ProbeRequest& request) {
   const std::int64_t N = image.dim(0);
   Tape tape;
   params.begin_step([](int) {});
-  const TrainingLoss l = task.loss(tape, image, labels, {}, 0, 1.0f / static_cast<float>(N));
+  const TrainingLoss l =
+      task.loss(tape, image, labels, {}, 0, 1.0f / static_cast<float>(N), task.class_weights());
   outputs.add("loss", l.clips.slice(0, 1));
   add_number(outputs, "accuracy", {l.terms.to_host().span<float>()[0] / static_cast<float>(N)});
   if (request.backward) {
@@ -224,7 +225,8 @@ void train_steps(Deck deck, const ProbeRequest& request, MPI_Comm world) {
     {
       const CountingScope counting(params, true);
       Tape tape;
-      l = task.loss(tape, image, labels, {}, 0, 1.0f / (N * static_cast<float>(ranks)));
+      l = task.loss(tape, image, labels, {}, 0, 1.0f / (N * static_cast<float>(ranks)),
+                    task.class_weights());
       tape.backward();
     }
     params.finish_step();

@@ -27,11 +27,6 @@ SegmentationTask::SegmentationTask(const Deck& deck)
   if (class_weights_.empty()) class_weights_.assign(deck.get<SegmentationDeck>().num_classes, 1.0f);
 }
 
-bool SegmentationTask::own_loss() const {
-  return !train_.class_weight.empty() || train_.class_weight_by != "none" ||
-         train_.dice_weight > 0 || train_.ohem_thresh > 0;
-}
-
 std::string SegmentationTask::describe() const {
   const SegmentationDeck& m = deck_.get<SegmentationDeck>();
   std::string loss;
@@ -125,7 +120,6 @@ void SegmentationTask::open(std::span<const Bucket> buckets) {
 }
 
 Tensor SegmentationTask::class_weights() const {
-  if (!own_loss()) return {};
   return Tensor::from_host(std::span<const float>(class_weights_), {std::ssize(class_weights_)});
 }
 
@@ -226,17 +220,13 @@ TrainingLoss SegmentationTask::loss(Tape& tape, const Tensor& images, const Tens
   const ops::ClassLoss own{static_cast<float>(train_.dice_weight),
                            static_cast<float>(train_.ohem_thresh), train_.ohem_min_kept * N};
   const auto loss_of = [&](const Var& x, float factor) {
-    return class_weights.defined() ? nn::class_loss(c, x, labels, class_weights, own, factor)
-                                   : nn::nll(c, x, labels, factor);
+    return nn::class_loss(c, x, labels, class_weights, own, factor);
   };
   const Tensor main = loss_of(logits.main, each);
   const Tensor aux = logits.aux ? loss_of(logits.aux, each * scale) : Tensor();
   TrainingLoss loss{Tensor::empty({N}, DType::f32),
                     Tensor::empty({std::ssize(terms())}, DType::f32)};
-  if (class_weights.defined())
-    ops::class_loss_summary(main, aux, own.dice, scale, loss.clips, loss.terms);
-  else
-    ops::nll_summary(main, aux, scale, loss.clips, loss.terms);
+  ops::class_loss_summary(main, aux, own.dice, scale, loss.clips, loss.terms);
   return loss;
 }
 

@@ -31,12 +31,11 @@ class SegmentationTask : public ImageTask {
                        double recompute, float weight) override;
   // Of normalised images [N,1,H,W,3] and labels u8 [N,h,w] (0 is ignored, v is class v - 1); the
   // terms are sums over the images. `weight` as in TrainingWork::Part. `class_weights` f32
-  // [classes]: undefined for the plain cross entropy.
+  // [classes].
   TrainingLoss loss(Tape& tape, const Tensor& images, const Tensor& labels,
                     const Segmentation::Dropout& drop, double recompute, float weight,
-                    const Tensor& class_weights = {});
-  // The weights of the classes, as a tensor of the current arena; undefined where the deck's loss
-  // is the plain cross entropy.
+                    const Tensor& class_weights);
+  // The weights of the classes, as a tensor of the current arena.
   Tensor class_weights() const;
 
   // Whose statistics the running ones are. Where a run goes on with ranks that share them, their
@@ -60,12 +59,9 @@ class SegmentationTask : public ImageTask {
   // f32 [images, channels]: 0, or 1 / (1 - p).
   Tensor dropout(const LoadedBatch& clips, std::int64_t channels, std::uint32_t stream) const;
 
-  // Whether the loss is more than the mean cross entropy.
-  bool own_loss() const;
-
   const SegmentationTrainDeck& train_;
   Segmentation model_;
-  std::vector<float> class_weights_;     // of a loss of its own
+  std::vector<float> class_weights_;
   std::unique_ptr<Communicator> ranks_;  // that share the statistics of batch norm; null: none
 };
 

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <vector>
 
@@ -52,24 +51,6 @@ void each_vector(std::int64_t count, F&& f) {
 }
 
 void add_to(Tensor& loss, double value) { loss.data<float>()[0] += static_cast<float>(value); }
-
-// The greatest of C logits, and the sum of exp(logit - greatest).
-struct Softmax {
-  float top, sum;
-  template <class T>
-  Softmax(const T* x, std::int64_t C) {
-    vf most = splat(-std::numeric_limits<float>::infinity());
-    for_vectors(C, [&](std::int64_t c, int n) {
-      most = vmax(select_first(load_n(x + c, n), n, -std::numeric_limits<float>::infinity()), most);
-    });
-    top = hmax(most);
-    vf total{};
-    for_vectors(C, [&](std::int64_t c, int n) {
-      total += select_first(vexp(load_n(x + c, n) - top), n, 0.0f);
-    });
-    sum = hsum(total);
-  }
-};
 
 // Either form takes the exponential of a negative number only: it cannot overflow.
 double softplus(double x) { return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)); }
@@ -200,82 +181,6 @@ void lpips_backward(const Tensor& a, const Tensor& b, const Tensor& w, float wei
         const vf g = scale * load_n(factor + c, n) * (load_n(x + p * C + c, n) * rx - v * ry);
         store_n(to + p * C + c, norm > 0 ? g * ry - v * back : splat(0.0f), n);
       });
-    }
-  });
-}
-
-void nll_forward(const Tensor& logits, const Tensor& labels, Tensor& stats) {
-  constexpr std::int64_t piece = 64;
-  const std::int64_t C = logits.dim(-1), positions = labels.numel();
-  const std::int64_t pieces = (positions + piece - 1) / piece;
-  const std::uint8_t* label = labels.data<std::uint8_t>();
-  std::vector<double> sums(3 * pieces);
-  with_type(logits.dtype(), [&](auto type) {
-    const auto* in = logits.data<decltype(type)>();
-#pragma omp parallel for schedule(static)
-    for (std::int64_t i = 0; i < pieces; ++i) {
-      double nll = 0, valid = 0, right = 0;
-      for (std::int64_t p = i * piece; p < std::min(positions, (i + 1) * piece); ++p) {
-        if (label[p] == 0) continue;
-        const auto* x = in + p * C;
-        const Softmax s(x, C);
-        const std::int64_t k = label[p] - 1;
-        const float own = k < C ? static_cast<float>(x[k]) : std::nanf("");
-        nll += std::log(static_cast<double>(s.sum)) + (static_cast<double>(s.top) - own);
-        valid += 1;
-        bool first = own == s.top;
-        for (std::int64_t c = 0; c < k && first; ++c) first = static_cast<float>(x[c]) != s.top;
-        right += first;
-      }
-      sums[3 * i] = nll, sums[3 * i + 1] = valid, sums[3 * i + 2] = right;
-    }
-  });
-  double* to = stats.data<double>();
-  for (std::int64_t i = 0; i < pieces; ++i)
-    for (int k = 0; k < 3; ++k) to[k] += sums[3 * i + k];
-}
-
-void nll_summary(const Tensor& main, const Tensor& aux, float scale, Tensor& losses,
-                 Tensor& terms) {
-  const auto mean = [](const Tensor& stats) {
-    const double* s = stats.data<double>();
-    return s[1] > 0 ? s[0] / s[1] : 0.0;
-  };
-  const double* m = main.data<double>();
-  const double n = static_cast<double>(losses.numel());
-  const double of_main = mean(main), of_aux = aux.defined() ? mean(aux) : 0;
-  for (float& loss : losses.span<float>()) loss = static_cast<float>(of_main + scale * of_aux);
-  float* to = terms.data<float>();
-  to[0] = static_cast<float>(n * (m[1] > 0 ? m[2] / m[1] : 0.0));
-  to[1] = static_cast<float>(n * of_main);
-  if (aux.defined()) to[2] = static_cast<float>(n * of_aux);
-}
-
-void nll_backward(const Tensor& logits, const Tensor& labels, const Tensor& stats, float weight,
-                  Tensor& dlogits) {
-  const std::int64_t C = logits.dim(-1), positions = labels.numel();
-  const std::uint8_t* label = labels.data<std::uint8_t>();
-  const auto factor = static_cast<float>(weight / stats.data<double>()[1]);
-  with_type(logits.dtype(), [&](auto type) {
-    using T = decltype(type);
-    const T* in = logits.data<T>();
-    T* out = dlogits.data<T>();
-#pragma omp parallel for schedule(static)
-    for (std::int64_t p = 0; p < positions; ++p) {
-      const T* x = in + p * C;
-      T* d = out + p * C;
-      if (label[p] == 0) {
-        std::fill_n(d, C, T(0.0f));
-        continue;
-      }
-      const Softmax s(x, C);
-      const float share = factor / s.sum;
-      for_vectors(C, [&](std::int64_t c, int n) {
-        store_n(d + c, share * vexp(load_n(x + c, n) - s.top), n);
-      });
-      const std::int64_t k = label[p] - 1;
-      if (k >= C) continue;
-      d[k] = T(share * std::exp(static_cast<float>(x[k]) - s.top) - factor);
     }
   });
 }

@@ -71,8 +71,8 @@ struct StepResult {
   std::size_t peak = 0;
 };
 
-// Forward and backward on N images of H x W in the current arena; loss = nll + 0.4 nll of the
-// deep supervision.
+// Forward and backward on N images of H x W in the current arena; loss = cross entropy + 0.4 that
+// of the deep supervision.
 StepResult run_step(Net& n, std::int64_t N, std::int64_t H, std::int64_t W,
                     std::int64_t recomputed = 0, DType dtype = DType::f32, int classes = 7) {
   Arena& arena = Arena::current();
@@ -92,11 +92,15 @@ StepResult run_step(Net& n, std::int64_t N, std::int64_t H, std::int64_t W,
     const nn::Context c{tape, n.net.params()};
     const auto logits =
         n.net.forward(c, make_var(pixels, false), n.group, {}, n.net.has_aux(), recomputed);
-    const Tensor main = nn::nll(c, logits.main, labels, 1.0f);
+    const Tensor ones = planning ? Tensor::empty({classes}, DType::f32)
+                                 : to_tensor(Vec(static_cast<std::size_t>(classes), 1), {classes});
+    const Tensor main = nn::class_loss(c, logits.main, labels, ones, {}, 1.0f);
     Tensor aux;
-    if (logits.aux) aux = nn::nll(c, logits.aux, labels, 0.4f);
+    if (logits.aux) aux = nn::class_loss(c, logits.aux, labels, ones, {}, 0.4f);
     if (!planning) {
-      const auto mean = [](const Tensor& s) { return s.data<double>()[0] / s.data<double>()[1]; };
+      const auto mean = [](const Tensor& s) {
+        return s.data<double>()[ops::class_nll] / s.data<double>()[ops::class_weight];
+      };
       result.loss = mean(main) + (aux.defined() ? 0.4 * mean(aux) : 0);
     }
     tape.backward();
