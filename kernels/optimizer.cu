@@ -31,7 +31,7 @@ __device__ __forceinline__ Verdict judge(double squares, float grad_clip) {
 }
 
 struct State {
-  float *p, *m, *v, *ema;  // ema may be null
+  float *p, *m, *v, *ema;  // ema may be null, and m where there is one moment
   __nv_bfloat16* copy;     // may be null
 };
 

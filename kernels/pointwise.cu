@@ -418,6 +418,12 @@ void channel_affine_backward(const Tensor& dy, const Tensor& affine, Channels ch
   });
 }
 
-void scale_channels(const Tensor& x, const Tensor& keep, Tensor& y) { modulate(x, keep, y); }
+void scale_channels(const Tensor& x, const Tensor& keep, Tensor& y) {
+  if (x.numel() == 0) return;
+  const std::int64_t N = x.dim(0), C = x.dim(-1);
+  const Shape shape{N, 1, 1, x.numel() / (N * C), C};
+  Tensor to = y.view(shape);
+  modulate(x.view(shape), keep, to);
+}
 
 }  // namespace weft::ops::cuda

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(threads)
   const std::int64_t frame = static_cast<std::int64_t>(p.frame) * g.H;
   float most[V], v[V];
 #pragma unroll
-  for (int e = 0; e < V; ++e) most[e] = -INFINITY;
+  for (int e = 0; e < V; ++e) most[e] = NAN;  // which any number is greater than
   const auto take = [&](std::int64_t row, int column) {
     unpack(load_vec<V>(x, ((frame + row) * g.W + column) * g.C + p.c), v);
 #pragma unroll

@@ -427,9 +427,11 @@ void bilinear_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
 
 // To half the size each pixel is the mean of four, exactly.
 void average_pool_2x2_forward(const Tensor& x, Tensor& y) {
+  WEFT_ASSERT(x.numel() == 4 * y.numel() && x.dim(2) == 2 * y.dim(2));
   if (y.numel() > 0) bilinear_forward(x, y, false);
 }
 void average_pool_2x2_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
+  WEFT_ASSERT(dx.numel() == 4 * dy.numel() && dx.dim(2) == 2 * dy.dim(2));
   if (dy.numel() > 0) bilinear_backward(dy, dx, accumulate);
 }
 

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(threads)
 // Whether the two above can do it: row lengths and addresses of whole packs.
 bool one_frame(const Tensor& qkv, const Layout& l, const Tensor& a, const Tensor& b) {
   const auto pack = static_cast<std::int64_t>(16 / size_of(qkv.dtype()));
-  return l.T == 1 && l.D % pack == 0 && qkv.numel() / pack < std::int64_t{1} << 32 &&
+  return l.T == 1 && l.D <= 128 && l.D % pack == 0 && qkv.numel() / pack < std::int64_t{1} << 32 &&
          (pack == 8 ? aligned<8>(a, b) : aligned<4>(a, b));
 }
 

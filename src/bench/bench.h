@@ -26,14 +26,19 @@ double seconds_of(const std::function<void()>& f);
 double product_rate(DType dtype);
 double copy_rate();
 
-// y [m,n] = a [m,k] b [n,k]^T, so many calls a step.
+// A product of a layer with weights [outputs, inputs] and so many rows of activations: its output,
+// or the gradient of its input or weight. So many calls a step.
 struct StepProduct {
-  std::int64_t m, n, k, calls;
+  enum class Of { output, input, weight } of;
+  std::int64_t rows, outputs, inputs, calls;
+  double flops() const {
+    return 2.0 * static_cast<double>(rows * outputs) * static_cast<double>(inputs * calls);
+  }
 };
 // Operations a second of these products of standard normals, one behind the other, in the median
 // round of so many seconds: what the device keeps up with a step's shapes, power and clocks.
-// Memory from the current arena, for the largest operands and result, and 8 bytes an element of one
-// for a moment.
+// Memory from the current arena, for the largest operands and results, and 4 bytes an element of an
+// operand for a moment.
 double product_rate(DType dtype, const std::vector<StepProduct>& products, double seconds);
 
 struct DeviceRates {

@@ -70,25 +70,38 @@ double product_rate(DType dtype) {
 }
 
 double product_rate(DType dtype, const std::vector<StepProduct>& products, double seconds) {
-  std::int64_t a_size = 0, b_size = 0, y_size = 0;
+  std::int64_t most_x = 0, most_y = 0, most_w = 0;
   double flops = 0;
   for (const StepProduct& p : products) {
-    a_size = std::max(a_size, p.m * p.k);
-    b_size = std::max(b_size, p.n * p.k);
-    y_size = std::max(y_size, p.m * p.n);
-    flops += 2.0 * static_cast<double>(p.m * p.n * p.k) * static_cast<double>(p.calls);
+    most_x = std::max(most_x, p.rows * p.inputs);
+    most_y = std::max(most_y, p.rows * p.outputs);
+    most_w = std::max(most_w, p.outputs * p.inputs);
+    flops += p.flops();
   }
-  const Tensor a = draw({a_size}, dtype, 1), b = draw({b_size}, dtype, 2);
-  const Tensor y = Tensor::empty({y_size}, dtype);
+  const Tensor x = draw({most_x}, dtype, 1), y = draw({most_y}, dtype, 2),
+               w = draw({most_w}, dtype, 3),
+               result = Tensor::empty({std::max(most_x, most_y)}, dtype),
+               dw = Tensor::empty({most_w}, DType::f32);
   const auto part = [](const Tensor& t, std::int64_t rows, std::int64_t columns) {
     return t.slice(0, rows * columns).view({rows, columns});
   };
-  const auto step = [&] {
-    for (const StepProduct& p : products) {
-      Tensor to = part(y, p.m, p.n);
-      for (std::int64_t i = 0; i < p.calls; ++i)
-        ops::linear_forward(part(a, p.m, p.k), part(b, p.n, p.k), Tensor(), Tensor(), to);
+  const auto run = [&](const StepProduct& p) {
+    const Tensor in = part(x, p.rows, p.inputs), out = part(y, p.rows, p.outputs),
+                 weight = part(w, p.outputs, p.inputs);
+    if (p.of == StepProduct::Of::weight) {
+      Tensor none, to = part(dw, p.outputs, p.inputs);
+      ops::linear_backward_weight(out, in, to, none, false);
+    } else if (p.of == StepProduct::Of::input) {
+      Tensor to = part(result, p.rows, p.inputs);
+      ops::linear_backward_input(out, weight, to, false);
+    } else {
+      Tensor to = part(result, p.rows, p.outputs);
+      ops::linear_forward(in, weight, Tensor(), Tensor(), to);
     }
+  };
+  const auto step = [&] {
+    for (const StepProduct& p : products)
+      for (std::int64_t i = 0; i < p.calls; ++i) run(p);
   };
   time_of(step, 1);
   std::vector<double> rounds;

@@ -10,6 +10,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <ranges>
+#include <tuple>
 
 #include "bench/bench.h"
 #include "bench/step_inputs.h"
@@ -83,34 +84,32 @@ void set_latents(Deck& deck, const std::string& shape, std::int64_t captions) {
 // The matrix products that a dry run meets.
 class ProductWatch : public ops::OpWatch {
  public:
-  ProductWatch() { ops::set_op_watch(this); }
-  ~ProductWatch() override { ops::set_op_watch(nullptr); }
-  ProductWatch(const ProductWatch&) = delete;
-  ProductWatch& operator=(const ProductWatch&) = delete;
-
   void met(const std::string& name, std::span<const Tensor> tensors) override {
     if (!(name.starts_with("linear_") || name.starts_with("fp8_linear_")) ||
         tensors[0].numel() == 0)
       return;
     // The operations' arguments: x, w; dy, w; dy, x, dw (ops/matmul.h).
-    const bool of_weight = name.ends_with("weight"), of_input = name.ends_with("input");
-    const Tensor& w = tensors[of_weight ? 2 : 1];
-    const std::int64_t n = w.dim(0), k = w.numel() / n;
-    if (of_weight)
-      ++calls_[{n, k, tensors[0].numel() / n}];
-    else if (of_input)
-      ++calls_[{tensors[0].numel() / n, k, n}];
-    else
-      ++calls_[{tensors[0].numel() / k, n, k}];
+    const auto of = name.ends_with("weight")  ? StepProduct::Of::weight
+                    : name.ends_with("input") ? StepProduct::Of::input
+                                              : StepProduct::Of::output;
+    const Tensor& w = tensors[of == StepProduct::Of::weight ? 2 : 1];
+    const std::int64_t outputs = w.dim(0), inputs = w.numel() / outputs;
+    const std::int64_t rows =
+        tensors[0].numel() / (of == StepProduct::Of::output ? inputs : outputs);
+    ++calls_[{of, rows, outputs, inputs}];
   }
   std::vector<StepProduct> products() const {
     std::vector<StepProduct> all;
-    for (const auto& [size, calls] : calls_) all.push_back({size[0], size[1], size[2], calls});
+    for (const auto& [key, calls] : calls_) {
+      const auto& [of, rows, outputs, inputs] = key;
+      all.push_back({of, rows, outputs, inputs, calls});
+    }
     return all;
   }
 
  private:
-  std::map<std::array<std::int64_t, 3>, std::int64_t> calls_;  // m, n, k
+  std::map<std::tuple<StepProduct::Of, std::int64_t, std::int64_t, std::int64_t>, std::int64_t>
+      calls_;
 };
 
 // What the trainer does in a step (train/trainer.h), on one rank and always with the same
@@ -130,12 +129,11 @@ class RepeatedStep {
     task_->open(source_->buckets());
     load_clips();
     params().allocate(bucket_elements(deck_.parallel, 1), task_->bf16(), true);
-    {
-      const ProductWatch watch;
-      flops_ =
-          dry_run_cost(*task_, bucket(), clips(), 0, this_device().kind, h200_targets(), 1).flops;
-      products_ = watch.products();
-    }
+    ProductWatch watch;
+    flops_ =
+        dry_run_cost(*task_, bucket(), clips(), 0, this_device().kind, h200_targets(), 1, &watch)
+            .flops;
+    products_ = watch.products();
     task_->start_weights();
     if (!weights.empty()) load_weights(weights, params());
     data_parallel_ = std::make_unique<DataParallel>(
@@ -189,8 +187,7 @@ class RepeatedStep {
   // Operations a second of its products alone; 0 where they are less than half of its operations.
   double product_rate(DType dtype, double seconds) {
     double flops = 0;
-    for (const StepProduct& p : products_)
-      flops += 2.0 * static_cast<double>(p.m * p.n * p.k) * static_cast<double>(p.calls);
+    for (const StepProduct& p : products_) flops += p.flops();
     if (seconds == 0 || flops < 0.5 * flops_) return 0;
     const ArenaScope scope(*arena_);
     return weft::product_rate(dtype, products_, seconds);
@@ -330,11 +327,12 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
     losses.push_back(result.loss);
   }
   ops::set_profile(nullptr);
-  const double own = step.product_rate(type, request.ceiling);
-  if (own > 0) ceiling = own;
   const std::string taken = measured ? kernels::ways_taken() : "";
   if (measured && !request.ways.empty())
     replace_file(request.ways, kernels::ways_table(), Exit::usage, Durable::no);
+  // Behind the table: it has the step's choices alone.
+  const double own = step.product_rate(type, request.ceiling);
+  if (own > 0) ceiling = own;
 
   // 3. What they came to.
   const double median = upper_median(seconds);

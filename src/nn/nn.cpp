@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <utility>
 
 #include "core/error.h"
 #include "ops/attention.h"
@@ -151,6 +150,7 @@ void linear_gradients(const Linear& l, const Var& x, const Tensor& u, const Tens
   if (!x->needs_grad) return add_weight_grad(l, dy, x->value, bias);
   const auto [dx, accumulate] = grad_target(x);
   if (l.plain() && l.weight->trainable) {
+    WEFT_ASSERT(!bias || l.weight->grad_written == l.bias->grad_written);
     Tensor none;
     ops::linear_backward(dy, x->value, weight_for(l, dy.dtype()), l.weight->grad,
                          bias ? l.bias->grad : none, l.weight->grad_written, dx, accumulate);
@@ -180,7 +180,7 @@ Var linear(Context c, const Var& x, const Linear& l, const Var& residual) {
   if (l.weight->trainable) out->bias = l.bias;
   c.tape.record([x, l, residual, out, u, &table = c.parameters] {
     const Tensor dy = std::move(out->grad);
-    linear_gradients(l, x, u, dy, out->bias != nullptr);
+    linear_gradients(l, x, u, dy, !out->bias_summed);
     if (residual) give_grad(residual, dy);  // last: it may take over dy's memory
     note_all_done(table, l);
   });
@@ -213,7 +213,8 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
     Tensor dz = Tensor::empty(z.shape(), z.dtype());
     const Tensor du2 = lora_backward(fc2, dy, u2);
     Tensor none;
-    Tensor& dbias = out->bias != nullptr ? fc2.bias->grad : none;
+    const bool wants_bias = !out->bias_summed;
+    Tensor& dbias = wants_bias ? fc2.bias->grad : none;
     const bool kept = h.defined();
     if (!kept) h = z;  // overwritten with gelu(z)
     bool summed = false;
@@ -222,7 +223,7 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
       lora_input(fc2, du2, dz);
       ops::gelu_backward(z, dz, dz, kept ? none : h);
       if (fc2.adapted()) add_grad(*fc2.lora_a, du2, h);
-      add_weight_grad(fc2, dy, h, dbias.defined());
+      add_weight_grad(fc2, dy, h, wants_bias);
     } else {
       const Tensor& w = weight_for(fc2, dy.dtype());
       // The column sums of dz are fc1's bias gradient.
@@ -235,7 +236,7 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
       } else {
         ops::linear_gelu_backward_input(dy, w, z, dz, kept ? none : h, sums,
                                         fc1.bias->grad_written);
-        add_weight_grad(fc2, dy, h, dbias.defined());
+        add_weight_grad(fc2, dy, h, wants_bias);
       }
       if (summed) fc1.bias->grad_written = true;
     }
@@ -361,12 +362,12 @@ Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Ten
     c.tape.record([x, p, m, rows, gate, keep, out] {
       // p's value is no longer needed: its gradient reuses that memory.
       p->grad = p->value;
-      Parameter* const bias = std::exchange(p->bias, nullptr);
+      Parameter* const bias = p->bias;
       Tensor none;
       ops::gate_residual_backward(out->grad, p->value, m->value, rows, gate, keep, p->grad,
                                   zeroed_grad(m), bias != nullptr ? bias->grad : none,
                                   bias != nullptr && bias->grad_written);
-      if (bias != nullptr) bias->grad_written = true;
+      if (bias != nullptr) bias->grad_written = p->bias_summed = true;
       give_grad(x, std::move(out->grad));
     });
   return out;

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "core/error.h"
 #include "nn/parameters.h"
 #include "ops/attention.h"
 #include "ops/matmul.h"
@@ -24,9 +25,11 @@ struct Node {
   Tensor value;
   Tensor grad;
   bool needs_grad = true;
-  // The bias that was added to make the value, if it is trained: its gradient is the column sums of
-  // `grad`. An operation that has summed them up where it made `grad` sets null.
+  // The bias that was added to make the value, if it is trained. Its gradient is the column sums of
+  // `grad`, which an operation may add to it where it makes `grad`, and then says so. A layer whose
+  // value has such a user is used once.
   Parameter* bias = nullptr;
+  bool bias_summed = false;
 };
 using Var = std::shared_ptr<Node>;
 
@@ -237,6 +240,7 @@ inline void note_exchange(const char* collective, std::initializer_list<Tensor> 
 // dw, dbias of one linear layer. `bias`: false where the bias has its gradient already.
 inline void add_weight_grad(const Linear& l, const Tensor& dy, const Tensor& x, bool bias = true) {
   if (!l.weight->trainable) return;
+  WEFT_ASSERT(!bias || l.weight->grad_written == l.bias->grad_written);
   Tensor none;
   ops::linear_backward_weight(dy, x, l.weight->grad, bias ? l.bias->grad : none,
                               l.weight->grad_written);

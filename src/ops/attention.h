@@ -31,7 +31,7 @@ WEFT_CUDA_SCRATCH_OP(self_attention_backward,
                           Tensor& dqkv, Tensor& dwq, Tensor& dwk, const Tensor& qk));
 
 // Whether a GPU's backward is cheaper with the forward's `qk`, where one pass over q and k makes
-// it. Along time the kernels normalise and rotate what they have just read, and a CPU's always do:
+// it. Along time most kernels normalise and rotate what they have just read, and a CPU's always do:
 // they leave `qk` alone.
 inline bool keeps_qk(const Tensor& wq, const Tensor& rope, Axis axis) {
   return axis == Axis::space && (wq.defined() || rope.defined());

@@ -2,7 +2,6 @@
 
 #include <cstdlib>
 #include <string_view>
-#include <utility>
 
 #include <vector>
 
@@ -86,7 +85,7 @@ void set_profile(Profile* profile) {
   detail::active_profile = profile;
 }
 
-OpWatch* set_op_watch(OpWatch* watch) { return std::exchange(detail::op_watch, watch); }
+void set_op_watch(OpWatch* watch) { detail::op_watch = watch; }
 
 #ifdef __x86_64__
 

@@ -43,7 +43,7 @@ class OpWatch {
   virtual ~OpWatch() = default;
   virtual void met(const std::string& name, std::span<const Tensor> tensors) = 0;
 };
-OpWatch* set_op_watch(OpWatch* watch);  // null: none; returns the one before
+void set_op_watch(OpWatch* watch);  // null: none
 
 namespace detail {
 extern thread_local Profile* active_profile;

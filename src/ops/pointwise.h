@@ -57,7 +57,7 @@ WEFT_OP(channel_affine_forward,
 WEFT_OP(channel_affine_backward, void(const Tensor& dy, const Tensor& affine, Channels channels,
                                       Tensor& dx, bool accumulate));
 
-// y [N,T,H,W,C] = x * keep[n, c], keep f32 [N,C]: dropout of whole channels, and its backward. y
+// y [N,...,C] = x * keep[n, c], keep f32 [N,C]: dropout of whole channels, and its backward. y
 // may be x.
 WEFT_OP(scale_channels, void(const Tensor& x, const Tensor& keep, Tensor& y));
 

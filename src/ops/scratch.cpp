@@ -166,7 +166,10 @@ void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor&,
                              Tensor& dwq, Tensor&, const Tensor& qk) {
   const Tensor copy = normed(qkv, wq, rope, axis, qk);
   row_stats(lse.dim(0), lse.dim(1), lse.dim(2));
-  if (dwq.defined()) Tensor::empty({2, 4 * most_multiprocessors, qkv.dim(5)}, DType::f32);
+  // Sums of the norms' gradients, by block: along time up to 4096 of them (temporal.cuh, pieces).
+  const std::int64_t blocks =
+      axis == Axis::time ? std::min<std::int64_t>(lse.numel(), 4096) : 4 * most_multiprocessors;
+  if (dwq.defined()) Tensor::empty({2, blocks, qkv.dim(5)}, DType::f32);
 }
 
 void cross_attention_backward(const Tensor& q, const Tensor& kv, const Tensor&, int heads,

@@ -82,8 +82,9 @@ void check_nccl(ncclResult_t result, ncclComm_t comm, const char* call, int line
                   last != nullptr && *last != '\0' ? ": " : "", last != nullptr ? last : ""),
       free < little
           ? fmt::format("{} MiB of the GPU's memory are free, perhaps too little for NCCL's "
-                        "buffers: set memory.arena_gib lower than what the log says, or run again "
-                        "with NCCL_DEBUG=INFO",
+                        "buffers: set memory.arena_gib to little more than the activations of the "
+                        "log's line \"memory\"; else run again with NCCL_DEBUG=INFO, and see "
+                        "weft doctor",
                         free >> 20)
           : "run again with NCCL_DEBUG=INFO; weft doctor checks GPUs and network",
       __FILE__, line);

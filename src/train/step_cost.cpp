@@ -22,7 +22,8 @@ struct DryRun {
 // A dry run of a micro-batch. `schedule`, if wanted, gets for each bucket of gradients when it is
 // complete and when its weights are first used.
 DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, double recompute,
-               DeviceKind device, const Rates& rates, std::vector<BucketSchedule>* schedule) {
+               DeviceKind device, const Rates& rates, std::vector<BucketSchedule>* schedule,
+               ops::OpWatch* watch = nullptr) {
   const auto arena = Arena::planning(device);
   const ArenaScope scope(*arena);
   LoadedBatch batch;
@@ -31,7 +32,7 @@ DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, dou
 
   // Only now, for what prepare() does is not the step's: clips are made one after the other, and
   // the dry run makes one of them.
-  OpTimes times(rates);
+  OpTimes times(rates, watch);
   ParameterTable& params = task.params();
   const auto count = params.buckets().size();
   // A bucket whose weights are never used is needed last.
@@ -125,7 +126,7 @@ Rates read_rates(const std::string& file) {
 }
 
 void OpTimes::met(const std::string& name, std::span<const Tensor> tensors) {
-  if (before_ != nullptr) before_->met(name, tensors);
+  if (also_ != nullptr) also_->met(name, tensors);
   if (tensors.empty()) return;
   double bytes = 0;
   for (const Tensor& t : tensors)
@@ -164,9 +165,10 @@ void OpTimes::met(const std::string& name, std::span<const Tensor> tensors) {
 }
 
 MicroBatchCost dry_run_cost(TrainingTask& task, const Bucket& bucket, std::int64_t clips,
-                            double recompute, DeviceKind device, const Rates& rates, double link) {
+                            double recompute, DeviceKind device, const Rates& rates, double link,
+                            ops::OpWatch* watch) {
   if (clips == 0) return {};
-  const DryRun once = dry_run(task, bucket, clips, 0, device, rates, nullptr);
+  const DryRun once = dry_run(task, bucket, clips, 0, device, rates, nullptr, watch);
   // What is recomputed exchanges again.
   const DryRun whole =
       recompute > 0 ? dry_run(task, bucket, clips, recompute, device, rates, nullptr) : once;

@@ -68,12 +68,14 @@ struct BucketSchedule {
 };
 
 // While it lives, adds up what the operations of this thread's dry runs would take: of each the
-// larger of FLOPs (ops/cost.h) over their rate and tensors' bytes over the bandwidth. A watch that
-// was set before goes on being notified.
+// larger of FLOPs (ops/cost.h) over their rate and tensors' bytes over the bandwidth.
+// `also` is notified, too.
 class OpTimes : public ops::OpWatch {
  public:
-  explicit OpTimes(const Rates& rates) : rates_(rates), before_(ops::set_op_watch(this)) {}
-  ~OpTimes() override { ops::set_op_watch(before_); }
+  explicit OpTimes(const Rates& rates, ops::OpWatch* also = nullptr) : rates_(rates), also_(also) {
+    ops::set_op_watch(this);
+  }
+  ~OpTimes() override { ops::set_op_watch(nullptr); }
   OpTimes(const OpTimes&) = delete;
   OpTimes& operator=(const OpTimes&) = delete;
 
@@ -90,16 +92,17 @@ class OpTimes : public ops::OpWatch {
 
  private:
   const Rates& rates_;
-  ops::OpWatch* before_;
+  ops::OpWatch* also_;
   double seconds_ = 0, flops_ = 0, bytes_sent_ = 0, all_reduce_bytes_ = 0;
   int all_reduces_ = 0;
 };
 
 // A micro-batch of that many clips with the share `recompute` of its blocks recomputed, on a device
 // of that kind (which need not be here), one of ranks that share it over links of `link` B/s. The
-// parameters must be laid out.
+// parameters must be laid out. `watch` is notified of the operations without recomputation.
 MicroBatchCost dry_run_cost(TrainingTask& task, const Bucket& bucket, std::int64_t clips,
-                            double recompute, DeviceKind device, const Rates& rates, double link);
+                            double recompute, DeviceKind device, const Rates& rates, double link,
+                            ops::OpWatch* watch = nullptr);
 // When each bucket of gradients is complete and its weights are used, of the bucket with the
 // largest clips: the shares hardly depend on it.
 std::vector<BucketSchedule> dry_run_schedule(TrainingTask& task, std::span<const Bucket> buckets,

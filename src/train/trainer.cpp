@@ -363,8 +363,8 @@ void Trainer::choose_ways() {
     log::warn(
         "model.dtype = \"fp8\": products run in bf16, on operands rounded to e4m3, and are slower "
         "than with bf16: the library's e4m3 products are untested. device.try = [\"fp8\"] lets "
-        "them "
-        "compete (not with parallel.deterministic); they are worth it from 3,072 channels on");
+        "them compete (not with parallel.deterministic); by count they are worth it from 3,072 "
+        "channels on");
   if (deck_.parallel.deterministic) {
     ways_ = "the first of each, not measured (parallel.deterministic)";
     return kernels::set_ways({.tried = deck_.device.tried});

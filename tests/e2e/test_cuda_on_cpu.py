@@ -243,6 +243,17 @@ class Steps(WeftTest):
                 job = self.on_gpu(f"gib{gib}_{arena}", self.EXACT, f"memory.arena_gib={arena}", expect=code)
                 self.assertIn(said, job.err)
 
+    def test_losses_of_each_store(self):
+        stores = ["synthetic:clips=12,frames=3,height=16,width=16,seed=1", "synthetic:clips=8,frames=2,height=16,width=16,seed=2"]
+        two = (f"data.path={json.dumps(stores)}", "train.steps=3", "train.micro_batches=2")
+        self.train("mix_cpu", "device.kind=cpu", *two, ranks=1)
+        with emulate(1):
+            self.train("mix_cuda", "device.kind=cuda", *two, ranks=1)
+        for cpu, cuda in zip(self.metrics("mix_cpu"), self.metrics("mix_cuda"), strict=True):
+            for store in stores:
+                self.assertEqual(cuda["stores"][store]["samples"], cpu["stores"][store]["samples"])
+                self.assert_close([cuda["stores"][store].get("loss", 0)], [cpu["stores"][store].get("loss", 0)], 1e-4)
+
     def test_recorded_steps_of_uneven_size(self):
         # Two clips in one bucket, many in the other: a step has five samples or six, and the same recorded micro-batch counts
         # for a fifth or for a sixth. One recording does for both.

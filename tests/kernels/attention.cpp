@@ -208,7 +208,7 @@ struct Temporal {
   Shape lse() const { return {B * S, H, T}; }
 };
 
-KernelCase make_temporal(const char* op, const Temporal& s, DType dtype) {
+KernelCase make_temporal(const char* op, const Temporal& s, DType dtype, bool backward) {
   KernelCase c;
   c.op = op;
   c.shape =
@@ -224,14 +224,14 @@ KernelCase make_temporal(const char* op, const Temporal& s, DType dtype) {
   // bf16: the probabilities, q' and k' are rounded to 2^-9 each, and so is the result.
   // f32 of several frames is flash attention's, with its tolerance.
   c.tolerance =
-      dtype == DType::bf16 ? 1.0 / 64 : std::max(2e-5, tolerance_of(dtype, true, s.spread));
+      dtype == DType::bf16 ? 1.0 / 64 : std::max(2e-5, tolerance_of(dtype, backward, s.spread));
   return c;
 }
 
 double elements(const Temporal& s) { return static_cast<double>(s.B * s.T * s.S * s.H * s.D); }
 
 void add_temporal_forward(Cases& cases, const Temporal& s, DType dtype) {
-  auto c = make_temporal("self_attention_forward", s, dtype);
+  auto c = make_temporal("self_attention_forward", s, dtype, false);
   c.bytes = 4 * elements(s) * static_cast<double>(size_of(dtype)) +
             4.0 * static_cast<double>(s.lse().numel());
   c.flops = 4 * elements(s) * static_cast<double>(s.T);
@@ -248,7 +248,7 @@ void add_temporal_forward(Cases& cases, const Temporal& s, DType dtype) {
 }
 
 void add_temporal_backward(Cases& cases, const Temporal& s, DType dtype) {
-  auto c = make_temporal("self_attention_backward", s, dtype);
+  auto c = make_temporal("self_attention_backward", s, dtype, true);
   c.bytes = 8 * elements(s) * static_cast<double>(size_of(dtype)) +
             4.0 * static_cast<double>(s.lse().numel());
   c.flops = 10 * elements(s) * static_cast<double>(s.T);

@@ -158,6 +158,7 @@ void add_summary(Cases& cases, bool with_aux, float dice, double weight) {
     for (std::int64_t k = 0; k < t.numel(); ++k)
       t.data<double>()[k] = first + 0.5 * static_cast<double>(k);
     t.data<double>()[ops::class_weight] = weight;
+    if (weight == 0) t.data<double>()[ops::class_labelled] = 0;
     return t;
   };
   constexpr std::int64_t n = 4;
@@ -176,7 +177,8 @@ void add_summary(Cases& cases, bool with_aux, float dice, double weight) {
       return (weight > 0 ? s[ops::class_nll] / weight : 0) + dice * s[ops::class_dice];
     };
     const double of_aux = with_aux ? loss(in[1]) : 0;
-    Values terms = {n * in[0][ops::class_right] / in[0][ops::class_labelled], n * loss(in[0])};
+    Values terms = {weight > 0 ? n * in[0][ops::class_right] / in[0][ops::class_labelled] : 0,
+                    n * loss(in[0])};
     if (with_aux) terms.push_back(n * of_aux);
     if (dice != 0) terms.push_back(n * in[0][ops::class_dice]);
     return std::vector<Values>{Values(n, loss(in[0]) + 0.4f * of_aux), terms};

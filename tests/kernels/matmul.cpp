@@ -232,9 +232,12 @@ void add_both(Cases& cases, const Size& s, DType dtype, bool bias, bool accumula
 
 // The same through the activation of an MLP: dw [N,K], db [N] from dy [M,N] and h [M,K]; dz [M,K]
 // and its sums from dy, w [N,K] and z [M,K].
-void add_both_of_mlp(Cases& cases, const Size& s, DType dtype, bool sums, bool accumulate) {
+void add_both_of_mlp(Cases& cases, const Size& s, DType dtype, bool sums, bool accumulate,
+                     bool biased = true) {
   auto c = make("linear_gelu_backward", s,
-                std::string(sums ? " sums" : "") + (accumulate ? " accumulate" : ""), dtype, dtype);
+                std::string(sums ? " sums" : "") + (biased ? "" : " no bias") +
+                    (accumulate ? " accumulate" : ""),
+                dtype, dtype);
   c.flops *= 2;
   c.tolerance = std::max({tolerance(dtype, s.n), tolerance(DType::f32, s.m), 1.6e-5});
   c.bytes = static_cast<double>(s.m * s.n + 3 * s.m * s.k + s.n * s.k) *
@@ -247,11 +250,11 @@ void add_both_of_mlp(Cases& cases, const Size& s, DType dtype, bool sums, bool a
       random_tensor({s.n, s.k}, DType::f32, 5),    random_tensor({s.n}, DType::f32, 6),
       random_tensor({s.k}, DType::f32, 7)};
   c.run = [=](std::vector<Tensor>& in) {
-    Tensor dw = in[4], db = in[5], dz = Tensor::empty({s.m, s.k}, dtype);
-    Tensor of_dz = sums ? in[6] : Tensor();
+    Tensor dw = in[4], dz = Tensor::empty({s.m, s.k}, dtype);
+    Tensor db = biased ? in[5] : Tensor(), of_dz = sums ? in[6] : Tensor();
     ops::linear_gelu_backward(in[0], in[1], in[2], in[3], dw, db, accumulate, dz, of_dz,
                               accumulate);
-    std::vector<Tensor> out{dw, db, dz};
+    std::vector<Tensor> out{dw, in[5], dz};  // in[5] stays where it is not wanted
     if (sums) out.push_back(of_dz);
     return out;
   };
@@ -260,7 +263,7 @@ void add_both_of_mlp(Cases& cases, const Size& s, DType dtype, bool sums, bool a
     const Values dz = gelu_gradient(s, in[0], in[2], in[3]);
     std::vector<Values> out{
         fp64::added(fp64::product(s.n, s.k, s.m, in[0], 1, s.n, in[1], s.k, 1), before(4)),
-        fp64::added(fp64::column_sums(in[0], s.n), before(5)), dz};
+        biased ? fp64::added(fp64::column_sums(in[0], s.n), before(5)) : in[5], dz};
     if (sums) out.push_back(fp64::added(fp64::column_sums(dz, s.k), before(6)));
     return out;
   };
@@ -327,6 +330,7 @@ void small_cases(Cases& cases) {
     add_gelu_backward(cases, sizes[3], dtype, {.in_place = true});
     add_both(cases, sizes[3], dtype, true, true);
     add_both_of_mlp(cases, sizes[3], dtype, true, true);
+    add_both_of_mlp(cases, sizes[3], dtype, true, true, false);
     add_misaligned(cases, {19, 24, 32}, dtype);
     add_bias_gradient(cases, 1, 1, dtype, false);
     add_bias_gradient(cases, 200, 77, dtype, true);

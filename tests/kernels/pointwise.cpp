@@ -316,18 +316,18 @@ void add_channel_affine(Cases& cases, ops::Channels channels, DType dtype, bool 
 }
 
 void add_scale_channels(Cases& cases, const Shape& x, DType dtype) {
-  cases.push_back(
-      bandwidth_case("scale_channels", x.str(), dtype, 2 * x.numel(),
-                     {random_tensor(x, dtype, 1), random_tensor({x[0], x[4]}, DType::f32, 2)},
-                     [=](std::vector<Tensor>& in) {
-                       Tensor y = Tensor::empty(x, dtype);
-                       ops::scale_channels(in[0], in[1], y);
-                       ops::scale_channels(in[0], in[1], in[0]);  // in place
-                       return std::vector<Tensor>{y, in[0]};
-                     }));
+  cases.push_back(bandwidth_case(
+      "scale_channels", x.str(), dtype, 2 * x.numel(),
+      {random_tensor(x, dtype, 1), random_tensor({x[0], x[x.rank() - 1]}, DType::f32, 2)},
+      [=](std::vector<Tensor>& in) {
+        Tensor y = Tensor::empty(x, dtype);
+        ops::scale_channels(in[0], in[1], y);
+        ops::scale_channels(in[0], in[1], in[0]);  // in place
+        return std::vector<Tensor>{y, in[0]};
+      }));
   cases.back().reference = [=](const std::vector<Values>& in) {
     Values y = in[0];
-    const std::int64_t C = x[4], each = x.numel() / x[0];
+    const std::int64_t C = x[x.rank() - 1], each = x.numel() / x[0];
     for (std::int64_t i = 0; i < x.numel(); ++i) y[i] *= in[1][i / each * C + i % C];
     return std::vector<Values>{y, y};
   };
@@ -376,6 +376,7 @@ void pointwise_cases(CaseSize size, Cases& cases) {
     add_rectifiers(cases, {1, 2, 5, 4, 3}, dtype);
     add_scale_channels(cases, {3, 2, 2, 3, 5}, dtype);
     add_scale_channels(cases, {2, 1, 3, 3, 24}, dtype);
+    add_scale_channels(cases, {1, 5}, dtype);  // losses of samples by masks
     for (const auto channels : {ops::Channels::first, ops::Channels::last})
       add_channel_affine(cases, channels, dtype, dtype == DType::f32);
   }

@@ -130,6 +130,7 @@ TEST_F(ImageOpsTest, ClassLoss) {
     EXPECT_EQ(stats.data<double>()[ops::class_labelled], 10);
     // Positions 1, 7; 2, 8; 3, 9; 4, 10; 5, 11 are of the five classes.
     EXPECT_EQ(stats.data<double>()[ops::class_weight], hard ? 2 * 0.5 + 0 + 2 * 3 : 2 * 6.5);
+    nn::class_loss({tape, table_}, in, labels, weights, loss, 1 - weight);  // another use of them
     tape.backward();
     expect_slope(
         hard ? "hard" : "all", x, to_values(in->grad),
@@ -138,7 +139,7 @@ TEST_F(ImageOpsTest, ClassLoss) {
           const Tensor t =
               nn::class_loss({again, table_}, make_var(x), labels, weights, loss, weight);
           const double* v = t.data<double>();
-          return weight * (v[ops::class_nll] / v[ops::class_weight] + 0.7 * v[ops::class_dice]);
+          return v[ops::class_nll] / v[ops::class_weight] + 0.7 * v[ops::class_dice];
         },
         2e-3);
   }
