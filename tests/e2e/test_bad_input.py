@@ -225,7 +225,7 @@ class Checkpoints(WeftTest):
 
     def test_a_state_that_no_host_has_memory_for(self):
         # More than a process can address: nothing of it is ever written.
-        job = self.weft("train", "deck.toml", "run.dir=vast", "model.hidden_size=65536", "model.depth=1000",
+        job = self.weft("train", "deck.toml", "run.dir=vast", "model.hidden_size=10240", "model.mlp_ratio=64", "model.depth=1000",
                         expect=None, timeout=60)
         self.assertNotEqual(job.process.returncode, 0)
         self.assertRegex(job.err, r"WARN: .*weights, gradients and optimizer need [\d.]+ GiB a rank, which has [\d.]+ ")
