@@ -123,11 +123,10 @@ struct BenchStepRequest {
   double ceiling = 0;
 };
 
-// Prints the median step, and operations a second (of a dry run: recomputation is not counted),
-// and their share of the ceiling. On a GPU a small step of a
-// denoiser is first checked against the CPU side; matrix products then run by algorithms that are
-// measured before the first step, as in training, which parallel.deterministic and `untuned` turn
-// off.
+// Prints the median step, and operations a second (of a dry run: recomputation is not counted), and
+// their share of the ceiling. On a GPU a small step of a denoiser is first checked against the CPU
+// side; matrix products then run by algorithms that are measured before the first step, as in
+// training, which parallel.deterministic and `untuned` turn off.
 int bench_step(const Deck& deck, const BenchStepRequest& request);
 Command bench_step_command();
 
