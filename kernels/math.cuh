@@ -13,7 +13,7 @@ __device__ __forceinline__ float sigmoid(float x) {
   return rcp_approx(1.0f + exp2_approx(-log2_e * x));
 }
 
-// Of the classes of a position, by a warp: the greatest logit and the sum of exp(logit - greatest),
+// The greatest logit of a position's classes and the sum of exp(logit - greatest), made by a warp,
 // to all lanes.
 struct Softmax {
   float top, sum;

@@ -230,7 +230,7 @@ struct Pixels {
       : begin(by.divide(i * L)), end(by.divide((i + 1) * L + n - 1)) {}
 };
 
-// Of a rectangle a block has 8 accesses of each pixel, `lines` pixels at a time.
+// A block has 8 accesses of each pixel of a rectangle, `lines` pixels at a time.
 constexpr int adaptive_width = 8;
 template <int V, class T>
 __global__ void __launch_bounds__(4 * threads)
@@ -333,7 +333,7 @@ WindowGrid window_grid(const Tensor& x, const Tensor& y, int V,
           window,
           Divisor(window.stride)};
 }
-// Of [frames,rows,columns] pixels of C accesses.
+// The places of [frames,rows,columns] pixels of C accesses.
 Places places_of(std::int64_t frames, std::int64_t rows, std::int64_t columns, std::int64_t C) {
   WEFT_ASSERT(frames * rows * columns * C < std::int64_t{1} << 31);
   return {Divisor(C), Divisor(columns), Divisor(rows)};

@@ -334,7 +334,7 @@ NearestGrid nearest_grid(const Tensor& x, const Tensor& y, int V) {
   return {x.dim(2), x.dim(3), y.dim(2), y.dim(3), x.dim(4) / V, y.dim(4) / V};
 }
 
-// Of `count` accesses of t, C of a pixel.
+// The places of `count` accesses of t, C of a pixel.
 Places places_of(const Tensor& t, std::int64_t C, std::int64_t count) {
   WEFT_ASSERT(count < std::int64_t{1} << 31);
   return {Divisor(C), Divisor(t.dim(3)), Divisor(t.dim(2))};

@@ -93,8 +93,8 @@ __device__ __forceinline__ float softplus(float x) {
   return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x)));
 }
 
-// Of a block or of all: losses of text's pixels, |T - threshold|, B where there is text, B; then
-// how many pixels have text, have none, count for the threshold.
+// The sums of a block or of all: losses of text's pixels, |T - threshold|, B where there is text,
+// B; then how many pixels have text, have none, count for the threshold.
 enum Sum { sum_text, sum_threshold, sum_overlap, sum_binary, of_text, of_others, of_border, sums };
 
 // What is chosen so far: the known upper bits of the edge's order, and of the pixels that agree
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(threads)
   if (own[threadIdx.x] > 0) atomicAdd(counts + threadIdx.x, own[threadIdx.x]);
 }
 
-// Of items [0, n) in order, the one at which the sum of count(i) reaches `wanted`, and the sum
+// The one of the items [0, n), in order, at which the sum of count(i) reaches `wanted`, and the sum
 // before it, to all threads. shared [threads + 2].
 struct Found {
   std::int64_t item, before;

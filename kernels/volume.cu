@@ -118,8 +118,8 @@ __device__ __forceinline__ float squared_distance(const Coordinates::Place& p, c
   const float x = p.x - point[0], y = p.y - point[1], z = p.z - point[2];
   return x * x + y * y + z * z;
 }
-// Of a keypoint that moves from `source` to `driving`: the place moves back with it, and the heat
-// is the bump around the one less that around the other.
+// The candidate of a keypoint that moves from `source` to `driving`: the place moves back with it,
+// and the heat is the bump around `driving` less that around `source`.
 __device__ __forceinline__ Candidate moved(const Coordinates::Place& p, const float* source,
                                            const float* driving) {
   constexpr float scale = -1.0f / (2.0f * ops::heatmap_variance);
@@ -188,8 +188,8 @@ __device__ __forceinline__ float across(float x, F f) {
   return x;
 }
 
-// Of one frame: each lane has the candidates from lane * each on. M is the mask's type, void where
-// none is wanted. whole: the lanes' candidates are all there, and one access.
+// The field of one frame: each lane has the candidates from lane * each on. M is the mask's type,
+// void where none is wanted. whole: the lanes' candidates are all there, and one access.
 constexpr int each = 8, turns = 4, moves_apart = 4 * each + 4;
 template <int lanes, bool whole, class T, class M>
 __global__ void __launch_bounds__(threads)

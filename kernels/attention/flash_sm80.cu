@@ -18,7 +18,7 @@ struct Sm80ForwardTile {
   static constexpr bool biased = ND == 128;         // looks at last_bias
   static constexpr int m_tiles = ND <= 72 ? 2 : 1;  // of 16 queries a warp
   static constexpr int warps = ND <= 72 ? 4 : 8, threads = 32 * warps;
-  // Of wide heads fewer keys: with 64 two stages would not fit the 99 KiB that GPUs for desktops
+  // Wide heads take fewer keys: with 64 two stages would not fit the 99 KiB that GPUs for desktops
   // have.
   static constexpr int queries = 16 * m_tiles * warps, keys = ND <= 72 ? 64 : 48;
   static constexpr int k_pitch = tile_pitch(KD), v_pitch = tile_pitch(ND);

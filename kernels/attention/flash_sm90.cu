@@ -4,10 +4,10 @@
 // flash_sm80.cu). tests/cuda_on_cpu runs it where WEFT_EMULATION_CAPABILITY=9.0.
 //
 // Least work as in flash_sm80.cu: 4 nq nk D operations a head; q, k, v read and out written once.
-// Of the lanes that multiply 2 D / (KD + ND) are useful, for D = 72 144 of 152. A multiprocessor
-// does 4096 bf16 operations and 16 exponentials a cycle, so that one element of P takes 2 (KD + ND)
-// / 4096 cycles of the tensor cores and 1/16 of the exponential units: for D = 72 0.074 and 0.063.
-// Either alone would be near its limit only while the other runs too. So
+// The useful share of the lanes that multiply is 2 D / (KD + ND), for D = 72 144 of 152. A
+// multiprocessor does 4096 bf16 operations and 16 exponentials a cycle, so that one element of P
+// takes 2 (KD + ND) / 4096 cycles of the tensor cores and 1/16 of the exponential units: for D = 72
+// 0.074 and 0.063. Either alone would be near its limit only while the other runs too. So
 //   - one warpgroup only copies; two or three multiply, 64 queries each;
 //   - within a warpgroup the scores of block j are multiplied together with P V of block j - 1, and
 //     the softmax of block j runs while P V is under way;

@@ -19,8 +19,8 @@
 // another do.
 //
 // Captions are packed, short, and have many queries: the keys kernel's blocks share the queries of
-// one tile of keys, and write f32 sums that flash_merge_splits() adds. Of packed keys, tiles for D
-// up to 128 also take the bias of each sequence's last one.
+// one tile of keys, and write f32 sums that flash_merge_splits() adds. Tiles of packed keys for D
+// up to 128 also take the bias of each sequence's last key.
 #include "attention/flash_sm90_tiles.cuh"
 
 namespace weft::kernels {
@@ -100,7 +100,7 @@ struct BackwardMemory {
     return x_full() + 2 + Tile::stages + s;
   }
   __device__ __forceinline__ TileSlots tiles() const { return {y_empty(Tile::stages)}; }
-  // Of the last key: its bias, and its row among the 16 of warp number `warp`.
+  // The last key's bias, and its row among the 16 of warp number `warp`.
   struct Bias {
     float value;
     int row;
@@ -245,7 +245,7 @@ template <class Tile>
 __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
                                                   const BackwardMemory<Tile>& memory) {
   constexpr int KD = Tile::KD, ND = Tile::ND, n = pass_rows / 2;
-  // Of the loop's products alone: elsewhere it is made where it is needed.
+  // `group` is for the loop's products alone: elsewhere it is made where it is needed.
   const int group = static_cast<int>(threadIdx.x) / 128 - 1, lane = threadIdx.x % 32;
   const auto group_here = [] { return thread_here() / 128 - 1; };
   const auto done_with = [&](std::uint64_t* empty) {

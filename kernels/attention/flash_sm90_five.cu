@@ -269,7 +269,7 @@ __device__ __forceinline__ void multiply_five(const FiveWork& work,
       issue_by_columns<Tile>(prob, kx, memory.k(k_ring.stage()), group * 64, memory.q(s));
       wgmma_commit();
     };
-    // Of one block of queries, the scores of which are under way: dV, and dS as an operand.
+    // Makes dV, and dS as an operand, of one block of queries, the scores of which are under way.
     const auto make_ds = [&](bool accumulate) {
       const int stage = ring.stage(), buffer = ds_ring.stage();
       keep_in_place(ds);

@@ -25,7 +25,7 @@ struct Tiles {
   int heads = 1;  // of all sequences
   int total = 1;
 
-  // Of `heads` heads with `rows` rows each, `own` rows a tile.
+  // The tiles of `heads` heads with `rows` rows each, `own` rows a tile.
   static Tiles of_rows(int rows, int own, int heads) {
     const int each = blocks_of(rows, own), last = rows - (each - 1) * own;
     const bool late = each > 1 && last <= own - warpgroup_rows;
@@ -46,7 +46,7 @@ __device__ __forceinline__ RowTile row_tile(const Tiles& tiles, const FlashShape
                                             int index) {
   const int early = opaque(tiles.early), heads = opaque(shape.heads),
             late = index - early * tiles.heads;
-  // Of the late ones those of the last heads come first: L2 still has their keys and values.
+  // The late tiles begin with those of the last heads: L2 still has their keys and values.
   const int head = late < 0 ? index / early : tiles.heads - 1 - late;
   const int tile = late < 0 ? index % early : early;
   return {tile * own, head % heads, head / heads};
@@ -58,8 +58,7 @@ struct ForwardBlock {
 };
 // Three warpgroups overlap better than two, unless 192 queries a block leave many lanes without any
 // (S = 256). Key blocks of 128 rows only where they fit better: beside three warpgroups'
-// accumulators they would spill. Of captions only the sum of their lengths is known here, with
-// padding.
+// accumulators they would spill. Only the sum of the captions' lengths is known here, with padding.
 inline ForwardBlock forward_block(const FlashShape& shape) {
   if (shape.tile_size() > 72) return {2, 128};
   const int nq = shape.nq, nk = shape.nk;

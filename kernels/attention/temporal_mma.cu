@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(most_threads, (chunks > 9 ? 3 : 5) * 128 / mos
   const float scale = factor * log2_e;
   for (int tile = share; tile < shape.tiles; tile += shape.warps_per_head) {
     float o[chunks][4] = {};
-    // Of rows group and group + 8; the maximum is of the scores before `scale`.
+    // Maximum and sum of rows group and group + 8; the maximum is of the scores before `scale`.
     float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
     for (int keys = 0; keys < shape.tiles; ++keys) {
       float p[2][4];
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(128, chunks > 9 ? 3 : 4)
   for (int n = 0; n < 2; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      // Of two tokens the rows of one, i / 2, meet the keys of the same, n.
+      // The rows of one of two tokens, i / 2, meet only the keys of that token, n.
       const int key = frame_of<tiling>(8 * n) + 2 * pair + i % 2;
       if (key >= shape.T || (tiling == Tiling::shared && n != i / 2)) p[n][i] = -INFINITY;
       top[i / 2] = fmaxf(top[i / 2], p[n][i]);

@@ -177,7 +177,7 @@ struct Constants {
         wk(wq + Head<chunks>::D),
         rope(reinterpret_cast<float2*>(wk + Head<chunks>::D)) {}
 
-  // Of a frame; of some frame where T ends before it.
+  // The rotation of a frame; of some frame where T ends before it.
   __device__ __forceinline__ const float2* turns(int frame, int T) const {
     return rope + (frame < T ? frame : 0) * Head<chunks>::rope_stride;
   }

@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(tiling == Tiling::many ? 256 : 128,
           for (int i = 0; i < 4; ++i) {
             const int r = 16 * tile + group + i / 2 * 8, c = 16 * other + 8 * n + 2 * pair + i % 2;
             const int query = of_keys ? c : r, key = of_keys ? r : c;
-            // Of two tokens the rows of one, i / 2, meet the columns of the same, n.
+            // The rows of one of two tokens, i / 2, meet only the columns of that token, n.
             const bool meet =
                 frame_of<tiling>(key) < shape.T && (tiling != Tiling::shared || n == i / 2);
             p[n][i] = meet ? exp2_approx(p[n][i] * scale - lse2[query]) : 0.0f;

@@ -58,7 +58,7 @@ struct Square {
   }
 };
 
-// Of [samples,..,C], C in accesses.
+// The pixels of [samples,..,C], C in accesses.
 struct Pixels {
   std::int64_t C;
   Divisor channels, size;  // C and the accesses of a sample

@@ -60,7 +60,7 @@ struct Operands {
   void* aux = nullptr;             // [rows, columns] of D's type, or null
   DType vector_type = DType::f32;  // or D's
   Stream stream = Stream::compute;
-  // Of e4m3, on the device: what A and B are multiplied by.
+  // What A and B in e4m3 are multiplied by, on the device.
   const float *a_scale = nullptr, *b_scale = nullptr;
 };
 

@@ -43,8 +43,8 @@ int ways_generation();
 // True while the compute stream records a graph instead of running.
 bool compute_is_capturing();
 
-// Of results that are rounded once to this type, from the same operands, which may be rounded to
-// TF32 before.
+// The tolerance of results that are rounded once to this type, from the same operands, which may be
+// rounded to TF32 before.
 inline double tolerance_of(DType operands) {
   return operands == DType::bf16 ? 6e-3 : tf32_allowed() ? 2e-3 : 1e-4;
 }

@@ -97,7 +97,7 @@ struct BenchScalingRequest {
 
 // Collective. Checks first that all rank counts compute the same (losses and weights of a few
 // steps on the same samples agree within what reordered sums explain; Exit::hardware if not),
-// then times them in turn, round by round. Of a round every rank count trains on the same samples
+// then times them in turn, round by round. Every rank count trains on the same samples in a round
 // (weak: fewer ranks take more steps). Ranks that a count leaves out sleep.
 int bench_scaling(const Deck& deck, const BenchScalingRequest& request, MPI_Comm world);
 Command bench_scaling_command();

@@ -28,7 +28,7 @@ double time_of(const std::function<void()>& f, int calls) {
   return gpu.seconds(begin, end) / calls;
 }
 
-// Of so many rounds.
+// Seconds of a call in each of so many rounds.
 std::vector<double> rounds_of(const std::function<void()>& f, int count) {
   // Two calls to warm up, then rounds of about 50 ms each.
   time_of(f, 2);

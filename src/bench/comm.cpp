@@ -44,7 +44,7 @@ double plain_seconds(const Tensor& t, MPI_Comm world) {
   return now_seconds() - start;
 }
 
-// Of all threads of this process.
+// The processor's time of all threads of this process.
 double processor_seconds() {
   timespec t{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);

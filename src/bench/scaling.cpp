@@ -228,8 +228,8 @@ ScalingRound time_round(Contender& contender, std::int64_t steps, bool by_median
       sums[1] += m.split.comm_exposed / static_cast<double>(metrics.size());
       sums[2] += m.split.wait_slowest / static_cast<double>(metrics.size());
     }
-    // Steps of one kind: the median leaves out those that the machine disturbed. Of several kinds:
-    // the mean counts all.
+    // Steps of one kind: the median leaves out those that the machine disturbed. Steps of several
+    // kinds: the mean counts all.
     sums[0] = by_median ? upper_median(seconds)
                         : std::accumulate(seconds.begin(), seconds.end(), 0.0) /
                               static_cast<double>(seconds.size());

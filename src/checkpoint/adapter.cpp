@@ -75,7 +75,7 @@ void check_halves(const Adapter& adapter) {
                adapter.path, name, layer.a.empty() ? "A" : "B");
 }
 
-// Of PEFT's adapter_config.json what decides the result; what weft lacks is refused.
+// What decides the result in PEFT's adapter_config.json; what weft lacks is refused.
 struct PeftConfig {
   std::int64_t rank = 0;
   double alpha = 0;

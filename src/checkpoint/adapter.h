@@ -21,7 +21,7 @@ struct AdapterFacts {
   std::int64_t rank = 0;
   double alpha = 0;
   std::string base;  // the files of the weights that they were trained on, as the deck had it
-  // Of their values (hash_of_values); up to weft 0.2 of these files (hash_of in
+  // The hash of the base's values (hash_of_values); up to weft 0.2 that of its files (hash_of in
   // checkpoint/weights.h); "": nobody noted it.
   std::string base_hash;
 

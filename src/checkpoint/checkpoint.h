@@ -116,7 +116,7 @@ class Checkpoint {
 CheckpointInfo describe_state(const Deck& deck, ParameterTable& table, std::int64_t steps_done);
 
 // The flat arrays of the state, master, exp_avg, exp_avg_sq, ema and fixed, as rank `rank` of
-// `ranks` saves them. Of several moving averages the first is "ema", the others bear their decays:
+// `ranks` saves them. The first of several moving averages is "ema", the others bear their decays:
 // "ema_0.9999".
 std::vector<FlatArray> flat_arrays(ParameterTable& table, const OptimizerState& state, int rank,
                                    int ranks);

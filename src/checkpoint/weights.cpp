@@ -345,7 +345,7 @@ std::uint64_t stored_size(const Item& item, DType dtype) {
   return n;
 }
 
-// Of a file that is or will be `path`.
+// The bytes of an item in a file that is or will be `path`.
 std::vector<std::byte> bytes_of(const Item& item, const SaveWeights& how,
                                 const std::filesystem::path& path) {
   if (item.buffer != nullptr) return floats_as(*item.buffer, how.dtype, path, item.name);

@@ -172,7 +172,7 @@ std::vector<int> codes_of_all(int mine, const Context& context, MPI_Comm comm) {
   MPI_Iallgather(&mine, 1, MPI_INT, codes.data(), 1, MPI_INT, comm, &request);
   const double start = now_seconds();
   // The others may be slower: they get a fifth of the check's time. A rank that hangs never ends,
-  // and its watchdog ends it soon. Of several ranks that wait one tells.
+  // and its watchdog ends it soon. One of several ranks that wait tells.
   const double seconds_to_wait = (mine == static_cast<int>(Exit::hang) ? 0 : context.timeout / 5) +
                                  (context.rank == 0 ? 0 : 2);
   for (int done = 0;;) {

@@ -67,8 +67,8 @@ std::string speech(double seconds) {
   return out;
 }
 
-// Of a face seen from the front in the middle of 64x56 pixels: x and y of jaw, brows, nose, eyes
-// and lips.
+// The landmarks of a face seen from the front in the middle of 64x56 pixels: x and y of jaw, brows,
+// nose, eyes and lips.
 constexpr std::string_view landmarks =
     "14,24 14,29 15,33 17,37 19,41 22,44 25,46 28,47 32,48 36,47 39,46 42,44 45,41 47,37 49,33 "
     "50,29 50,24 18,16 20,16 23,16 26,16 28,16 36,16 38,16 41,16 44,16 46,16 32,21 32,24 32,27 "

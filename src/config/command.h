@@ -46,7 +46,7 @@ struct Command {
   // It treats stop_signals (core/faults.h) as requests to save its state and stop.
   bool heeds_stops = false;
   std::vector<Argument> arguments = {};
-  // Of a group, such as `weft bench`, which does nothing itself.
+  // The commands of a group, such as `weft bench`, which does nothing itself.
   std::vector<Command> commands = {};
   std::vector<std::shared_ptr<void>> held = {};
 

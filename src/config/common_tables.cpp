@@ -395,7 +395,7 @@ void set_deck_tables(std::vector<DeckTable> tables, std::vector<std::string> mod
 
 std::vector<Option> option_table(Deck& deck) {
   const std::vector<DeckTable>& tables = deck_tables();
-  // Of the rows of a key the one with the greatest counts, of equal ones the first.
+  // The row of a key that has the greatest claim counts, the first of equal ones.
   const auto claim = [&](const Option& o) {
     if (o.models.empty()) return 1;
     return std::ranges::find(o.models, deck.model.name) != o.models.end() ? 2 : 0;

@@ -58,14 +58,14 @@ struct DataDeck {
   std::int64_t prefetch = 4;
   bool verify = true;
   double max_damaged = 0;
-  // Of labelled images (data/images/).
+  // Keys for labelled images (data/images/).
   std::vector<std::int64_t> short_sides = {300, 375, 450, 525, 600};
   std::int64_t max_side = 1000;
   std::int64_t padding = 8;
   std::int64_t label_rate = 8;
   std::int64_t pad_label = 0;
   std::string size_policy = "balanced";
-  // Of pictures with text (data/text_images/).
+  // Keys for pictures with text (data/text_images/).
   std::int64_t crop = 640;
   bool augment = true;
 
@@ -205,8 +205,8 @@ std::string deck_help(const std::string& name);
 std::string deck_schema();
 
 // For messages, where a wrong value comes from: the key of the deck whose text `message` has as a
-// word of its own, such as the path that cannot be opened; "" if there is none. Of several values
-// the longest counts. Defaults are not searched: the user did not write them.
+// word of its own, such as the path that cannot be opened; "" if there is none. The longest of
+// several values counts. Defaults are not searched: the user did not write them.
 std::string key_of_value(const Deck& deck, std::string_view message);
 
 }  // namespace weft

@@ -21,7 +21,7 @@ constexpr bool is_list = false;
 template <class T>
 constexpr bool is_list<std::vector<T>> = true;
 
-// Of one value: type, range, values.
+// The schema of one value: type, range, values.
 template <class T>
 Json one_value(const Option& o) {
   if constexpr (std::is_same_v<T, bool>) {
@@ -78,7 +78,7 @@ Json default_of(const Option& o) {
       o.target);
 }
 
-// Of a key that several models have, what any of them takes.
+// The schema of a key: where several models have it, what any of them takes.
 Json schema_of(const Option& o) {
   std::vector<Json> kinds = {values_of_row(o)};
   std::string description = o.help;

@@ -32,7 +32,7 @@ struct Option {
   double minimum, maximum;           // of a number, inclusive
   bool fixed = false;                // a training run's results depend on it
   std::string alias = {};            // another key that decks may use
-  // A text that may also be a list of texts. Of two or more they are here, and the text is the list
+  // A text that may also be a list of texts. Two or more texts are here, and the text is the list
   // as TOML; a list of one is that text.
   std::vector<std::string>* list = nullptr;
   bool decides = true;         // results of running a model depend on it (identity)
@@ -72,7 +72,7 @@ class Rows {
     o.path = true;
     return o;
   }
-  // Of the rows that follow: Option::decides.
+  // Sets Option::decides of the rows that follow.
   void decide(bool results) { decides_ = results; }
   std::vector<Option> take() { return std::move(rows_); }
 

@@ -15,8 +15,8 @@ struct FileKind {
   bool stands_in = false;      // for a file that was not fetched: a web page, a pointer of Git LFS
 };
 
-// What a file is that neither FFmpeg nor the picture libraries read, by its first bytes. Of the
-// beginning of a file that should be footage, a picture or sound; 512 bytes are enough.
+// What a file is that neither FFmpeg nor the picture libraries read, by its first bytes. `begin` is
+// the beginning of a file that should be footage, a picture or sound; 512 bytes are enough.
 FileKind unreadable_kind(std::span<const std::byte> begin);
 
 // For the reader of another format that cannot make sense of a file: throws Error(code) if its

@@ -23,7 +23,7 @@ inline std::string counted(std::int64_t n, std::string_view noun, std::string_vi
 // Untrusted text (names of files, values of lists, messages of libraries) as one line that a
 // terminal, a log or a page shows and does not obey: escapes line breaks, all other control
 // characters, bytes that are not UTF-8 and characters that change the direction of writing: \n,
-// \x1b, \xff, \u202e. Of more than `longest` bytes the middle is left out, since the cause of an
+// \x1b, \xff, \u202e. The middle of more than `longest` bytes is left out, since the cause of an
 // error comes last. `kept`: control characters that may stay.
 std::string printable(std::string_view text, std::size_t longest = 200, std::string_view kept = {});
 
@@ -64,8 +64,8 @@ void live(const std::string& line);
 // are the same on all ranks, and main ends the job once the first rank has reported.
 void report(Error& e);
 
-// This rank's warnings so far, for the summary at the end. Of many of one kind the first are shown,
-// then each time their number has doubled.
+// This rank's warnings so far, for the summary at the end. The first of many of one kind are shown,
+// then one each time their number has doubled.
 std::vector<std::string> warnings();
 // A warning without what differs from one to the next: numbers, names of files, quoted words.
 std::string kind_of_warning(std::string_view text);

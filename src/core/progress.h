@@ -28,7 +28,7 @@ struct JobStatus {
   double started = 0, updated = 0, advanced = 0;  // seconds since 1970; advanced: the last item
   std::vector<std::pair<std::string, double>> values;  // the loss and the like
   std::vector<std::string> warnings;                   // the last of rank 0
-  // Of earlier starts: the last of each kind, and how many there were.
+  // Warnings of earlier starts: the last of each kind, and how many there were.
   std::vector<std::pair<std::string, std::int64_t>> earlier_warnings;
 };
 std::string to_text(const JobStatus& status);

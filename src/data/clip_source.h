@@ -37,7 +37,7 @@ struct Bucket {
   bool moments = false;
   std::vector<float> scale, shift;  // the VAE's, one a channel of the latent; empty where unknown
 
-  // Of the captions' text features; 0 channels: the store has none.
+  // The captions' text features; 0 channels: the store has none.
   std::int64_t text_channels = 0, longest_text = 0;
   DType text_dtype = DType::f32;  // or f16, bf16
 
@@ -50,9 +50,10 @@ struct Bucket {
 
   bool holds_text() const { return label_bytes == text_label_bytes; }
 
-  // Of several stores, or with data.keep (data/mixed_source.h): which of its clips are whose, in
-  // their order, and how often they are trained on. Empty: one store, each clip once an epoch.
-  // Whoever leaves clips out lowers `clips`, here and in the part, and moves the parts behind.
+  // The parts say which of its clips are whose, in their order, and how often they are trained on,
+  // where there are several stores, or data.keep (data/mixed_source.h). Empty: one store, each clip
+  // once an epoch. Whoever leaves clips out lowers `clips`, here and in the part, and moves the
+  // parts behind.
   struct Part {
     int store = 0;
     std::int64_t begin = 0, clips = 0;  // indices within the bucket
@@ -67,7 +68,7 @@ struct Bucket {
     return parts[p];
   }
 
-  // Of a clip as the model sees it.
+  // The channels of a clip as the model sees it.
   std::int64_t model_channels() const { return moments ? channels / 2 : channels; }
   std::size_t clip_bytes() const { return clip_bytes(height, width); }
   std::size_t clip_bytes(std::int64_t h, std::int64_t w) const {
@@ -133,7 +134,7 @@ class ClipSource {
   // Puts the bucket's next clip in the place of sample `i`, which is damaged; of several stores
   // the next of the same one.
   virtual void take_next(MicroBatch& what, std::size_t i) const;
-  // Of several stores, each one's name, by Bucket::Part::store; empty where there is one.
+  // The name of each of several stores, by Bucket::Part::store; empty where there is one.
   virtual std::vector<std::string> store_names() const { return {}; }
 
   // A clip's permanent id: its running number over all buckets, also where the source is a part of
@@ -157,8 +158,8 @@ class ClipSource {
 // memory: "synthetic:key=value,..." (data/synthetic.h), deterministic moving shapes, or
 // "shapes:..." (data/images/labelled_images.h), labelled ones; or pictures with text
 // (data/text_images/text_images.h, is_text_list), whose files `limits` bounds. `verify` checks the
-// XXH3 of every clip that is read. Of several paths, and with data.keep or data.prompt_prefixes, a
-// mix of stores of clips (data/mixed_source.h).
+// XXH3 of every clip that is read. Several paths, and data.keep or data.prompt_prefixes, give a mix
+// of stores of clips (data/mixed_source.h).
 std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data, const MediaDeck& limits = {});
 inline std::unique_ptr<ClipSource> open_clip_source(const std::string& path, bool verify) {
   DataDeck data;

@@ -53,7 +53,7 @@ class ClipPart : public ClipSource {
     }
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       buckets_[b].clips = std::ssize(clips_[b]);
-      // Of several stores: which are left of each. Their shares of an epoch stay what they were.
+      // What is left of each of several stores. Their shares of an epoch stay what they were.
       std::int64_t begin = 0;
       for (Bucket::Part& p : buckets_[b].parts) {
         p.clips = std::ranges::count_if(

@@ -14,7 +14,7 @@
 
 namespace weft {
 
-// Of what kind the training's data is; all null: there are none.
+// The held-out samples, of the kind of the training's data; all null: there are none.
 struct HeldOut {
   std::unique_ptr<ClipSource> clips;
   std::unique_ptr<LabelledImages> images;

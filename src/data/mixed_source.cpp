@@ -99,7 +99,7 @@ class MixedSource : public ClipSource {
                  "data.prompt_prefixes has \"{}\" for {}, whose captions are stored as features: "
                  "nothing can be put before them",
                  printable(store.prefix), store.name);
-      // Of the first store with latents; a model sees all through one scale.
+      // The first store with latents decides the scale: a model sees all through one.
       for (std::size_t before = 0; before < s; ++before)
         for (const Bucket& o : stores_[before].source->buckets())
           WEFT_CHECK(

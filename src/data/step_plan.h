@@ -19,8 +19,8 @@ namespace weft {
 using SampleId = std::int64_t;
 
 // How an image is trained on: scaled to this size and flipped left to right, or not. It fills the
-// top left corner of its micro-batch's height x width. Of a picture with text, `draw` seeds all
-// that is done to it (data/text_images/text_view.h).
+// top left corner of its micro-batch's height x width. `draw` seeds all that is done to a picture
+// with text (data/text_images/text_view.h).
 struct ImageView {
   std::int64_t height = 0, width = 0;
   bool flip = false;
@@ -32,7 +32,7 @@ struct MicroBatch {
   int bucket = 0;
   std::vector<std::int64_t> clips;  // indices within the bucket
   std::vector<SampleId> samples;    // the same clips by id
-  // Of labelled images: the size of the batch, and one view a sample. Else 0 and empty.
+  // The size of a batch of labelled images, and one view a sample. Else 0 and empty.
   std::int64_t height = 0, width = 0;
   std::vector<ImageView> views;
 };

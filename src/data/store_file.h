@@ -23,10 +23,10 @@ namespace weft {
 
 class StoreReader;  // data/hdf5.h
 
-// Of a job of which SIGKILL ended a process, as mpirun says of a rank.
+// The exit code of a job of which SIGKILL ended a process, as mpirun gives it for a rank.
 inline constexpr Exit exit_killed{137};
 
-// Of the clips of a bucket, in addition to Bucket; all of length `clips`.
+// What is stored of the clips of a bucket, in addition to Bucket; all of length `clips`.
 struct StoredBucket {
   std::vector<std::uint64_t> offset;  // of the clip's first byte in the file
   std::vector<std::uint64_t> xxh3;    // of the clip's bytes
@@ -37,7 +37,7 @@ struct StoredBucket {
   std::uint64_t text_begin = 0;
 };
 
-// Of a store of labelled images: all but the pixels and labels, and where these begin.
+// A store of labelled images: all but the pixels and labels, and where these begin.
 struct StoredImages {
   std::int64_t num_classes = 0;
   std::vector<std::uint32_t> height, width;

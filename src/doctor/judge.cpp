@@ -96,8 +96,8 @@ bool starts_with(const std::string& name, std::initializer_list<const char*> pre
                      [&](const char* p) { return name.rfind(p, 0) == 0; });
 }
 
-// Set by the launcher for each rank or node, or rightly different from rank to rank. Of Open MPI's
-// parameters only those count that say how messages go.
+// Set by the launcher for each rank or node, or rightly different from rank to rank. Open MPI's
+// parameters are taken for such, except those that say how messages go.
 bool differs_by_nature(const std::string& name) {
   if (starts_with(name, {"OMPI_MCA_"}))
     return !starts_with(name, {"OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_osc",

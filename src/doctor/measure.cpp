@@ -39,7 +39,7 @@ double best_seconds(F&& run) {
   return best;
 }
 
-// Of the host's work, or of the device's by events of `stream`.
+// Seconds of `work`: of the host's, or of the device's by events of `stream`.
 template <class F>
 double seconds_of(Stream stream, F&& work) {
   if (!on_cuda()) {

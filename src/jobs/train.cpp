@@ -75,7 +75,7 @@ class HeldOutLoss {
     if (lines_) lines_->write(result_->json(done, history_.set));
     return best_;
   }
-  // Of the last measure(), once behind the line of its step.
+  // Prints the result of the last measure(), once, behind the line of its step.
   void print() {
     if (seconds_ < 0) return;
     log::info("held out  step {}: {}, {}; {:.3f} s", history_.newest, result_->text(),

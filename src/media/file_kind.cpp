@@ -27,7 +27,7 @@ std::uint32_t number_at(Bytes bytes, std::uint64_t at, int count, bool little) {
   return value;
 }
 
-// Of a TIFF file, the form of which a block of EXIF has too: a whole number in its first directory,
+// A whole number in the first directory of a TIFF file, the form of which a block of EXIF has too;
 // 0 where there is none.
 std::uint32_t tiff_value(Bytes tiff, std::uint32_t tag) {
   constexpr std::string_view prefix("Exif\0\0", 6);

@@ -25,7 +25,7 @@ constexpr bool is_sideways(int orientation) { return orientation >= 5; }
 struct UprightWalk {
   std::int64_t first = 0, along = 0, down = 0;
 };
-// Of a picture [height, width, 3] as stored, whose rows begin `stride` bytes apart.
+// The walk over a picture [height, width, 3] as stored, whose rows begin `stride` bytes apart.
 UprightWalk upright_walk(int orientation, std::int64_t height, std::int64_t width,
                          std::int64_t stride);
 

@@ -223,7 +223,7 @@ class Jpeg {
   }
   static void on_error(j_common_ptr info) { stop(info); }
   static void on_message(j_common_ptr info, int level) {
-    // Of headers that some cameras write otherwise: whole pictures.
+    // Warnings about headers that some cameras write otherwise: the pictures are whole.
     constexpr std::array harmless = {JWRN_NOT_SEQUENTIAL, JWRN_BOGUS_PROGRESSION, JWRN_ADOBE_XFORM,
                                      JWRN_JFIF_MAJOR};
     const int code = info->err->msg_code;

@@ -22,10 +22,10 @@ struct ImageFile {
 // Pixels as Pillow's convert("RGB") gives them: grey is repeated, a palette looked up, alpha
 // dropped, of 16 bits the high byte taken, CMYK multiplied out. JPEG (libjpeg-turbo with the same
 // settings: exact inverse cosine transform, smooth upsampling of colour) and PNG byte for byte;
-// other still pictures (BMP, TIFF, WebP, AVIF, PNM ...) through FFmpeg. Of several pictures in one
-// file it is the first. media.orientation says whether EXIF's rotation is applied. Files are not
-// trusted: a size beyond media.max_megapixels, a truncated file, one whose decoder had to make
-// pixels up, and kinds that are not read throw Exit::data, naming the file.
+// other still pictures (BMP, TIFF, WebP, AVIF, PNM ...) through FFmpeg. The first of several
+// pictures in one file is read. media.orientation says whether EXIF's rotation is applied. Files
+// are not trusted: a size beyond media.max_megapixels, a truncated file, one whose decoder had to
+// make pixels up, and kinds that are not read throw Exit::data, naming the file.
 ImageFile read_image_file(const std::string& path, const MediaDeck& limits);
 // The same of a member of an archive, where `source` is one.
 ImageFile read_image_file(const MediaSource& source, const MediaDeck& limits);

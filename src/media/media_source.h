@@ -17,7 +17,7 @@ enum class MediaTrust { deck, untrusted };
 struct MediaSource {
   std::string path;
   MediaTrust trust = MediaTrust::untrusted;
-  // Of a member of an uncompressed archive: its name, for messages alone, and its bytes.
+  // A member of an uncompressed archive: its name, for messages alone, and its bytes.
   std::string member = {};
   std::uint64_t begin = 0, bytes = 0;
 

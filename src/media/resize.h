@@ -42,7 +42,7 @@ class CoverResize {
   // the row.
   std::vector<std::int32_t> low_, high_;
   std::vector<float> weights_;
-  // Of a frame of YUV: the last even and the last odd row that were converted.
+  // The last even and the last odd row of a frame of YUV that were converted.
   std::vector<std::uint8_t> converted_[2];
   std::int64_t converted_row_[2] = {-1, -1};
 };

@@ -30,7 +30,7 @@ class FrameChanges {
   double motion() const;
   // Mean over values and over frames t that have both neighbours of |x_t - (x_(t-1) + x_(t+1)) /
   // 2|, how far a frame is from the middle of its neighbours: 0 for a steady fade, d for pixels
-  // that go up and down by d. Of at least three frames.
+  // that go up and down by d. It takes at least three frames.
   bool has_flicker() const { return frames_ >= 3; }
   double flicker() const;
 

@@ -270,7 +270,7 @@ struct VideoReader::State {
     return &frame;
   }
 
-  // Of `delivered`, into `frame`.
+  // Takes the pixels of `delivered` into `frame`.
   void take_pixels() {
     frame.rgb = delivered->data[0];
     frame.stride = delivered->linesize[0];

@@ -127,14 +127,14 @@ class VideoCodec : public ModelPart {
 
   virtual std::int64_t channels() const = 0;  // C of its latents
   virtual std::int64_t latent_frames(std::int64_t frames) const = 0;
-  // Of a clip of `frames`, how many its latents stand for: decode() makes no others, and encode()
-  // reads none behind them.
+  // How many frames the latents of a clip of `frames` stand for: decode() makes no others, and
+  // encode() reads none behind them.
   virtual std::int64_t coded_frames(std::int64_t frames) const { return frames; }
   virtual std::int64_t pixels_a_latent() const = 0;  // pixels of one side of a latent's
   // Pixel frames that are coded independently of the others. Exit::usage from a codec that is set
   // to code clips whole, or whose chunks go on where those before them ended.
   virtual std::int64_t chunk_pixels() const = 0;
-  // Of a clip of `frames`, as many as could be coded at once.
+  // How many frames of a clip of `frames` could be coded at once.
   virtual std::int64_t chunk_frames(std::int64_t frames) const { return frames; }
 
   // A latent as the denoiser sees it, times scale, plus shift, is what the posterior gives.
@@ -150,8 +150,8 @@ class VideoCodec : public ModelPart {
   virtual std::string describe(const Normalisation& n) const;
   virtual void set_normalisation(Deck& deck, const Normalisation& n) const {}
 
-  // Of a clip of `clip_frames`: pixel frames [first_frame, first_frame + frames), which are the
-  // latent frames [first_latent, first_latent + latents). A part needs no other frame, so it is
+  // A part of a clip of `clip_frames`: pixel frames [first_frame, first_frame + frames), which are
+  // the latent frames [first_latent, first_latent + latents). A part needs no other frame, so it is
   // coded as it is within the clip: whole chunks, where chunks know nothing of each other, else the
   // clip from its beginning on.
   struct Part {

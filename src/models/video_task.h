@@ -32,7 +32,7 @@ class VideoTask : public TrainingTask {
   void check(std::span<const Bucket> buckets) override;
   void open(std::span<const Bucket> buckets) override;
   std::string start_weights() override;
-  // Of a training of adapters: what its checkpoints say of the base, which a restart reads again.
+  // What the checkpoints of a training of adapters say of the base, which a restart reads again.
   // Exit::data if it is another.
   std::string state() const override;
   void set_state(const std::string& text) override;

@@ -560,7 +560,7 @@ std::int64_t deform_scratch = 64 << 20;
 
 namespace {
 
-// Of the weights [out,C,3,3], the type of the activations.
+// The sizes of the weights [out,C,3,3] and of the result, and the type of the activations.
 struct Sizes {
   std::int64_t out, C, frames, pixels;  // pixels of a frame of the result
   DType dtype;

@@ -310,7 +310,7 @@ Var channel_mean(Context c, const Var& x) {
 }
 
 Var scale_groups(Context c, const Var& x, const Var& a) {
-  // Of the modes that do not record, `discard` has a second forward, which starts from x again.
+  // The mode `discard` does not record, but has a second forward, which starts from x again.
   const bool overwrites = !c.tape.recording() && !c.tape.counts_uses();
   Tensor y = overwrites ? x->value : Tensor::empty(x->value.shape(), x->value.dtype());
   ops::scale_groups_forward(x->value, a->value, y);

@@ -463,7 +463,7 @@ Tensor whole_weight(const Linear& l, DType dtype) {
 }
 
 // Where absorb_backward() is to add the gradient of such a weight: undefined if nothing of it is
-// trained. Of an adapted one it is a tensor of its own, for give_whole_gradient().
+// trained. The place for an adapted weight is a tensor of its own, for give_whole_gradient().
 Tensor whole_gradient(const Linear& l) {
   if (!l.adapted()) return l.weight->trainable ? l.weight->grad_to_add() : Tensor();
   Tensor dw = Tensor::empty(l.weight->shape, DType::f32);

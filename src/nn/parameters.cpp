@@ -284,7 +284,7 @@ void ParameterTable::allocate_to_run(bool bf16_model,
 
 namespace {
 
-// Of a parameter in the formats of allocate_for_inference().
+// The bytes of a parameter in the formats of allocate_for_inference().
 std::size_t bytes_to_run(const Parameter& p, bool bf16_model) {
   return static_cast<std::size_t>(p.shape.numel()) *
          ((bf16_model ? 2u : 0u) + (!bf16_model || !p.bf16_only ? 4u : 0u));
@@ -309,7 +309,7 @@ void ParameterTable::initialise(std::uint64_t seed) {
   std::vector<float> values;  // of all parameters in turn: new memory for each would take as long
   for (const auto& p : parameters_) {
     const Philox random(seed, Purpose::init, 0, stream_of(p->name));
-    // Of a sharded parameter what this rank owns.
+    // What this rank owns of a sharded parameter.
     const Part part = p->sharded ? p->owned : Part{0, p->shape.numel()};
     const auto n = static_cast<double>(p->shape.numel());
     values.resize(part.size());

@@ -221,7 +221,7 @@ class ParameterTable {
   void announce();
   void complete(int bucket);
   bool counts(const Parameter& p) const;
-  // Of `flat`, which lacks its first `missing` elements, or of the bucket's slot.
+  // The bucket in `flat`, which lacks its first `missing` elements, or in its slot.
   Tensor of_bucket(int bucket, const Tensor& flat, std::int64_t missing,
                    const std::array<Tensor, 2>& slots) const;
   void allocate_shards(bool bf16_working, bool gradients);
@@ -296,7 +296,7 @@ class CountingScope {
 class OptimizerState {
  public:
   // Zero moments; each EMA starts as a copy of the weights. A sharded bf16 model's f32 values of
-  // bf16_only buckets move here, and leave the table. Of sharded buckets the table keeps them.
+  // bf16_only buckets move here, and leave the table. The table keeps those of sharded buckets.
   // `squares`: AdamW's second moments are kept; SGD has its momentum in exp_avg alone.
   // `ema_decays`: one moving average of the weights for each, at least one.
   OptimizerState(ParameterTable& table, bool sharded, int rank, int ranks, bool squares = true,

@@ -105,7 +105,7 @@ inline constexpr bool products_by_onednn = true;
 inline constexpr bool products_by_onednn = false;
 #endif
 
-// Of the two sides of an operation the one that runs here.
+// The one of an operation's two sides that runs here.
 template <class F>
 F* on_this_cpu(F* v3, F* v4) {
   return cpu_is_v4() ? v4 : v3;

@@ -10,7 +10,7 @@
 //     order;
 //   - another scale, as from another micro-batch, changes only values below 2^-13 of the largest:
 //     all others are rounded to the same three bits.
-// Infinities and NaN count in no scale, and become NaN. Of a tensor of zeros the scale is the
+// Infinities and NaN count in no scale, and become NaN. The scale of a tensor of zeros is the
 // largest one.
 #pragma once
 

@@ -44,7 +44,8 @@ struct TokenBlock {
 // stays.
 WEFT_OP(copy_tokens, void(const Tensor& x, TokenBlock block, Tensor& y));
 
-// y [...,C] takes x [...,c] at channel `first`; its other channels stay. Of one type, f32 or bf16.
+// y [...,C] takes x [...,c] at channel `first`; its other channels stay. Both are of one type, f32
+// or bf16.
 WEFT_OP(put_channels, void(const Tensor& x, std::int64_t first, Tensor& y));
 // And back: x (+)= the channels [first, first + c) of y.
 WEFT_OP(take_channels, void(const Tensor& y, std::int64_t first, Tensor& x, bool accumulate));
@@ -96,9 +97,9 @@ WEFT_OP(timestep_embedding, void(const Tensor& s, Tensor& e));
 // (docs/models/stdit3.md, Self attention).
 WEFT_OP(rope_table, void(const Tensor& freqs, Tensor& rope));
 // The same for positions in three dimensions: rope f32 [N, D/2, 2] for N tokens from `first` on of
-// a grid of `rows` x `columns` tokens a frame, in order of frames, rows, columns. Of the D/2 pairs
-// D/6 (rounded down) turn by the row, as many by the column, and those before them by the frame;
-// pair i of an axis with n of them by position * 10000^(-i/n), angles in f64
+// a grid of `rows` x `columns` tokens a frame, in order of frames, rows, columns. D/6 (rounded
+// down) of the D/2 pairs turn by the row, as many by the column, and those before them by the
+// frame; pair i of an axis with n of them by position * 10000^(-i/n), angles in f64
 // (docs/models/wan.md, Positions).
 WEFT_OP(rope_table_3d, void(int rows, int columns, std::int64_t first, Tensor& rope));
 

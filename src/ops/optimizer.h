@@ -67,8 +67,8 @@ WEFT_OP(add_sum, void(const Tensor& x, Tensor& total));
 WEFT_OP(checksum, void(const Tensor& x, Tensor& sum));
 
 // splitmix64's finaliser (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
-// 2014) of word and place. Of two words at one place, different words always give different
-// results: every step is a bijection.
+// 2014) of word and place. Two different words at one place always give different results: every
+// step is a bijection.
 #ifdef __CUDACC__
 __host__ __device__
 #endif

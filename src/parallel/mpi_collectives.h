@@ -180,7 +180,7 @@ struct MpiOperation {
   DType comm_dtype = DType::f32;  // type that is sent
   Tensor to = {}, from = {};      // from: for an all-to-all only; others work in place
   std::vector<std::int64_t> to_counts = {}, from_counts = {};
-  // Of device tensors: the compute stream has come to where the operation was issued.
+  // When the compute stream has come to where the operation was issued; device tensors only.
   DeviceEvent written = {};
 
   Watchdog::Collective record() const;

@@ -50,7 +50,7 @@ void wake_promptly() {
   syscall(SYS_sched_setattr, 0, &mine, 0);
 }
 
-// Of a sum that wait() runs itself (awaited_at_once).
+// The most bytes of a sum that wait() runs itself (awaited_at_once).
 constexpr std::size_t most_bytes_at_once = std::size_t{64} << 10;
 
 class MpiCommunicator final : public Communicator {

@@ -83,7 +83,7 @@ class NcclCollectives {
   void sum_inside_nodes(const Tensor& t);
   void exchange_and_sum(const Tensor& t, ncclComm_t among, const std::vector<int>& ranks, int me);
   void gather_as_bf16(const Tensor& t);
-  // Of bf16 numbers, to send and to receive: scratch_elements each.
+  // Memory for bf16 numbers, to send and to receive: scratch_elements each.
   bf16* scratch();
 
   int rank_, size_;

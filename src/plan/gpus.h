@@ -20,7 +20,7 @@ struct Gpu {
 // Exit::usage for a name that is none, with the nearest.
 const Gpu& find_gpu(const std::string& name);
 
-// Of training in bf16, or in f32.
+// The rates of training in bf16, or in f32.
 Rates rates_of(const Gpu& gpu, bool f32);
 // Sets what of the machine depends on the GPU: memory's speed, links in a node, copies to the host.
 void set_gpu(Machine& machine, const Gpu& gpu);

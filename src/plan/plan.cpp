@@ -262,8 +262,8 @@ ForwardBackward time_micro_batch(TrainingTask& task, const Bucket& bucket, std::
     batch.what.samples.push_back(i);
   }
   batch.info.resize(clips);
-  // Of the last steps, in which every part of the loss works, the one that shortens its clips
-  // least: the plan counts whole clips.
+  // The step is one of the last, in which every part of the loss works: the one that shortens its
+  // clips least, for the plan counts whole clips.
   double share = 0;
   for (std::int64_t s = steps - 1; s >= std::max<std::int64_t>(0, steps - 32); --s) {
     const double there = task.share(bucket, batch.what, s);
@@ -306,7 +306,7 @@ ForwardBackward time_micro_batch(TrainingTask& task, const Bucket& bucket, std::
           mean_over_ranks(upper_median(backward), world)};
 }
 
-// [bucket] Of micro-batches of many clips some are run, and a dry run says what all would take.
+// [bucket] Some clips of a micro-batch of many are run, and a dry run says what all would take.
 std::vector<MicroBatchCost> measured_costs(const PlannedTraining& training,
                                            std::span<const std::int64_t> clips,
                                            std::span<const StepMemory> memory, std::int64_t steps,
@@ -338,7 +338,7 @@ std::vector<MicroBatchCost> measured_costs(const PlannedTraining& training,
   return costs;
 }
 
-// Of the update of all parameters, in units of optimizer_bytes_an_element.
+// The bandwidth of the update of all parameters, in units of optimizer_bytes_an_element.
 double optimizer_bandwidth(const TrainDeck& how, ParameterTable& params, MPI_Comm world) {
   OptimizerState state(params, false, 0, 1, true, how.ema_decay);
   Tensor squares = Tensor::persistent({1}, DType::f64);

@@ -177,7 +177,7 @@ struct ClipParts;
 class SamplesPlan {
  public:
   explicit SamplesPlan(const Deck& deck);
-  // Of the model and the codec, beside the training's.
+  // Bytes of the weights of the model and the codec, beside the training's.
   std::size_t weights() const { return weights_; }
   // The peak of the arena. Exit::usage where a clip does not fit.
   std::size_t arena(std::size_t capacity) const;

@@ -197,7 +197,7 @@ struct StepState {
   std::deque<Gate> summed, gathered;
   Meeting computed, updated;
   Gate reduced;
-  // Of blocks (Overlapped::blocks), in the order in which they are issued.
+  // Transfers of blocks (Overlapped::blocks), in the order in which they are issued.
   struct Transfer {
     Transfer(bool is_sum, int of, int ranks) : sum(is_sum), block(of), issued(ranks) {}
     bool sum;

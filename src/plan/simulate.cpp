@@ -171,7 +171,7 @@ std::shared_ptr<const StepPlan> make_planner(const DeckStep& step, std::int64_t 
                                              step.seed);
 }
 
-// Of micro-batch m; a bucket smaller than its batch size makes smaller ones.
+// The work of micro-batch m; a bucket smaller than its batch size makes smaller ones.
 Work work_of(const DeckStep& step, const MicroBatch& m) {
   const auto b = static_cast<std::size_t>(m.bucket);
   double share = static_cast<double>(m.clips.size()) / static_cast<double>(step.batch_sizes[b]);
@@ -320,7 +320,7 @@ struct SimulateRequest {
   std::string json, plot;
 };
 
-// Of one rank count: means over the steps.
+// The result for one rank count: means over the steps.
 struct Result {
   int ranks = 1;
   std::int64_t micro_batches = 0;  // a step

@@ -53,8 +53,8 @@ struct DeckStep {
   std::int64_t micro_batches = 1;  // a step, over all ranks
   std::uint64_t seed = 0;
   int sp = 1;  // ranks that share a micro-batch: each has its time
-  // Of `ranks` ranks, those that exchange within micro-batches, where there are such: they wait for
-  // the slowest in each, and `exchange` seconds go on top.
+  // How many of `ranks` ranks exchange within micro-batches, where any do: they wait for the
+  // slowest in each, and `exchange` seconds go on top.
   std::function<int(int ranks)> lockstep;
   std::function<double(int ranks)> exchange;
   // Coefficient of variation of a rank's time for a step, drawn anew for each step and rank from a

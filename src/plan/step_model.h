@@ -66,7 +66,7 @@ struct CommModel {
   // parallel.wire = "bf16" weft sums inside each node in f32, then between nodes in bf16
   // (parallel/nccl_collectives.cpp), one after the other.
   double sum_gradients(double elements, bool bf16_wire, bool for_all) const;
-  // Of few bytes, where latency counts: up and down a tree, as NCCL sends them.
+  // The all-reduce of few bytes, where latency counts: up and down a tree, as NCCL sends them.
   double small_all_reduce(double bytes) const;
   // Bytes that a rank sends in one of the two.
   double bytes_sent(double bytes) const { return bytes * (ranks - 1) / ranks; }
@@ -92,7 +92,7 @@ double all_reduce_seconds(const MicroBatchCost& cost, const CommModel& comm);
 // Bytes that the update of one element moves: gradient read for its norm and for the update,
 // master, moments and EMA read and written, the bf16 weight written.
 constexpr double optimizer_bytes_an_element = 42;
-// Of each average beyond the first: master read, average read and written.
+// Further bytes for each average beyond the first: master read, average read and written.
 constexpr double bytes_a_further_average = 12;
 
 // Expected maximum of n standard normals (docs/plan.md, Expected maximum): 1.42 for 8, 2.59 for

@@ -105,7 +105,7 @@ void add_ranks(RankTimes& t, std::size_t at, const json& j) {
   std::vector<double> wait = of_ranks(j, "rank_wait", each);
   std::vector<double> data = of_ranks(j, "rank_data_wait", each);
   wait.resize(busy.size());
-  // Of the many, the fastest rank waits longest for the slowest.
+  // The fastest of many ranks waits longest for the slowest.
   if (!each) std::reverse(wait.begin(), wait.end());
   if (busy.size() != t.busy.size() || each != t.each) {  // a restart on another number of ranks
     t = {};

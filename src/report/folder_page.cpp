@@ -55,7 +55,7 @@ std::string thumbnail(const fs::path& file) {
   }
 }
 
-// Of the gallery's first clips, as long as they fit into `bytes_left`.
+// Adds thumbnails of the gallery's first clips, as long as they fit into `bytes_left`.
 void add_thumbnails(JobRow& row, const Gallery& g, std::size_t& bytes_left) {
   for (std::size_t i = 0; i < std::min(most_thumbnails, g.clips.size()); ++i) {
     std::string png = thumbnail(g.folder / g.clips[i].file);

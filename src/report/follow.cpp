@@ -26,7 +26,7 @@ using nlohmann::json;
 constexpr int polls_between_searches = 10;
 constexpr std::size_t steps_at_first = 10;
 
-// Of each so many steps the run's own log has a line.
+// The run's own log has a line every so many steps.
 std::int64_t steps_a_line(const fs::path& run) {
   try {
     return parse_deck(report_page::read_text(run / "deck.toml"), "deck.toml", {}).train.log_every;
@@ -64,7 +64,7 @@ StepMetrics step_of_line(const json& line, std::int64_t step) {
     for (const json& s : *wait) m.rank_wait.push_back(s.is_number() ? s.get<float>() : 0);
   else if (wait != line.end() && std::isfinite(value_of(*wait, "mean")))
     m.rank_wait = {static_cast<float>(value_of(*wait, "mean"))};
-  // Of many ranks there are figures of some: a line names the slowest of several.
+  // A line has figures of only some of many ranks: it names the slowest of several.
   const auto busy = line.find("rank_busy");
   if (busy != line.end() && busy->size() > 1) {
     m.rank_busy.resize(2);
@@ -189,7 +189,7 @@ std::string Follower::poll(double now) {
       text += lines;
       continue;
     }
-    // Of several jobs each line says of which it is.
+    // Each line says which of several jobs it is of.
     const std::string name = printable(path.string()) + "  ";
     for (std::size_t begin = 0, end; begin < lines.size(); begin = end + 1) {
       end = lines.find('\n', begin);

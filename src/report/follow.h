@@ -31,16 +31,16 @@ class FileTail {
 
 class Follower {
  public:
-  // Of these jobs, and those in the folders below.
+  // Follows these jobs, and those in the folders below.
   explicit Follower(std::vector<std::filesystem::path> paths)
       : paths_(std::move(paths)), waiting_(paths_.begin(), paths_.end()) {}
 
   // Whole lines of what is new since the last call: the state of a job when it changes; the steps
   // that a training's own log has (train.log_every), each held-out loss, warning and checkpoint;
-  // how many items another job has made. Of a training that runs already its warnings so far and
-  // the last ten of those steps. Folders are searched for new jobs in one call of ten. A job whose
-  // folder was removed has a line that says so, and is followed no longer. `now`: seconds since
-  // 1970.
+  // how many items another job has made. A training that runs already begins with its warnings so
+  // far and the last ten of those steps. Folders are searched for new jobs in one call of ten. A
+  // job whose folder was removed has a line that says so, and is followed no longer. `now`: seconds
+  // since 1970.
   std::string poll(double now);
   // The paths in which no job has begun yet.
   const std::set<std::filesystem::path>& waiting() const { return waiting_; }

@@ -51,7 +51,7 @@ void add_size(GalleryClip& clip, const Json& line) {
   if (!frames.empty() && frames != "1") clip.facts.emplace_back("", frames + " frames");
 }
 
-// Of clips that are made in parts, whose lines are named CLIP/PART.
+// Seconds and ranks of a clip that is made in parts, whose lines are named CLIP/PART.
 struct Parts {
   double seconds = 0;
   std::set<std::string> ranks;
@@ -99,7 +99,7 @@ void load_manifest(Gallery& g, const std::string& stem) {
     c.seconds = animated ? parts.at(name).seconds : number_of(j, "seconds");
     add_fact(c, j, "picture");
     add_fact(c, j, "speech");
-    // Of several samples of a prompt, which carry it in their names, all have one seed.
+    // Several samples of a prompt, whose names carry the sample's number, all have one seed.
     const std::string sample = text_of(j, "sample");
     add_fact(c, j, "seed",
              !sample.empty() && name.ends_with("-" + sample)

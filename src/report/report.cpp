@@ -76,7 +76,7 @@ std::vector<double> restarts_of(std::span<const Run> runs) {
 
 // ---- Loss ----
 
-// Of a colour that no other curve of the plot has: of several runs as many colours on.
+// A held-out curve's colour, which no other curve has: as many colours on as there are runs.
 std::string held_out_color(std::span<const Run> runs, std::size_t i) {
   return color_of(runs.size() + i);
 }
@@ -453,7 +453,7 @@ std::string samples(const fs::path& base, const Run& run, bool named, Embedder& 
   return body;
 }
 
-// Of more ranks than the metrics list one by one, the wait of the median one.
+// The ranks' mean wait; the median where there are more than the metrics list one by one.
 std::string wait_tile(const Run& r) {
   const RankTimes& t = r.ranks;
   double step = 0;

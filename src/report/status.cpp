@@ -53,7 +53,7 @@ std::int64_t steps_of_deck(const std::string& deck) {
   }
 }
 
-// Of a run that an older weft has written: its metrics say how far it came.
+// The status of a run that an older weft has written: its metrics say how far it came.
 std::optional<JobStatus> status_of_metrics(const fs::path& dir) {
   std::error_code none;
   if (!fs::is_regular_file(dir / "metrics.jsonl", none)) return std::nullopt;
@@ -120,7 +120,7 @@ std::string pace_text(const JobStatus& s) {
                        : fmt::format("{} a {}", duration_text(1 / s.rate), s.noun);
 }
 
-// Of one of JobStatus::values.
+// The label of one of JobStatus::values.
 std::string label_of(const std::string& name) {
   return name == "validation_loss" ? "held out" : printable(name);
 }

@@ -358,7 +358,7 @@ void throw_cuda_error(cudaError_t error, const char* call, const char* file, int
 void throw_if_gpu_failed(const char* call, const char* file, int line) {
   if (own_index < 0) return;
   cudaSetDevice(own_index);  // a thread of its own may stand on GPU 0
-  // Of all calls this one may come at any time.
+  // This call, unlike others, may come at any time.
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const cudaError_t error = cudaStreamIsCapturing(cuda_stream(Stream::compute), &status);
   if (error != cudaSuccess) throw_cuda_error(error, call, file, line);

@@ -82,9 +82,10 @@ class DataParallel {
   // the same bits on every rank. NaN if it was not finite before, or if any value `reported` f64 by
   // the ranks is not: a GPU may be a step ahead of the host's check. Returns the seconds blocked.
   double norm(const Tensor& reported, Tensor& squares);
-  // Of parallel.zero = 3: whether all ranks must go through the same number of micro-batches; one
-  // begins, or is passed without clips; forwards, or with `backward` whole micro-batches, of which
-  // each rank has its own number until end_passes() (collective; more calls of it do nothing).
+  // What parallel.zero = 3 needs: whether all ranks must go through the same number of
+  // micro-batches. One begins, or is passed without clips. Forwards begin, or with `backward` whole
+  // micro-batches, of which each rank has its own number until end_passes() (collective; more calls
+  // of it do nothing).
   bool in_lockstep() const { return blocks_ != nullptr; }
   void begin_micro_batch() { table_.begin_micro_batch(); }
   void pass_without_clips() { table_.walk(true, true); }

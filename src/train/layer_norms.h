@@ -23,7 +23,7 @@ std::string layer_of(std::string_view parameter);
 
 class LayerNorms {
  public:
-  // Of the trainable parameters. `state` says which part of each bucket is this rank's.
+  // Norms of the trainable parameters. `state` says which part of each bucket is this rank's.
   LayerNorms(const ParameterTable& table, const OptimizerState& state, Communicator& comm);
 
   // In the order of the forward.

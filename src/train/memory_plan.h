@@ -62,9 +62,9 @@ void recompute_alike(TrainingTask& task, std::span<const Bucket> buckets,
                      std::span<const std::int64_t> batch_sizes, std::vector<StepMemory>& plan,
                      DeviceKind device = this_device().kind);
 
-// The arena's capacity in bytes: memory.arena_gib, or what the host has for each of its ranks. Of
-// what is free on a GPU a 16th stays so, and where there are several ranks in all a part for NCCL
-// (nccl_reserve).
+// The arena's capacity in bytes: memory.arena_gib, or what the host has for each of its ranks. A
+// 16th of what is free on a GPU stays free, and where there are several ranks in all also a part
+// for NCCL (nccl_reserve).
 std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host, int ranks = 1);
 // NCCL takes buffers when it first uses a connection, and ends the job if it cannot: 3 GiB, or a
 // 16th of what is free where that is less.

@@ -51,7 +51,7 @@ struct MicroBatchCost {
   double all_reduce_bytes = 0;  // of all of them, on a rank
 
   double seconds() const { return forward + backward + again + exchange; }
-  // Of a micro-batch with that share of the work, and as many exchanges.
+  // The cost of a micro-batch with that share of the work, and as many exchanges.
   MicroBatchCost part(double share) const {
     return {share * forward, share * backward, share * again,   share * exchange,
             share * flops,   all_reduces,      all_reduce_bytes};
@@ -84,7 +84,7 @@ class OpTimes : public ops::OpWatch {
   void met(const std::string& name, std::span<const Tensor> tensors) override;
 
   double seconds() const { return seconds_; }  // without exchanges
-  // Of the model: the products that an attention's backward repeats do not count.
+  // Operations of the model: the products that an attention's backward repeats do not count.
   double flops() const { return flops_; }
   double bytes_sent() const { return bytes_sent_; }  // to ranks that share the work
   int all_reduces() const { return all_reduces_; }

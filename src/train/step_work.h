@@ -104,7 +104,7 @@ class StepGraphs {
   // `table` written, for those are added to and the others overwritten. The key names everything
   // else that the work depends on besides the contents of its tensors: their addresses and shapes,
   // and numbers passed by value. The first run of a key is not recorded (matrix products choose
-  // their algorithms), the second is. Of the host's side of `work` a replay repeats only `table`:
+  // their algorithms), the second is. A replay repeats only `table` of the host's side of `work`:
   // which gradients are written, which buckets announced.
   void run(const std::string& key, ParameterTable& table, const std::function<void()>& work);
   // Runs host work in the middle of `work`, now and in every replay at the same place: behind all

@@ -28,7 +28,7 @@ std::atomic<bool> asked_to_end = false;
 
 void on_signal(int signal) {
   // Only async-signal-safe work here: atomics and _exit.
-  // Of the others several may mean one request: SIGXCPU comes every second.
+  // Several of the other signals may mean one request: SIGXCPU comes every second.
   if ((signal == SIGTERM || signal == SIGINT) && asked_to_end.exchange(true)) _exit(64 + signal);
   int none = 0;
   stop_received.compare_exchange_strong(none, signal);

@@ -110,7 +110,7 @@ class Trainer {
   std::size_t planned_bytes() const;                                 // of the largest
   const Arena& arena() const { return *arena_; }
   const Communicator& communicator() const { return *comm_; }
-  // Of all collectives, also of those within micro-batches (sync BN, sequence parallelism).
+  // Seconds of all collectives, also of those within micro-batches (sync BN, sequence parallelism).
   double communication_seconds() const { return comm_->busy_seconds() + task_->blocked_seconds(); }
   const OptimizerState& state() const { return data_parallel_->state(); }
   const StepGraphs& graphs() const { return *graphs_; }
@@ -137,7 +137,7 @@ class Trainer {
   double take_blocked();
   unsigned look_at_requests();
 
-  // Of a step that has been issued.
+  // What is done about a step that has been issued.
   void complete(IssuedStep step);
   void read_device_times(IssuedStep& step);
   void hear_requests(const IssuedStep& step);

@@ -67,7 +67,7 @@ class ValidationSet {
   // The peak of the arena in bytes over all items, from dry runs. Exit::usage for an item that an
   // arena of `capacity` bytes does not hold.
   virtual std::size_t plan(std::size_t capacity) = 0;
-  // Of the sums over some items, one at least.
+  // The score from the sums over some items, one at least.
   virtual ValidationScore score(std::span<const double> sums, std::int64_t items) const = 0;
 
  protected:

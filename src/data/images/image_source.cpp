@@ -36,8 +36,8 @@ ImagePlan::ImagePlan(std::vector<ImageSize> sizes, ImagePlanOptions options)
     o.first_bucket = bucket;
     bucket += static_cast<int>(options_.short_sides.size());
   }
-  // Of 512 steps or more: over one epoch of 20,000 images, the largest step of 128 micro-batches
-  // would have a spread of 5 %. The limit bounds the memory of a stretch.
+  // A stretch has 512 steps or more: over one epoch of 20,000 images, the largest step of 128
+  // micro-batches would have a spread of 5 %. The limit bounds the memory of a stretch.
   constexpr std::int64_t least_steps = 512, limit = 1 << 16;
   const std::int64_t G = options_.micro_batches;
   stretch_steps_ = std::max<std::int64_t>(

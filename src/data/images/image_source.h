@@ -42,7 +42,7 @@ class ImagePlan : public StepPlan {
   ImagePlan(std::vector<ImageSize> sizes, ImagePlanOptions options);
 
   std::vector<MicroBatch> plan(std::int64_t step) const override;
-  // Of the walk, rounded down.
+  // The micro-batches of an epoch of the walk, rounded down.
   std::int64_t micro_batches_per_epoch() const override;
   std::int64_t stretch_steps() const { return stretch_steps_; }  // of policy balanced
 
@@ -51,7 +51,7 @@ class ImagePlan : public StepPlan {
     std::vector<std::int64_t> images;  // by number
     int first_bucket = -1;
   };
-  // Of all micro-batches before an epoch of the walk: their number.
+  // The number of all micro-batches before an epoch of the walk.
   std::int64_t before_epoch(std::int64_t epoch) const;
   std::int64_t epoch_of(std::int64_t micro_batch) const;
   std::vector<std::int64_t> order(std::int64_t epoch) const;

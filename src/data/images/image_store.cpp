@@ -242,7 +242,7 @@ struct ImageStoreWriter::State {
   LabelCounts counts;
   std::uint64_t written = 0;  // pixels
 
-  // Of `bytes` bytes; all will be written.
+  // An array of `bytes` bytes; all will be written.
   h5::Handle new_array(const char* name, std::uint64_t bytes) const {
     const hsize_t n = bytes;
     return file.new_dataset(group, name, H5T_STD_U8LE, {&n, 1}, StoreWriter::Fill::none);

@@ -63,7 +63,7 @@ class ImageStoreWriter {
 
   // The next image: its pixels and labels.
   void append(std::span<const std::uint8_t> rgb, std::span<const std::uint8_t> labels);
-  // Of the images so far.
+  // The counts of the images so far.
   const LabelCounts& label_counts() const;
   // After the last: writes the tables, closes, fsyncs, renames.
   void commit();

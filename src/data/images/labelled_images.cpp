@@ -134,7 +134,7 @@ Colour colour(Draw& draw) {
   return {draw.between(20, 235), draw.between(20, 235), draw.between(20, 235)};
 }
 
-// Of a class with hues=1: around this one.
+// The colours of a class with hues=1 are around this one.
 constexpr std::array<Colour, 8> hues = {{{130, 130, 130},
                                          {205, 60, 60},
                                          {60, 180, 75},

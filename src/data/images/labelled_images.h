@@ -45,7 +45,7 @@ struct LabelledImage {
   std::vector<std::uint8_t> labels;  // [height, width]: 0 is unlabelled, v is class v - 1
 };
 
-// Of each label of a store, [256] each; empty: not known.
+// Counts for each label of a store, [256] each; empty: not known.
 struct LabelCounts {
   std::vector<std::uint64_t> images;            // in how many images it occurs
   std::vector<std::uint64_t> pixels;            // how many pixels have it

@@ -198,7 +198,7 @@ class LabelValues {
                        ignored_.empty() ? "-1" : fmt::format("{}", fmt::join(ignored_, " ")),
                        listed_.empty() ? "" : fmt::format(" of {}", fmt::join(listed_, " ")));
   }
-  // Of a value of a file; may be above the number of classes.
+  // The stored label of a file's value; it may be above the number of classes.
   std::int64_t stored(std::int64_t value) const {
     if (ignored_.contains(value)) return 0;
     if (listed_.empty()) return value < first_ ? 0 : value - first_ + 1;

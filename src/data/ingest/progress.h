@@ -26,8 +26,9 @@ std::unique_ptr<FolderLock> lock_output(const Deck& deck, const std::string& out
 // Ranks report to rank 0 at most once a second, in small messages for which no rank waits.
 class IngestProgress {
  public:
-  // Of the job that writes the store `output`, whose status goes into OUTPUT.status.json. `noun` is
-  // what there are `total` of: videos, pictures, or labelled "image"s, which have no clips.
+  // Progress of the job that writes the store `output`, whose status goes into OUTPUT.status.json.
+  // `noun` is what there are `total` of: videos, pictures, or labelled "image"s, which have no
+  // clips.
   IngestProgress(MPI_Comm comm, const std::string& output, std::int64_t total,
                  const char* noun = "video");
 

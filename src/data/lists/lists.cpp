@@ -153,7 +153,7 @@ class ShardReader {
     sample_.key = key;
     in_sample_ = true;
 
-    // Of "a.seg.png", a map beside "a.jpg", the ending is ".seg.png", which is no picture's.
+    // The ending of "a.seg.png", a map beside "a.jpg", is ".seg.png", which is no picture's.
     const MediumKind kind =
         ending.find('.', 1) == std::string::npos ? kind_of_name("x" + ending) : MediumKind::other;
     if (kind != MediumKind::other) {

@@ -30,9 +30,9 @@ struct Facts {
 };
 
 using Columns = std::vector<std::string>;
-// Of a row or of an object. Columns other than `more` do not count, nor do frames, sizes and rates
-// of 0 and less: whoever wrote them could not read the file. Exit::data with column and value for
-// what is no finite number.
+// The facts of a row or of an object. Columns other than `more` do not count, nor do frames, sizes
+// and rates of 0 and less: whoever wrote them could not read the file. Exit::data with column and
+// value for what is no finite number.
 Facts facts_of(const TableReader& table, const TableRow& row, const Columns& more = {});
 Facts facts_of(const nlohmann::ordered_json& object, const std::string& where,
                const Columns& more = {});

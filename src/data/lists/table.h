@@ -52,7 +52,7 @@ class TableReader {
   static TableReader of_text(std::string text, const std::string& name, TableForm form);
 
   bool is_csv() const { return csv_; }
-  // Of CSV. The first of two of the same name counts.
+  // The columns of CSV. The first of two of the same name counts.
   const std::vector<std::string>& columns() const { return columns_; }
   std::size_t column(std::string_view name) const;  // its place; npos: there is none
   const TableRow& header() const { return header_; }

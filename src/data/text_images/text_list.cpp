@@ -32,7 +32,7 @@ std::uint64_t most_bytes(const MediaDeck& limits) {
   return static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20));
 }
 
-// Of any encoding: what the regions say does not count.
+// The file's text, of any encoding: what the regions say does not count.
 std::string slurp(const std::string& path, const MediaDeck& limits) {
   std::string text = read_whole(path, most_bytes(limits), Exit::data, too_long);
   if (text.starts_with(byte_order_mark)) text.erase(0, byte_order_mark.size());
@@ -126,7 +126,7 @@ TextRegion read_icdar_line(std::string_view text, const std::string& file, std::
   return out;
 }
 
-// Of a picture in ICDAR's form.
+// The regions of a picture in ICDAR's form.
 std::vector<TextRegion> read_icdar(const std::string& picture, const MediaDeck& limits) {
   const fs::path folder = fs::path(picture).parent_path();
   const std::string name = "gt_" + fs::path(picture).stem().string() + ".txt";

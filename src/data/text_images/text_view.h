@@ -35,7 +35,7 @@ void change_text(const TextImage& in, std::int64_t side, std::uint64_t draw, Tex
 struct RegionCounts {
   std::int64_t pictures = 0, without = 0;  // without one to learn from
   std::int64_t regions = 0, marked = 0, small = 0, crossing = 0, outside = 0;
-  // Of a picture; without its size nothing is known to be outside.
+  // Adds the regions of a picture; without its size nothing is known to be outside.
   void add(std::span<const TextRegion> all, ImageSize size = {});
   std::string text() const;
 };

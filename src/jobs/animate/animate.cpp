@@ -557,7 +557,7 @@ Json make_missing(const Deck& deck, const ListStart& start, AnimateNetworks& net
   networks.load(requests, requests);
   log::info("weights   {}", networks.describe());
   std::vector<ClipCost> costs(clips.size());
-  // Of a picture or speech that cannot be read there are none: its clip fails by itself.
+  // A clip whose picture or speech cannot be read has no costs: it fails by itself.
   for (const std::size_t c : missing)
     if (sizes[c].frames > 0) costs[c] = networks.cost(clips[c], sizes[c]);
   SharedParts shared = share_parts(parts, engine.missing(), costs, engine.groups().count);

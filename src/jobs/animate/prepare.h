@@ -34,9 +34,9 @@ class PictureStream {
 
 // Motion [frames,70] in place of what is predicted from the speech: a safetensors file whose only
 // tensor, or the one named coeff_3dmm, has 70, 73 or 257 columns, or JSON (.json) of such rows,
-// alone or as the member coeff_3dmm. Of 73 the first 70 are taken, of 257 expression, angle and
-// translation. Exit::data for another kind of file (MATLAB's say so), other sizes, values that are
-// not finite.
+// alone or as the member coeff_3dmm. The first 70 of 73 columns are taken, and expression, angle
+// and translation of 257. Exit::data for another kind of file (MATLAB's say so), other sizes,
+// values that are not finite.
 std::vector<float> read_motion(const std::string& path, const MediaDeck& limits);
 
 // 68 points, x and y in pixels of the picture: JSON (.json) of 68 pairs, alone or as the member

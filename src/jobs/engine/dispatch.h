@@ -69,7 +69,7 @@ class Dispatcher {
   // Seconds that a batch has taken.
   void took(double seconds);
 
-  // Of this rank: requests so far, and the seconds that it waited for their answers.
+  // This rank's requests so far, and the seconds that it waited for their answers.
   std::int64_t requests() const { return asked_; }
   double request_seconds() const { return asked_total_; }
 

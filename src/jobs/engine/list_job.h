@@ -90,11 +90,11 @@ struct ListSettings {
   // batch are begun at once.
   bool batch_is_begun = true;
   bool replace = replace_asked;  // finished results of another request
-  // Of `directory`, where the job writes there before the engine does, which takes it otherwise.
+  // The lock of `directory`, if the job writes there before the engine; else the engine takes it.
   std::shared_ptr<FolderLock> lock{};
 };
 
-// Of `weft COMMAND`, whose results are in `directory`: COMMAND.jsonl, COMMAND_report.json.
+// Settings of `weft COMMAND`, whose results are in `directory`: COMMAND.jsonl, COMMAND_report.json.
 inline ListSettings list_settings(const Deck& deck, const std::string& command,
                                   const std::filesystem::path& directory,
                                   const std::string& item_name) {
@@ -128,7 +128,7 @@ class ListEngine;
 class ItemResults {
  public:
   explicit ItemResults(ListEngine& engine) : engine_(engine) {}
-  // The item is in hand from now on (manifest.h). Of jobs with batch_is_begun = false.
+  // The item is in hand from now on (manifest.h). Jobs with batch_is_begun = false call it.
   void begun(std::int64_t item);
   // The item's files are there: its line of the manifest (name, key, rank, files, the job's own
   // members).
@@ -161,7 +161,7 @@ class ListJob {
   virtual void flush(ItemResults&) {}
 };
 
-// Of one rank.
+// The share of one rank in the job.
 struct RankShare {
   std::int64_t made = 0, failed = 0, skipped = 0;
   double busy = 0;            // seconds at work on items
@@ -282,8 +282,8 @@ class ListEngine {
   bool unflushed_ = false;                 // items were made since the last flush()
   std::int64_t own_at_ = 0, own_end_ = 0;  // of this group's share of an unshared list
   std::int64_t own_items_ = 0;  // of an unshared list: done by all groups, estimated from this one
-  // Of items: how many, and their costs, in all batches up to and with each; of this run() those
-  // from `first_work_` on.
+  // [batch] The number of items, and their costs, in all batches up to and with this one; those of
+  // this run() begin at `first_work_`.
   std::vector<std::pair<std::int64_t, double>> work_;
   std::size_t first_work_ = 0;
   std::unique_ptr<Progress> progress_;

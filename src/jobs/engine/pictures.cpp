@@ -40,7 +40,7 @@ void PictureJob::make(const ItemBatch& items, ItemResults& results) {
       try {
         prefetch_.add(std::move(picture));
       } catch (const Error& e) {
-        // Of another item, or of all: this one's own are dealt with below.
+        // The error is another item's, or that of all: this item's own are dealt with below.
         throw JobError(e.code(), e.what(), e.hint());
       }
     }

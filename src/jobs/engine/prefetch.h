@@ -106,7 +106,7 @@ class PrefetchWork {
   virtual double network(std::span<PrefetchUnit* const> units, int threads) = 0;
 };
 
-// Of one rank. Seconds of stages are sums over threads.
+// The times of one rank. Seconds of stages are sums over threads.
 struct PrefetchTimes {
   std::int64_t frames = 0, batches = 0;
   double decode = 0, resize = 0, network = 0, finish = 0;

@@ -34,7 +34,7 @@ using Json = nlohmann::ordered_json;
 constexpr std::size_t longest_reason = 400;
 // Equal frames would be infinitely close.
 constexpr double most_psnr = 100;
-// Of a video's length: the frames that Open-Sora's tools look at.
+// The frames that Open-Sora's tools look at, as shares of a video's length.
 constexpr std::array<double, 3> aesthetic_points = {0.1, 0.5, 0.9};
 constexpr double match_point = 0.5;
 

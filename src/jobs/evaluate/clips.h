@@ -51,7 +51,7 @@ struct EvaluatedClip {
   std::string name() const;     // of the item
 };
 
-// The rows of evaluate.clips. Of a folder, a glob and so on a table is made.
+// The rows of evaluate.clips. A table is made for a folder, a glob and so on.
 struct ClipRows {
   std::string identity;              // of the table's file, "" where there is none
   std::string made;                  // the table that was made then

@@ -31,14 +31,14 @@ struct EvaluationPages {
 int evaluate(const Deck& deck, const EvaluationPages& pages, MPI_Comm world);
 Command evaluate_command(EvaluationPages pages);
 
-// ---- Of each kind of model: collective, as evaluate() ----
+// ---- One for each kind of model: collective, as evaluate() ----
 
 int evaluate_segmentation(const Deck& deck, const ListStart& start, const SegmentationPage& page,
                           MPI_Comm world);
 int evaluate_detection(const Deck& deck, const ListStart& start, const DetectionPage& page,
                        MPI_Comm world);
 
-// Of clips, by the held-out loss of a training; without a page.
+// Evaluates models of clips, by the held-out loss of a training; without a page.
 int evaluate_held_out(const Deck& deck, const ListStart& start, MPI_Comm world);
 
 // ---- What they share ----

@@ -22,7 +22,7 @@ struct EvaluationPicture {
   std::string name, file;  // of the image; in the folder of the results
 };
 
-// Of the start that evaluated the last images: how many, on how many ranks, in how many seconds.
+// The start that evaluated the last images: how many, on how many ranks, in how many seconds.
 struct EvaluationPace {
   std::int64_t images = 0, ranks = 0;
   double seconds = 0;

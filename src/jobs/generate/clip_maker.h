@@ -62,7 +62,7 @@ class ClipMaker {
     ClipWriter& writer;
     bool begun = false;  // the writer has it
     std::optional<ClipTensors> tensors;
-    // Of the loop before, what the next one goes on from, as decoded.
+    // The frames of the loop before from which the next one goes on, as decoded.
     std::vector<float> last_frames;
     double seconds = 0;
   };

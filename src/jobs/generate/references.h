@@ -16,12 +16,12 @@
 
 namespace weft {
 
-// Of a reference of `frames` latent frames those that a clip takes, [first, first + latents), and
+// The latent frames that a clip takes from a reference of `frames`, [first, first + latents), and
 // the rest of their chunks: f32 [C, latents, h, w] in host memory.
 struct LatentReference {
   std::vector<float> values;
   std::int64_t frames = 0, first = 0, latents = 0;
-  // Of a file, the first frame taken, as the codec got it: [height, width, 3], for the report.
+  // The first frame taken from a file, as the codec got it: [height, width, 3], for the report.
   std::vector<std::uint8_t> picture;
 };
 

@@ -109,14 +109,14 @@ void write_both(const std::string& file, const Footage& f, const std::vector<std
     write_mp4(file, {both.data(), f.frames, f.height, 2 * f.width}, f.fps);
 }
 
-// Of a result's name.
+// The stem of a result's name.
 std::string stem_of(const std::string& input, std::int64_t item) {
   return fmt::format(
       "{:04d}_{}", item,
       is_source_graph(input) ? "lavfi" : plain_text(fs::path(input).stem().string()));
 }
 
-// Of each input, by its result's name: a hash of all that decides it.
+// The inputs' keys, each by its result's name: a hash of all that decides the result.
 std::map<std::string, std::string> keys_of(const Deck& deck, const std::vector<MediaItem>& inputs,
                                            const VideoCodec& codec, const std::string& weights) {
   std::string job = fmt::format("weights {}\nseed {}\norientation {}\n", weights, deck.run.seed,
@@ -155,7 +155,7 @@ void check_earlier(const fs::path& out, const std::map<std::string, std::string>
   check_replaced(out.string(), "reconstruct.output", replaced);
 }
 
-// One input through the codec and back. Of a file that cannot be read the result says why, in
+// One input through the codec and back. The result for a file that cannot be read says why, in
 // `fault`, and no more.
 json through(VideoCodec& codec, const Deck& deck, const MediaSource& from, std::int64_t item,
              const std::string& key, std::size_t capacity, const fs::path& out) {

@@ -78,8 +78,8 @@ struct ScoreFile {
   bool drawn = false;  // among those whose picture is wanted
 };
 
-// The rows of score.input that this job scores, and the files that they name. Of a folder, a glob
-// and so on a table is made, with a row for each file.
+// The rows of score.input that this job scores, and the files that they name. A table is made for a
+// folder, a glob and so on, with a row for each file.
 struct ScoreRows {
   std::int64_t begin = 0, end = 0;  // of the table's rows, from 0
   std::string identity;             // of the table's file, "" where there is none

@@ -70,7 +70,7 @@ struct ScoreJob::Item {
   std::int64_t number = 0;
   std::mutex mutex;  // of what follows
   std::int64_t open = 0;
-  // Of the frame with most text, the first of equals; -1: none yet.
+  // Facts of the frame with most text, the first of equals; -1: none yet.
   std::int64_t count = -1, frame = 0, height = 0, width = 0;
   std::vector<TextBox> boxes;
   std::vector<std::uint8_t> rgb;  // of that frame, if it is to be drawn
@@ -143,7 +143,7 @@ void ScoreJob::make(const ItemBatch& items, ItemResults& results) {
       try {
         prefetch_.add(std::move(unit));
       } catch (const Error& e) {
-        // Of another file, or of all: not this one's own, which read() keeps.
+        // The error is another file's, or that of all: read() keeps this file's own.
         throw JobError(e.code(), e.what(), e.hint());
       }
     }
@@ -231,7 +231,7 @@ double ScoreJob::finish(PrefetchUnit& u) {
     const std::lock_guard lock(item.mutex);
     if (item.fault.empty()) item.fault = printable(unit.fault, longest_reason);
     const bool more = std::ssize(boxes) > item.count;
-    // Of equals the first, though frames come in any order.
+    // The first of equals counts, though frames come in any order.
     if (more || (std::ssize(boxes) == item.count && unit.frame < item.frame)) {
       item.count = std::ssize(boxes);
       item.frame = unit.frame;
@@ -327,7 +327,7 @@ std::array<Point, 4> corners_of(const TextBox& box) {
   return p;
 }
 
-// Of Python's int(side * length / shorter), and its round, as models/dbnet/detector.cpp.
+// Python's int(side * length / shorter), and its round, as in models/dbnet/detector.cpp.
 std::int64_t scaled(std::int64_t length, std::int64_t shorter, std::int64_t side) {
   return static_cast<std::int64_t>(static_cast<double>(side * length) /
                                    static_cast<double>(shorter));

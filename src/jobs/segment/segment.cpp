@@ -149,8 +149,8 @@ void check_results(const Deck& deck, const std::vector<SegmentInput>& inputs) {
 
 // ---- What classes are called and coloured ----
 
-// Of the data that the deck trains on, where it has them and as many classes as the model; pictures
-// can be segmented without that data.
+// Names and colours from the data that the deck trains on, where it has them and as many classes as
+// the model; pictures can be segmented without that data.
 struct DataClasses {
   std::vector<std::string> names;
   std::string palette;  // bytes, as LabelledImages::palette()
@@ -535,7 +535,7 @@ int segment(const Deck& deck, MPI_Comm world) {
     const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
     const ArenaScope scope(*arena);
     SegmentWork work(deck, inputs, names, palette, predictor, engine);
-    // Of few pictures every rank should have some; of a video one has all frames.
+    // Every rank should have some of few pictures; one rank has all frames of a video.
     const bool videos =
         std::ranges::any_of(engine.missing(), [&](std::int64_t i) { return inputs[i].video; });
     PictureJob pictures(work, engine, start.threads,

@@ -30,7 +30,7 @@ Command segment_command();
 // A picture or video of segment.inputs.
 struct SegmentInput {
   MediaSource media;
-  // Of the result, without ending: unique, valid UTF-8 without control characters, no absolute
+  // The result's name, without ending: unique, valid UTF-8 without control characters, no absolute
   // path.
   std::string name;
   bool video = false;

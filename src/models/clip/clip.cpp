@@ -20,7 +20,7 @@ namespace {
 constexpr float norm_eps = 1e-5f;
 constexpr const char* vision = "vision_model.";
 constexpr const char* text = "text_model.";
-// Of OpenAI's and Hugging Face's preprocessing.
+// The scale of OpenAI's and Hugging Face's preprocessing.
 constexpr ops::PixelScale pixel_scale{
     255.0f, {0.48145466f, 0.4578275f, 0.40821073f}, {0.26862954f, 0.26130258f, 0.27577711f}, false};
 

@@ -40,7 +40,7 @@ class Dbnet {
   // once they are loaded. Exit::usage for a backbone of basic blocks, which has none of these.
   void scale_conv2(float gain);
 
-  // Of a forward of one picture, two a multiply-add.
+  // Operations of a forward of one picture, two a multiply-add.
   double flops(std::int64_t height, std::int64_t width, bool with_threshold = false) const;
 
  private:

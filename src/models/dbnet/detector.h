@@ -72,7 +72,7 @@ class Detector {
   double flops(std::int64_t height, std::int64_t width) const;
 
  private:
-  // Of `count` pictures, those that the network takes together.
+  // How many of `count` pictures the network takes together.
   static std::int64_t at_once(std::int64_t count);
   // Probabilities f32 [N,H,W] of pictures u8 [N,H,W,3].
   Tensor run(const Tensor& pictures);

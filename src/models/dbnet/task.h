@@ -20,7 +20,7 @@ class DbnetTask : public ImageTask {
   std::int64_t blocks(const Bucket&) const override { return model_.blocks(); }
   TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
                        double recompute, float weight) override;
-  // Of normalised pictures [N,1,H,W,3], flags and thresholds u8 [N,H,W] (ops/loss.h); the
+  // The loss of normalised pictures [N,1,H,W,3], flags and thresholds u8 [N,H,W] (ops/loss.h); the
   // terms are sums over the pictures. `weight` as in TrainingWork::Part.
   TrainingLoss loss(Tape& tape, const Tensor& images, const Tensor& flags, const Tensor& thresholds,
                     double recompute, float weight);

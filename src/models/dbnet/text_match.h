@@ -29,7 +29,7 @@ struct DetectionCounts {
 // One picture's boxes of at least some score beside its regions.
 struct TextMatch {
   DetectionCounts counts;
-  // Of each region its box, of each box its region: a number, or one of the others.
+  // The box of each region, and the region of each box: a number, or one of these values.
   static constexpr int none = -1, ignored = -2, left_out = -3;
   std::vector<int> box_of, region_of;
 };

@@ -134,7 +134,7 @@ class ConvNet {
   ConvNet(const ConvNet&) = delete;
   ConvNet& operator=(const ConvNet&) = delete;
 
-  // Of what is added next:
+  // The settings of what is added next:
   ParameterTable& table;
   std::string prefix;  // of names
   ConvStart start = ConvStart::uniform;

@@ -17,17 +17,17 @@ namespace weft {
 // One safetensors file holds all networks, each under a prefix of its own ("kp_extractor.",
 // "generator.", "audio2exp.", "audio2pose.", "face_3drecon."); the mapping network is a file of its
 // own ("mapping."). For a table whose names begin with one of `prefixes`: every parameter must be
-// in the file. Of what the file has under these prefixes nothing else may be there but counts of
-// batches (num_batches_tracked); other names belong to other networks and are passed over. Under a
-// prefix of `unused`, such as "audio2pose.netD_motion.", anything may be there too.
+// in the file. The file may have nothing else under these prefixes but counts of batches
+// (num_batches_tracked); other names belong to other networks and are passed over. Under a prefix
+// of `unused`, such as "audio2pose.netD_motion.", anything may be there too.
 WeightNames sadtalker_weight_names(std::vector<std::string> prefixes,
                                    std::vector<std::string> unused = {});
 
 // For the mapping network: files may also have its names without "mapping.".
 WeightNames mapping_weight_names();
 
-// Of a frame: expression 64, angle 3, translation 3, and the alignment's scale, tx, ty. The first
-// 70 are what most of SadTalker takes.
+// The row of a frame: expression 64, angle 3, translation 3, and the alignment's scale, tx, ty. The
+// first 70 are what most of SadTalker takes.
 constexpr std::int64_t face_row = 73;
 using FaceRow = std::array<float, face_row>;
 
@@ -38,9 +38,10 @@ class FaceCoefficients {
 
   // identity 80, expression 64, texture 80, angle 3, light 27, translation 3.
   static constexpr std::int64_t count = 257;
-  // Of an aligned face [224,224,3]. In the current arena. Exit::data if one is not finite.
+  // Coefficients of an aligned face [224,224,3]. In the current arena. Exit::data if one is not
+  // finite.
   std::vector<float> coefficients(const ImageFile& aligned);
-  // Of a picture of a face with its landmarks, aligned first. `name` is for messages.
+  // The row of a picture of a face with its landmarks, aligned first. `name` is for messages.
   FaceRow row(const ImageFile& picture, const Landmarks& landmarks, const std::string& name);
   FaceRow row(const SourceFace& face, const std::string& name) {
     return row(face.crop, face.landmarks, name);

@@ -116,7 +116,7 @@ class FaceGenerator {
     Tensor volume;      // [1,D,h,w,C]
     Tensor compressed;  // [1,D,h,w,c], for the dense motion
   };
-  // Of a picture [1,1,H,W,3] in 0 to 1.
+  // The features of a picture [1,1,H,W,3] in 0 to 1.
   Features encode(const Tensor& image) const;
 
   struct Frames {

@@ -56,8 +56,8 @@ class MappingNet {
   // Frames of a window, the one in question in the middle.
   static constexpr std::int64_t window = 27;
 
-  // Of each of N windows, f32 [N,27,C] on the device. Zeros in a planning arena. On the CPU a
-  // window's result does not depend on the others.
+  // The head motion of each of N windows, f32 [N,27,C] on the device. Zeros in a planning arena. On
+  // the CPU a window's result does not depend on the others.
   std::vector<HeadMotion> forward(const Tensor& windows) const;
 
  private:
@@ -92,10 +92,10 @@ struct DrivingRows {
   std::vector<double> yaw, pitch, roll;  // degrees in place of the predicted ones; may be empty
 };
 
-// Of predicted rows [frames,70] and the source's row (70 columns, or deck.coefficients() of them):
-// expressions scaled, the source's last columns behind where the network takes more than 70, the
-// source's pose where the deck says `still`, and the deck's camera. Exit::data for other sizes, or
-// a value that is not finite.
+// The driving rows from predicted rows [frames,70] and the source's row (70 columns, or
+// deck.coefficients() of them): expressions scaled, the source's last columns behind where the
+// network takes more than 70, the source's pose where the deck says `still`, and the deck's camera.
+// Exit::data for other sizes, or a value that is not finite.
 DrivingRows driving_rows(const SadtalkerDeck& deck, std::span<const float> rows,
                          std::span<const float> source);
 

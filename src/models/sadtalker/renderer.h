@@ -29,8 +29,8 @@ class Renderer {
     Tensor keypoints;              // f32 [1,K,3], of the picture
     FaceGenerator::Features features;
   };
-  // Of a picture, and of its face's coefficients (deck.coefficients() of them). Sides are multiples
-  // of stride(), or Exit::usage.
+  // The source from a picture and its face's coefficients (deck.coefficients() of them). Sides are
+  // multiples of stride(), or Exit::usage.
   Source prepare(const ImageFile& picture, std::span<const float> coefficients) const;
 
   // Frames [first, first + count) of a clip: u8 [count,H,W,3], RGB, at the size of the source's

@@ -32,7 +32,7 @@ void smooth_motion(std::span<float> values, std::int64_t columns);
 inline constexpr std::int64_t speech_rate = 16000;
 inline constexpr std::int64_t speech_samples_per_frame = 640;
 inline constexpr double speech_fps = 25;
-// Of a row: expression 64, angle 3, translation 3.
+// The coefficients of a row: expression 64, angle 3, translation 3.
 inline constexpr std::int64_t motion_coefficients = 70;
 inline constexpr std::int64_t expression_coefficients = 64;
 

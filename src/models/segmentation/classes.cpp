@@ -59,9 +59,9 @@ constexpr std::array<std::uint32_t, 150> ade20k = {
     0x00ffcc, 0x2900ff, 0x29ff00, 0xad00ff, 0x00f5ff, 0x4700ff, 0x7a00ff, 0x00ffb8, 0x005cff,
     0xb8ff00, 0x0085ff, 0xffd600, 0x19c2c2, 0x66ff00, 0x5c00ff};
 
-// Of other classes. From black and white on, each is the one of the 216 colours of a 6x6x6 cube
-// that is farthest in CIELAB from those before it: of 11 classes no two are closer than 51, of 64
-// than 22 (of ADE20K's first 11 than 7).
+// The colours of other classes. From black and white on, each is the one of the 216 colours of a
+// 6x6x6 cube that is farthest in CIELAB from those before it: of 11 classes no two are closer than
+// 51, of 64 than 22 (of ADE20K's first 11 than 7).
 constexpr std::array<std::uint32_t, 64> distinct = {
     0x0000ff, 0x00ff00, 0xff0000, 0xcc3399, 0xffcc00, 0x006600, 0x0099ff, 0x00ffcc,
     0x996633, 0x000066, 0xff00ff, 0x339999, 0xccff66, 0x9966ff, 0xcc99cc, 0xff3366,
@@ -205,7 +205,7 @@ std::vector<float> frequency_weights(const LabelledImages& images, std::int64_t 
   WEFT_CHECK(!counts.pixels.empty(), Exit::usage,
              "ingest the images again, which counts them; or give train.class_weight",
              "train.class_weight_by = \"{}\", and the data has no counts of pixels", by);
-  // Of each class that occurs its share: of the labelled pixels of the images that have it, or of
+  // The share of each class that occurs: of the labelled pixels of the images that have it, or of
   // all.
   double labelled = 0, occurring = 0;
   for (std::int64_t c = 0; c < classes; ++c) {

@@ -27,8 +27,9 @@ class Segmentation {
   // the encoder and of the decoder.
   enum Group { encoder_vectors, decoder_vectors, encoder_matrices, decoder_matrices };
 
-  // Of a pair that goes together (segmentation_misfit). All parameters that released files have are
-  // in the table, also those that only training uses. The table outlives the network's values.
+  // The deck's encoder and decoder go together (segmentation_misfit). All parameters that released
+  // files have are in the table, also those that only training uses. The table outlives the
+  // network's values.
   explicit Segmentation(const SegmentationDeck& deck);
 
   ParameterTable& params() { return *params_; }
@@ -38,7 +39,7 @@ class Segmentation {
   int stride() const { return deck_.encoder.ends_with("dilated") ? 8 : 32; }
   // Logits have size H / label_rate(): 4, 8 or 32.
   int label_rate() const { return decoder_->rate(); }
-  // Of the maps in front of the classifiers; 0: no dropout there.
+  // Channels of the maps in front of the classifiers; 0: no dropout there.
   std::int64_t dropout_channels() const { return decoder_->dropout_channels(); }
   std::int64_t aux_dropout_channels() const { return decoder_->aux_dropout_channels(); }
   // Whether the decoder has deep supervision.
@@ -51,8 +52,8 @@ class Segmentation {
                  bool want_aux, std::int64_t recomputed = 0);
   std::int64_t blocks() const { return encoder_->blocks(); }
 
-  // Of a forward of one image, two a multiply-add, as the original computes it: PPM's and UPerNet's
-  // branches cost less here.
+  // Operations of a forward of one image, two a multiply-add, as the original computes it: PPM's
+  // and UPerNet's branches cost less here.
   double flops(std::int64_t height, std::int64_t width, bool with_aux = false) const;
 
  private:

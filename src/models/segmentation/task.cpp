@@ -94,8 +94,8 @@ void SegmentationTask::check(std::span<const Bucket> buckets) {
 
 void SegmentationTask::open(std::span<const Bucket> buckets) {
   ImageTask::open(buckets);
-  // Of the running statistics before the run ordinary batch norm keeps 5 % after 3 / momentum
-  // steps; ranks that share theirs keep nothing.
+  // Ordinary batch norm after 3 / momentum steps still keeps 5 % of the running statistics from
+  // before the run; ranks that share theirs keep nothing.
   const double momentum = norm_.momentum >= 0 ? train_.bn_momentum : 0.001;
   const double kept = std::pow(1 - momentum, static_cast<double>(deck_.train.steps));
   if (kept > 0.05 && !train_.fix_bn && norm_.size == 1 && log::rank() == 0)

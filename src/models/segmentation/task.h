@@ -29,9 +29,9 @@ class SegmentationTask : public ImageTask {
   double share(const Bucket& bucket, const MicroBatch& clips, std::int64_t step) const override;
   TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
                        double recompute, float weight) override;
-  // Of normalised images [N,1,H,W,3] and labels u8 [N,h,w] (0 is ignored, v is class v - 1); the
-  // terms are sums over the images. `weight` as in TrainingWork::Part. `class_weights` f32
-  // [classes].
+  // The loss of normalised images [N,1,H,W,3] and labels u8 [N,h,w] (0 is ignored, v is class
+  // v - 1); the terms are sums over the images. `weight` as in TrainingWork::Part. `class_weights`
+  // f32 [classes].
   TrainingLoss loss(Tape& tape, const Tensor& images, const Tensor& labels,
                     const Segmentation::Dropout& drop, double recompute, float weight,
                     const Tensor& class_weights);
@@ -54,7 +54,7 @@ class SegmentationTask : public ImageTask {
     return model_.flops(height, width, true);
   }
   void check_labels(const Bucket& bucket, const LoadedBatch& clips) const;
-  // Of `ranks`, those that share statistics.
+  // How many of `ranks` ranks share statistics.
   std::int64_t together(int ranks) const;
   // f32 [images, channels]: 0, or 1 / (1 - p).
   Tensor dropout(const LoadedBatch& clips, std::int64_t channels, std::uint32_t stream) const;

@@ -185,8 +185,8 @@ struct Stdit3::Pass {
   Part frames;  // this rank's, wherever the grid is cut by frames
 
   // The timestep's vectors [G,C] and [G,6C], G = B, or 2B with a frame mask: frames that are given
-  // take those of t = 0, which stand behind the samples' own. Of each frame its row of them: of all
-  // frames, of this rank's, and without heed to the mask.
+  // take those of t = 0, which stand behind the samples' own. The tensors have each frame's row of
+  // them: of all frames, of this rank's, and without heed to the mask.
   Var t, t6;
   Tensor rows, frame_rows, sample_rows;
 

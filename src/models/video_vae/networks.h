@@ -86,7 +86,7 @@ class TemporalVae {
 
   // Frames to a latent frame: 4 in the released model.
   std::int64_t downsampling() const { return downsampling_; }
-  // Of one chunk: frames / downsampling(), rounded up.
+  // The latent frames of one chunk: frames / downsampling(), rounded up.
   std::int64_t latent_frames(std::int64_t frames) const {
     return (frames + downsampling_ - 1) / downsampling_;
   }

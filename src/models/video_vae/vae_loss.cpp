@@ -26,7 +26,7 @@ struct Slice {
 };
 const std::array<Slice, 5> slices{
     {{{0, 2}, 64}, {{5, 7}, 128}, {{10, 12, 14}, 256}, {{17, 19, 21}, 512}, {{24, 26, 28}, 512}}};
-// Of the package's scaling_layer.
+// Mean and deviation of the package's scaling_layer.
 constexpr std::array<float, 3> mean{-.030f, -.088f, -.188f}, deviation{.458f, .448f, .450f};
 
 }  // namespace

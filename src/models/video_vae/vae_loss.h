@@ -154,7 +154,7 @@ class VaeLoss {
   // The terms pixel, perceptual, kl and latent of a clip, f32 [terms], from a forward alone.
   Tensor measure(const VaeSample& in) const;
 
-  // Of the discriminator; null where there is none.
+  // The discriminator's loss; null where there is no discriminator.
   DiscriminatorLoss* discriminator_loss() { return discriminator_ ? &*discriminator_ : nullptr; }
 
   // Frames in a group, and groups of a clip.

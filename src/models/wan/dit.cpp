@@ -321,8 +321,8 @@ Var Wan::block(nn::Context c, const WanBlock& b, const Var& x, const Var& y, con
   return nn::gate_residual(c, x2, nn::mlp(c, u, b.fc1, b.fc2), m, s.rows, gate_ffn, Tensor());
 }
 
-// Of all N tokens of a sample. In a group each rank makes q, k and v of its own tokens, and then
-// has all tokens of its heads.
+// Attention among all N tokens of a sample. In a group each rank makes q, k and v of its own
+// tokens, and then has all tokens of its heads.
 Var Wan::self_attention(nn::Context c, const WanAttention& a, const Var& u, const Shared& s) {
   const int heads = static_cast<int>(heads_);
   Var q = nn::rms_rope(c, nn::linear(c, u, a.q), *a.norm_q, s.rope, heads);
@@ -337,7 +337,7 @@ Var Wan::self_attention(nn::Context c, const WanAttention& a, const Var& u, cons
   return nn::linear(c, out, a.o);
 }
 
-// Of the sample's caption and its padding's key.
+// Attention to the sample's caption and its padding's key.
 Var Wan::cross_attention(nn::Context c, const WanAttention& a, const Var& u, const Var& y,
                          const Shared& s) {
   const int heads = static_cast<int>(heads_);

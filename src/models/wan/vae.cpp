@@ -19,7 +19,7 @@ constexpr std::int64_t C = CausalVae::latent_channels;
 
 using ops::Channels;
 
-// Of the released VAE's latents (docs/models/wan_vae.md, Normalisation).
+// Means and deviations of the released VAE's latents (docs/models/wan_vae.md, Normalisation).
 constexpr std::array<float, C> means = {-0.7571f, -0.7089f, -0.9113f, 0.1075f,  -0.1745f, 0.9653f,
                                         -0.1517f, 1.5508f,  0.4134f,  -0.0715f, 0.5517f,  -0.3632f,
                                         -0.1922f, -0.9497f, 0.2503f,  -0.2921f};

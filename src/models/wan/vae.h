@@ -59,7 +59,7 @@ class WanVae : public VideoCodec {
   const Tensor& denormalised() const { return denormalised_; }
 
  private:
-  // Of a chunk, as many as `frames_at_once` amounts to.
+  // The latent frames of a chunk, as many as `frames_at_once` amounts to.
   std::int64_t latents_at_once(std::int64_t frames) const;
 
   WanVaeDeck config_;

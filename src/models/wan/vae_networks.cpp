@@ -21,7 +21,7 @@ Conv in_time(int front, int stride) {
   c.kt = 3, c.stride_t = stride, c.front = front;
   return c;
 }
-// Of a causal convolution whose earlier frames stand in front of its input.
+// A causal convolution whose earlier frames stand in front of its input.
 Conv continued(Conv c) {
   c.front = 0;
   return c;
@@ -178,7 +178,7 @@ class CausalVae::Builder {
                        std::int64_t k) const {
     return add_conv(params_, name, out, in, {k, k, k}, true);
   }
-  // Of one frame.
+  // A convolution of one frame.
   nn::ConvWeights flat_conv(const std::string& name, std::int64_t out, std::int64_t in,
                             std::int64_t k) const {
     return add_conv(params_, name, out, in, {k, k}, true);

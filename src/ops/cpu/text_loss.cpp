@@ -58,8 +58,8 @@ struct Maps {
 // log(1 + e^x).
 float softplus(float x) { return std::max(x, 0.0f) + std::log1p(std::exp(-std::abs(x))); }
 
-// Of a block or of all: losses of text's pixels, |T - threshold|, B where there is text, B; then
-// how many pixels have text, have none, count for the threshold.
+// The sums of a block or of all: losses of text's pixels, |T - threshold|, B where there is text,
+// B; then how many pixels have text, have none, count for the threshold.
 enum Sum {
   sum_text,
   sum_threshold,

@@ -26,7 +26,7 @@ struct StepSplit {
   double checkpoint = 0;  // stalled by a save
 };
 
-// Of the clips of one of several stores in a step.
+// Metrics of the clips of one of several stores in a step.
 struct StoreMetrics {
   std::string name;
   std::int64_t samples = 0;

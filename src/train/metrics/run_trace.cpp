@@ -50,7 +50,7 @@ LaneRows rows_of(std::span<const TraceSpan> spans, trace::Lane lane) {
   LaneRows out;
   std::copy_if(spans.begin(), spans.end(), std::back_inserter(out.spans),
                [&](const TraceSpan& s) { return s.lane == static_cast<std::int32_t>(lane); });
-  // Of two that begin together, the longer one comes first: it encloses the other.
+  // The longer of two that begin together comes first: it encloses the other.
   std::stable_sort(out.spans.begin(), out.spans.end(), [](const TraceSpan& a, const TraceSpan& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
   });

@@ -51,7 +51,7 @@ class StepReport {
   StepReport(Communicator& comm, int groups, int stores = 0);
   int width() const { return width_; }  // slots a rank
 
-  // Of this rank's row, on the device: f64 [1]; a checksum f64 [2].
+  // A slot of this rank's row, on the device: f64 [1]; a checksum f64 [2].
   Tensor slot(Slot s) const { return row_.slice(s, s + 1); }
   Tensor store_slot(int store) const {
     return row_.slice(used_slots + store, used_slots + store + 1);

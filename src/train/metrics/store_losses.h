@@ -1,4 +1,4 @@
-// Of several stores, the mean loss of each one's clips in a step: sums on the device, by masks of
+// The mean loss of the clips of each of several stores in a step: sums on the device, by masks of
 // whose clips a micro-batch holds, into slots of the step's report.
 #pragma once
 

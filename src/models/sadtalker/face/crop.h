@@ -38,7 +38,7 @@ inline bool extended(Preprocess mode) {
 struct FaceCut {
   std::int64_t width = 0, height = 0;  // that the picture is resized to first
   PixelBox box;                        // of it, what is cut out
-  // Of frames made from it: the inner box's size, whatever was cut (the original's crop_info).
+  // The size of frames made from it: the inner box's, whatever was cut (the original's crop_info).
   std::int64_t frame_width = 0, frame_height = 0;
   // The box in the picture at its own size, where frames belong. The original forgets that the
   // picture was made smaller, and puts them elsewhere then.

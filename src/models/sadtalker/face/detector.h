@@ -76,8 +76,8 @@ class RetinaFace {
   ParameterTable& params() { return params_; }
   void fold() { net_.fold(); }
 
-  // Of two priors at each feature of a level: logits of no face and face, offsets of the box and of
-  // the marks.
+  // A level's values for two priors at each feature: logits of no face and face, offsets of the box
+  // and of the marks.
   struct Level {
     Tensor classes, boxes, marks;  // [1,1,h,w,4], [..,8], [..,20]
   };
@@ -133,7 +133,7 @@ class FaceDetector {
   double flops(std::int64_t height, std::int64_t width);
 
  private:
-  // Of a picture u8 [1,H,W,3], in f32.
+  // The levels of a picture u8 [1,H,W,3], in f32.
   std::array<RetinaFace::Level, RetinaFace::levels> run(const Tensor& picture,
                                                         ChannelOrder order) const;
 

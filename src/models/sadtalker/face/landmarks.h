@@ -93,7 +93,7 @@ class LandmarkNet {
 
   // Heatmaps [98,64,64] of a picture of 256 x 256. In the current arena.
   std::vector<float> heatmaps(const ImageFile& picture);
-  // Of a picture of any size that shows the face alone.
+  // The landmarks of a picture of any size that shows the face alone.
   Landmarks landmarks(const ImageFile& face);
 
   MemoryNeed plan(std::size_t capacity = 0);

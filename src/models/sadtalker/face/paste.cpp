@@ -108,8 +108,8 @@ void SineTransform::run(const float* x, std::int64_t rows, float* to) const {
 namespace {
 
 constexpr std::int64_t channels = 3;
-// The region is the box without its outermost ring. Of its gradients those of the `rim` outermost
-// pixels are the picture's.
+// The region is the box without its outermost ring. The gradients of its `rim` outermost pixels are
+// the picture's.
 constexpr std::int64_t ring = 1, rim = 3;
 // Lines (rows or columns) of the unknowns at which the equation has a right side: three where the
 // region begins, two where it ends.

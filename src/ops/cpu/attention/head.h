@@ -325,7 +325,7 @@ static inline vh nearest_bf16(vf v) {
   return h;
 }
 
-// Of each lane a pair: first, second.
+// Stores a pair for each lane: first, second.
 static inline void store_pairs(Pair* to, vf first, vf second) {
   const vu pairs = __builtin_convertvector(nearest_bf16(first), vu) |
                    __builtin_convertvector(nearest_bf16(second), vu) << 16;

@@ -163,8 +163,8 @@ void plain_forward(const Geometry& g, const float* x, const float* w, const floa
 }
 
 std::optional<Geometry> flipped_geometry(const Geometry& g) {
-  // More zeros in front than a kernel is long (clips of few frames) would have to be cut off. Of a
-  // grouped one oneDNN's own backward is the faster.
+  // More zeros in front than a kernel is long (clips of few frames) would have to be cut off.
+  // oneDNN's own backward is faster for a grouped convolution.
   const std::int64_t high = g.dilation * (g.kh - 1), wide = g.dilation * (g.kw - 1);
   if (g.stride_t != 1 || g.stride != 1 || g.groups != 1 || g.front >= g.kt || g.top > high ||
       g.left > wide)

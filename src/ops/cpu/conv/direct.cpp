@@ -130,7 +130,7 @@ void execute(const Primitive& p, const Scratch& scratch, std::unordered_map<int,
   stream().wait();
 }
 
-// Of either backward.
+// The descriptor of either backward.
 template <class Backward>
 typename Backward::primitive_desc backward_desc(const Layout& l) {
   dnnl::primitive_attr attributes;

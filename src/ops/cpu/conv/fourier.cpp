@@ -22,7 +22,7 @@ namespace {
 // The Fourier transform of a real 16x16 tile and back, a vector of channels at a time.
 
 constexpr int ft_size = 16;
-// Of the transform's 256 values those that the others follow from: 7 columns of 16, and 9 each of
+// Those of the transform's 256 values that the others follow from: 7 columns of 16, and 9 each of
 // the columns 0 and 8, which belong to real sequences.
 constexpr int ft_points = 7 * ft_size + 2 * 9;
 
@@ -106,7 +106,7 @@ static inline void points_to_tile(const vf* re, const vf* im, vf* tile) {
     cr[k] = r0[k] - i0[9 + k], ci[k] = i0[k] + r0[9 + k];
     if (other != k) cr[other] = r0[k] + i0[9 + k], ci[other] = r0[9 + k] - i0[k];
   }
-  // Of the values that are real by their place the other part is not taken.
+  // The imaginary part of the values that are real by their place is not taken.
   for (const int k : {0, 8}) cr[k] = r0[k], ci[k] = r0[9 + k];
   for (int k = 0; k < 8; ++k) transform_sixteen(ci + k * ft_size, cr + k * ft_size);
   for (int i = 0; i < ft_size; i += 2) {
