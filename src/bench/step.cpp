@@ -315,7 +315,8 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
   if (measured && !request.ways.empty() && std::filesystem::exists(request.ways))
     table = read_whole(request.ways, 64 << 20, Exit::usage, "name a table that --ways wrote");
   if (on_cuda() && &kernels::set_ways != nullptr)
-    kernels::set_ways({.tried = deck.device.tried, .table = table, .measure = measured});
+    kernels::set_ways(
+        {.tried = deck.device.tried, .table = table, .measure = measured, .only = {}});
   if (measured) step.measure_ways();
   std::vector<double> seconds, losses;
   ops::Profile profile;

@@ -38,12 +38,13 @@ DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, dou
   // A bucket whose weights are never used is needed last.
   std::vector<double> ready(count, 0), wanted(count, std::numeric_limits<double>::infinity());
   params.begin_step([&](int b) { ready[b] = times.seconds(); });
-  params.set_arrival([&](int b) {
-    wanted[b] = times.seconds();
-    params.arrived(b);
-  });
-  if (schedule != nullptr)
+  if (schedule != nullptr) {
+    params.set_arrival([&](int b) {
+      wanted[b] = times.seconds();
+      params.arrived(b);
+    });
     for (int b = 0; b < std::ssize(params.buckets()); ++b) params.on_its_way(b);
+  }
 
   DryRun run;
   double turned = 0;  // where the last part's backward begins
@@ -59,16 +60,15 @@ DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, dou
   }
   const double end = times.seconds();
   params.finish_step();
-  for (int b = 0; b < std::ssize(params.buckets()); ++b) params.arrived(b);
-  // Both callbacks refer to locals.
-  params.set_arrival({});
-  params.begin_step([](int) {});
+  params.begin_step([](int) {});  // the callback refers to locals
 
   run.flops = times.flops();
   run.bytes_sent = times.bytes_sent();
   run.all_reduces = times.all_reduces();
   run.all_reduce_bytes = times.all_reduce_bytes();
   if (schedule == nullptr) return run;
+  for (int b = 0; b < std::ssize(params.buckets()); ++b) params.arrived(b);
+  params.set_arrival({});
   for (std::size_t b = 0; b < schedule->size(); ++b) {
     // Gradients computed within the loss (the discriminator's, the 2D decoder's) are ready when the
     // backward begins.

@@ -111,10 +111,7 @@ void Trainer::choose_groups() {
   sequence_ = nn::make_sequence_group(world_, sp, default_comm_timeout, comm_.get());
   task_->share_clips(sequence_.get());
   task_->join_ranks(world_, comm_.get());
-  groups_ = {comm_->rank() / sp, comm_->size() / sp, sp,
-             task_->lockstep_ranks(comm_->size()) > 1 ? Meeting::lockstep
-             : sharding()                             ? Meeting::always
-                                                      : Meeting::at_the_end};
+  groups_ = WorkPlan::groups_of(*task_, sharding().has_value(), comm_->rank(), comm_->size(), sp);
   const int groups = groups_.count;
   if (first_rank() && deck_.train.micro_batches < groups)
     log::warn("train.micro_batches = {} gives work to {} of {} {}: the others wait in every step",
@@ -441,8 +438,8 @@ void Trainer::try_each_bucket() {
 
 // The order of the samples, their placement on ranks, and the readers that prefetch them.
 void Trainer::open_readers() {
-  work_ = std::make_unique<WorkPlan>(*source_, *task_, deck_, batch_sizes_, memory_, groups_,
-                                     saved_costs_);
+  work_ = std::make_unique<WorkPlan>(*source_, *task_, deck_, batch_sizes_, memory_,
+                                     this_device().kind, groups_, saved_costs_);
   const int readers = deck_.data.readers > 0 ? static_cast<int>(deck_.data.readers)
                                              : Prefetcher::default_readers(threads_);
   prefetcher_ = std::make_unique<Prefetcher>(

@@ -19,7 +19,6 @@ class Weft(CMakePackage, CudaPackage):
 
     variant("nccl", default=True, when="+cuda", description="Reductions between GPUs by NCCL")
     variant("cudnn", default=True, when="+cuda", description="Convolutions (VAEs) on GPUs")
-    variant("simgrid", default=False, description="weft simulate")
 
     # The names and versions of tools/debian-packages.txt.
     depends_on("c", type="build")
@@ -70,7 +69,6 @@ class Weft(CMakePackage, CudaPackage):
             self.define_from_variant("WEFT_CUDA", "cuda"),
             self.define_from_variant("WEFT_NCCL", "nccl"),  # "" without CUDA
             self.define_from_variant("WEFT_CUDNN", "cudnn"),
-            self.define_from_variant("WEFT_SIMGRID", "simgrid"),
         ]
         if self.spec.satisfies("+cuda"):
             args.append(self.define("WEFT_CUDA_ARCHITECTURES", list(self.spec.variants["cuda_arch"].value)))
