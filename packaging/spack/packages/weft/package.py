@@ -52,9 +52,9 @@ class Weft(CMakePackage, CudaPackage):
     depends_on("polyclipping")
     depends_on("eigen@3.4:3")
     depends_on("freetype")
-    depends_on("simgrid@3.32:", when="+simgrid")
     depends_on("googletest +gmock", type="test")
     depends_on("boost@1.74: +context", type="test")
+    depends_on("simgrid@3.32:", type="test")
 
     depends_on("cuda@12.4:", when="+cuda")
     depends_on("nccl@2.18:", when="+nccl")
