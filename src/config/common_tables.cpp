@@ -120,11 +120,6 @@ void data_rows(Rows& r, DataDeck& d) {
   of_images(
       r.number("pad_label", d.pad_label, -1, 254,
                "Class of the padding: 0 as in the original, or -1 to leave it out of the loss."));
-  of_images(r.text("size_policy", d.size_policy,
-                   "How micro-batches of different sizes make a step: balanced puts those of equal "
-                   "cost together, original takes them as they come, so that ranks wait for the "
-                   "largest.",
-                   {"balanced", "original"}));
   of_images(r.number("crop", d.crop, 32, 8192,
                      "Pictures with text: side in pixels of the squares that are trained on; a "
                      "multiple of 32."));
@@ -260,8 +255,8 @@ void train_rows(Rows& r, TrainDeck& d) {
       .fixed = false;
   r.text("loss_spike", d.loss_spike,
          "What to do when a loss or a gradient norm far exceeds those of the last 64 steps: warn, "
-         "end the job (exit code 5) with the checkpoint from before it, or ignore it.",
-         {"warn", "stop", "ignore"});
+         "or end the job (exit code 5) with the checkpoint from before it.",
+         {"warn", "stop"});
   r.number("spike_deviations", d.spike_deviations, 1, 1e6,
            "How far above the median of the last steps a spike is, in robust standard deviations.");
 }

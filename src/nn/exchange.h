@@ -22,6 +22,12 @@ struct SequenceGroup {
   int rank = 0, size = 1;
   double blocked_seconds = 0;  // the host's waiting time in exchanges so far
 
+  SequenceGroup() = default;
+  // Null, or one rank: alone.
+  explicit SequenceGroup(Communicator* group) {
+    if (group == nullptr || group->size() == 1) return;
+    ranks = group, rank = group->rank(), size = group->size();
+  }
   bool alone() const { return size == 1; }
 };
 

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "nn/parameters.h"
 #include "ops/attention.h"
+#include "ops/layout.h"
 #include "ops/matmul.h"
 #include "tensor/tensor.h"
 
@@ -194,6 +195,8 @@ Var cross_attention(Context c, const Var& x, const Var& y, const CrossAttention&
 
 // The same value under another shape.
 Var view(Context c, const Var& x, const Shape& shape);
+// Rows of patches [B,T,S,pt*ph*pw*C] to f32 [B,C,T',H',W'] of that shape (ops/layout.h).
+Var unpatchify(Context c, const Var& rows, ops::PatchGeometry patch, const Shape& shape);
 
 }  // namespace weft::nn
 

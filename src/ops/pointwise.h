@@ -38,6 +38,13 @@ WEFT_OP(fill_zero, void(Tensor& y));
 // Copies with conversion between f32 and bf16 (round to nearest even), or from f16 to f32 (stored
 // latents).
 WEFT_OP(convert, void(const Tensor& x, Tensor& y));
+// x itself where it is of that type, else converted, in the current arena.
+inline Tensor converted(const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  Tensor y = Tensor::empty(x.shape(), dtype);
+  convert(x, y);
+  return y;
+}
 
 // y (+)= a * x, of one shape; f32 or bf16 each. `factor` f32 [1], if defined, multiplies a: a
 // number that only the device knows.

@@ -460,7 +460,7 @@ Placed place(const Deck& deck, const PlannedTraining& training, const Plan& plan
     }
     // Micro-batch by micro-batch all wait for the slowest; those of another group, in the end. So
     // they do where a micro-batch gathers the weights.
-    if (groups.meeting != Meeting::at_the_end) worst = time_of(slowest_of_each(of_group));
+    if (groups.sync != SyncMode::per_step) worst = time_of(slowest_of_each(of_group));
     placed.seconds += worst.seconds();
     const auto add = [](double& to, double from) { to += from / sampled_steps; };
     add(placed.slowest.compute, worst.compute);
@@ -700,7 +700,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     micro_batches += b.share;
   }
   for (BucketPlan& b : plan.buckets) b.share /= micro_batches;
-  // Images have one batch size, and steps of equal costs anyway (data.size_policy).
+  // Images have one batch size, and steps of equal costs anyway.
   if (buckets.front().label_rate == 0)
     suggest_equal_costs(task, buckets, plan.capacity, device, plan.buckets);
 

@@ -71,17 +71,17 @@ double WorkPlan::share_of(const MicroBatch& clips, std::int64_t step) const {
 WorkPlan::Groups WorkPlan::groups_of(const TrainingTask& task, bool blocks, int rank, int ranks,
                                      int sp) {
   return {rank / sp, ranks / sp, sp,
-          task.lockstep_ranks(ranks) > 1 ? Meeting::lockstep
-          : blocks && ranks > 1          ? Meeting::always
-                                         : Meeting::at_the_end};
+          task.lockstep_ranks(ranks) > 1 ? SyncMode::lockstep
+          : blocks && ranks > 1          ? SyncMode::per_micro_batch
+                                         : SyncMode::per_step};
 }
 
 WorkPlan::Shares WorkPlan::shares(std::int64_t step) const {
   Shares s{planner_->plan(step), {}, {}};
   std::vector<double> costs;
   for (const MicroBatch& m : s.plan) costs.push_back(costs_.cost(m.bucket) * share_of(m, step));
-  s.owner = owners(costs, groups_.count, groups_.meeting);
-  s.order = order_of(costs, groups_.meeting);
+  s.owner = owners(costs, groups_.count, groups_.sync);
+  s.order = order_of(costs, groups_.sync);
   return s;
 }
 

@@ -37,7 +37,7 @@ class WorkPlan {
   struct Groups {
     int own = 0, count = 1;  // this rank's, of how many
     int ranks = 1;           // in each
-    Meeting meeting = Meeting::at_the_end;
+    SyncMode sync = SyncMode::per_step;
   };
   // Rank `rank` of `ranks`, of which every `sp` share clips. `blocks`: parallel.zero = 3 shards the
   // task's blocks.

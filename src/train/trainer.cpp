@@ -118,7 +118,7 @@ void Trainer::choose_groups() {
               deck_.train.micro_batches, deck_.train.micro_batches, groups,
               sp > 1 ? "groups of parallel.sp ranks" : "ranks");
   WEFT_CHECK(
-      groups_.meeting != Meeting::lockstep || deck_.train.micro_batches % groups == 0, Exit::usage,
+      groups_.sync != SyncMode::lockstep || deck_.train.micro_batches % groups == 0, Exit::usage,
       fmt::format("set train.micro_batches to a multiple of {}, or train.sync_bn = false", groups),
       "{} micro-batches a step do not share out evenly over {} ranks that share the "
       "statistics of batch norm",
@@ -285,7 +285,8 @@ void Trainer::check_data(const Checkpoint& checkpoint) const {
         deck_.data.path, checkpoint.dir().string(), data->second, data_text());
   else if (id != notes.end() && id->second != data_id_ && !data_id_.empty())
     log::warn(
-        "data.path = {} is not the data that {} was trained on: as many clips, but other ones",
+        "data.path = {} is not the data that {} was trained on: the same number of clips, but "
+        "different ones",
         deck_.data.path, checkpoint.dir().string());
 }
 
@@ -305,7 +306,7 @@ void Trainer::plan_step() {
     const std::uint64_t kept = m.recompute > mine ? 0 : m.kept;
     MPI_Allreduce(&kept, &m.kept, 1, MPI_UINT64_T, MPI_MIN, world_);
   }
-  if (groups_.meeting == Meeting::lockstep)
+  if (groups_.sync == SyncMode::lockstep)
     recompute_alike(*task_, source_->buckets(), batch_sizes_, memory_);
   if (on_cuda() && keeps_activations(deck_))
     keep_as_before(memory_, source_->buckets(), saved_kept_);

@@ -143,12 +143,12 @@ RankWork share_work(const DeckStep& step, const StepPlan& planner, int ranks, st
     all.push_back(work_of(step, m));
     costs.push_back(all.back().forward + all.back().backward);
   }
-  const Meeting meeting = step.lockstep && step.lockstep(ranks) > 1 ? Meeting::lockstep
-                          : step.in_parts && ranks > 1              ? Meeting::always
-                                                                    : Meeting::at_the_end;
-  const std::vector<int> owner = owners(costs, ranks / step.sp, meeting);
+  const SyncMode sync = step.lockstep && step.lockstep(ranks) > 1 ? SyncMode::lockstep
+                          : step.in_parts && ranks > 1              ? SyncMode::per_micro_batch
+                                                                    : SyncMode::per_step;
+  const std::vector<int> owner = owners(costs, ranks / step.sp, sync);
   RankWork mine(static_cast<std::size_t>(ranks));
-  for (const std::size_t i : order_of(costs, meeting))
+  for (const std::size_t i : order_of(costs, sync))
     for (int r = 0; r < step.sp; ++r) mine[owner[i] * step.sp + r].push_back(all[i]);
   return mine;
 }

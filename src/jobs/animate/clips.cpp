@@ -68,7 +68,6 @@ void animate_rows(Rows& r, AnimateDeck& d) {
       "Channels of GFPGAN's levels, at most, a multiple of 32; the released weights have 512.");
   r.number("parsenet_channels", d.parsenet_channels, 1, 4096,
            "Channels of ParseNet's first level; the released weights have 64.");
-  r.text("plan", d.plan, "Obsolete and ignored.", {"auto", "clips", "frames", "apart"});
   r.number("piece", d.piece, 1, 100000,
            "Frames of a piece, rounded up to batches: what a rank takes at a time, and what a "
            "killed one loses at most.");
