@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,9 @@ std::string bytes_text(double bytes);
 std::string rate_text(double rate);
 std::string percent(double part, double whole);
 
+// The files page.css and page.js (page.cpp).
+std::string_view page_style();
+std::string_view page_script();
 // All of a page before its tiles and sections, and after them. `title` and `note` are HTML. The
 // page is marked as weft's; `several`: as one that compares several jobs.
 std::string open_page(const std::string& title, const std::string& note, bool several = false);
