@@ -494,12 +494,12 @@ std::string efficiency_plot(std::vector<report_page::Curve> curves) {
   frame.y_label = "simulated efficiency of a rank (%)";
   frame.height = 420;
   frame.from_zero = true;
-  std::vector<report_page::LegendEntry> legend;
+  std::vector<std::pair<std::string, std::string>> legend;
   double most = 1;
   for (std::size_t i = 0; i < curves.size(); ++i) {
     report_page::Curve& c = curves[i];
     c.color = report_page::color_of(i);
-    if (!c.y.empty()) legend.push_back({c.color, fmt::format("{}, {:.1f} %", c.name, c.y.back())});
+    if (!c.y.empty()) legend.emplace_back(c.color, fmt::format("{}, {:.1f} %", c.name, c.y.back()));
     for (double& ranks : c.x) {
       most = std::max(most, ranks);
       ranks = std::log2(ranks);
@@ -508,7 +508,7 @@ std::string efficiency_plot(std::vector<report_page::Curve> curves) {
   for (double ranks = 1; ranks <= most; ranks *= 2)
     frame.x_labels.emplace_back(std::log2(ranks), fmt::format("{:.0f}", ranks));
   const int y = frame.height - 58 - 17 * static_cast<int>(legend.size());
-  return standalone_svg(line_plot(frame, curves), frame, legend, y);
+  return standalone_svg(frame, curves, legend, y);
 }
 
 // All rank counts on one fabric: a table on stdout, a case of the JSON, a curve of the plot.

@@ -54,25 +54,22 @@ std::string breakable(const std::string& text) {
   return out;
 }
 
-// Fields may be absent and losses NaN: statistics cover the finite values.
-std::vector<double> finite(const std::vector<double>& values) {
+std::vector<double> finite(std::span<const double> values) {
   std::vector<double> v;
-  std::copy_if(values.begin(), values.end(), std::back_inserter(v),
-               [](double x) { return std::isfinite(x); });
+  std::ranges::copy_if(values, std::back_inserter(v), [](double x) { return std::isfinite(x); });
   return v;
 }
-double median(const std::vector<double>& values) {
-  std::vector<double> v = finite(values);
-  if (v.empty()) return NAN;
-  return upper_median(v);
+double median(std::span<const double> values) {
+  const std::vector<double> v = finite(values);
+  return v.empty() ? NAN : upper_median(v);
 }
-double total(const std::vector<double>& values) {
+double total(std::span<const double> values) {
   const std::vector<double> v = finite(values);
   return std::accumulate(v.begin(), v.end(), 0.0);
 }
-double greatest(const std::vector<double>& values) {
+double greatest(std::span<const double> values) {
   const std::vector<double> v = finite(values);
-  return v.empty() ? NAN : *std::max_element(v.begin(), v.end());
+  return v.empty() ? NAN : std::ranges::max(v);
 }
 
 std::string seconds_text(double s) {

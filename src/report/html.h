@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -27,10 +28,10 @@ std::string breakable(const std::string& text);
 
 // Fields may be absent and losses NaN: statistics cover the finite values. NaN if there are none;
 // the sum of none is 0.
-std::vector<double> finite(const std::vector<double>& values);
-double median(const std::vector<double>& values);
-double total(const std::vector<double>& values);
-double greatest(const std::vector<double>& values);
+std::vector<double> finite(std::span<const double> values);
+double median(std::span<const double> values);
+double total(std::span<const double> values);
+double greatest(std::span<const double> values);
 
 std::string seconds_text(double seconds);
 std::string bytes_text(double bytes);

@@ -55,8 +55,7 @@ std::string spread_plot(const Run& run) {
   for (auto* values : {&b.mean, &b.low, &b.high})
     for (double& v : *values) v *= 100;
   const bool band = run.steps.size() > most_rank_points;
-  std::vector<Curve> curves = {
-      {"spread (%)", b.x, b.mean, run_colors[0], band ? 1.8 : 1.2, 1, {}, {}}};
+  std::vector<Curve> curves = {{"spread (%)", b.x, b.mean, run_colors[0], band ? 1.8 : 1.2}};
   if (band) {
     curves[0].low = b.low;
     curves[0].high = b.high;
@@ -64,18 +63,13 @@ std::string spread_plot(const Run& run) {
     // Single steps jump: the average says whether placements get better.
     curves[0].opacity = 0.4;
     curves[0].name = "";
-    curves.push_back({"spread (%)",
-                      b.x,
+    curves.push_back({"spread (%)", b.x,
                       smooth(b.mean, std::max(1.0, static_cast<double>(b.x.size()) / 100)),
-                      run_colors[0],
-                      2.4,
-                      1,
-                      {},
-                      {}});
+                      run_colors[0], 2.4});
   }
   PlotFrame frame{"step", "spread of ranks (%)", 1040, 210, true, false};
   frame.restarts = run.restarts;
-  return line_plots(frame, curves);
+  return chart(frame, curves);
 }
 
 }  // namespace
@@ -193,7 +187,7 @@ std::string scaling_curves(std::span<const Scaling> results) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     const Scaling& s = results[i];
     const std::string name = s.mode + (s.mode.empty() || s.mix.empty() ? "" : ", ") + s.mix;
-    Curve c{name.empty() ? "efficiency" : name, {}, {}, color_of(i), 2.4, 1, {}, {}};
+    Curve c{name.empty() ? "efficiency" : name, {}, {}, color_of(i), 2.4};
     for (const auto& p : s.points) {
       c.x.push_back(std::log2(p.ranks));
       c.y.push_back(100 * p.efficiency);
@@ -208,7 +202,7 @@ std::string scaling_curves(std::span<const Scaling> results) {
     legend += swatch(c.color, escape(c.name));
     curves.push_back(c);
     // Measured points as dots: a zero-length stroke each, with a gap after it.
-    Curve dots{"", {}, {}, c.color, 7, 1, {}, {}};
+    Curve dots{"", {}, {}, c.color, 7};
     for (std::size_t k = 0; k < c.x.size(); ++k) {
       dots.x.insert(dots.x.end(), {c.x[k], c.x[k]});
       dots.y.insert(dots.y.end(), {c.y[k], NAN});
@@ -219,7 +213,7 @@ std::string scaling_curves(std::span<const Scaling> results) {
       "Scaling",
       "Efficiency against the smallest number of ranks, as weft bench scaling measured it. The "
       "axis does not begin at 0.",
-      legend + "</div>\n" + line_plots(frame, curves) +
+      legend + "</div>\n" + chart(frame, curves) +
           "<div class=\"scroll\"><table><thead><tr><th>case</th><th>ranks</th><th>a step</th>"
           "<th>efficiency</th><th>exposed communication</th><th>wait for the "
           "slowest</th></tr></thead>"

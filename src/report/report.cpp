@@ -38,7 +38,6 @@ constexpr std::size_t most_in_line = 3000;
 // ---- Curves of one run or of several over one another ----
 
 // One curve a run of some quantity, averaged into few enough points to draw.
-constexpr std::size_t most_points = 800;
 using Column = std::vector<double> Steps::*;
 
 // The legend of runs; nothing for one.
@@ -54,7 +53,7 @@ std::vector<Curve> plain_curves(std::span<const Run> runs, Column column, double
   for (std::size_t i = 0; i < runs.size(); ++i) {
     Binned b = bin(runs[i].steps.step, runs[i].steps.*column, most_points);
     for (double& v : b.mean) v *= scale;
-    curves.push_back({runs[i].name, b.x, b.mean, color_of(i), 1.8, 1, {}, {}});
+    curves.push_back({runs[i].name, b.x, b.mean, color_of(i), 1.8});
   }
   return curves;
 }
@@ -105,7 +104,7 @@ std::string loss_plot(std::span<const Run> runs) {
     const Steps& s = runs[i].steps;
     const bool band = s.size() > most_in_line;
     const Binned b = bin(s.step, s.loss, band ? most_points / 2 : most_in_line);
-    Curve raw{"", b.x, b.mean, color_of(i), 1, runs.size() > 1 ? 0.25 : 0.38, {}, {}};
+    Curve raw{"", b.x, b.mean, color_of(i), 1, runs.size() > 1 ? 0.25 : 0.38};
     if (band) {
       raw.width = 0;
       raw.low = b.low;
@@ -114,9 +113,8 @@ std::string loss_plot(std::span<const Run> runs) {
     curves.push_back(raw);
   }
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    const Binned b = bin(runs[i].steps.step, runs[i].steps.loss, most_points);
-    const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
-    curves.push_back({runs[i].name, b.x, smooth(b.mean, sigma), color_of(i), 2.4, 1, {}, {}});
+    const Steps& s = runs[i].steps;
+    curves.push_back(averaged(runs[i].name, s.step, s.loss, color_of(i), 2.4));
   }
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (finite(runs[i].held_out.loss).empty()) continue;
@@ -126,8 +124,7 @@ std::string loss_plot(std::span<const Run> runs) {
       h.loss.insert(h.loss.begin() + h.sets[set], NAN);
     }
     const Binned b = bin(h.step, h.loss, most_points);
-    curves.push_back(
-        {runs[i].name + " held out", b.x, b.mean, held_out_color(runs, i), 2.4, 1, {}, {}});
+    curves.push_back({runs[i].name + " held out", b.x, b.mean, held_out_color(runs, i), 2.4});
   }
   PlotFrame frame{"step", "loss", 1040, 330, false, true};
   frame.restarts = restarts_of(runs);
@@ -138,7 +135,7 @@ std::string loss_plot(std::span<const Run> runs) {
             : "Thin: every step. Bold: average over neighbouring steps.";
   return section("Loss",
                  what + (frame.restarts.empty() ? "" : " Dotted: where the run was resumed."),
-                 loss_legend(runs) + line_plots(frame, curves));
+                 loss_legend(runs) + chart(frame, curves));
 }
 
 std::string loss_over_time(std::span<const Run> runs) {
@@ -156,13 +153,11 @@ std::string loss_over_time(std::span<const Run> runs) {
       if (std::isfinite(s)) time += s;
       at.push_back(time / unit);
     }
-    const Binned b = bin(at, runs[i].steps.loss, most_points);
-    const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
-    curves.push_back({runs[i].name, b.x, smooth(b.mean, sigma), color_of(i), 2.4, 1, {}, {}});
+    curves.push_back(averaged(runs[i].name, at, runs[i].steps.loss, color_of(i), 2.4));
   }
   const PlotFrame frame{name, "loss", 1040, 280, false, true, false};
   return section("Loss over time", "Averaged over neighbouring steps; time in steps alone.",
-                 run_legend(runs) + line_plots(frame, curves));
+                 run_legend(runs) + chart(frame, curves));
 }
 
 // The loss of each of several stores.
@@ -179,14 +174,12 @@ std::string loss_of_stores(std::span<const Run> runs) {
                                         percent(total(store.samples), all)));
     std::vector<double> loss = store.loss;
     loss.resize(s.size(), NAN);
-    const Binned b = bin(s.step, loss, most_points);
-    const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
-    curves.push_back({name, b.x, smooth(b.mean, sigma), color, 1.8, 1, {}, {}});
+    curves.push_back(averaged(name, s.step, loss, color, 1.8));
   }
   PlotFrame frame{"step", "loss", 1040, 280, false, true};
   frame.restarts = runs[0].restarts;
   return section("Loss of each store", "Averaged over neighbouring steps.",
-                 legend + "</div>\n" + line_plots(frame, curves));
+                 legend + "</div>\n" + chart(frame, curves));
 }
 
 std::string loss_terms(std::span<const Run> runs) {
@@ -204,13 +197,10 @@ std::string loss_terms(std::span<const Run> runs) {
     }
     std::vector<double> whole = values;
     whole.resize(runs[0].steps.size(), NAN);
-    const Binned b = bin(runs[0].steps.step, whole, most_points);
-    const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
-    const std::vector<Curve> curve = {
-        {name, b.x, smooth(b.mean, sigma), color_of(0), 1.8, 1, {}, {}}};
+    const std::vector<Curve> curve = {averaged(name, runs[0].steps.step, whole, color_of(0), 1.8)};
     PlotFrame frame{"step", "value", 370, 220, false, true};
     frame.restarts = runs[0].restarts;
-    plots += section(escape(name), "", line_plot(frame, curve));
+    plots += section(escape(name), "", chart(frame, curve));
   }
   const std::string note =
       "Other figures that the training reports, averaged over neighbouring steps.";
@@ -244,15 +234,13 @@ std::pair<double, const char*> time_unit(std::span<const Run> runs) {
 // One run: stacked columns over the steps. Without a split in the metrics, the whole alone.
 std::string one_split(const Run& run) {
   const auto [scale, unit] = time_unit({&run, 1});
-  std::vector<Layer> layers;
-  std::vector<double> x;
+  std::vector<Curve> layers;
   const bool split = !finite(run.steps.part[0]).empty();
   for (int p = 0; p < parts; ++p) {
     if (split && finite(run.steps.part[p]).empty()) continue;
     Binned b = bin(run.steps.step, split ? run.steps.part[p] : run.steps.seconds, most_columns);
     for (double& v : b.mean) v *= scale;
-    x = b.x;
-    layers.push_back({split ? part_names[p] : "step", b.mean, part_colors[p]});
+    layers.push_back({split ? part_names[p] : "step", b.x, b.mean, part_colors[p]});
     if (!split) break;
   }
   PlotFrame frame{"step", fmt::format("time a step ({})", unit), 1040, 300, true, false};
@@ -266,15 +254,14 @@ std::string one_split(const Run& run) {
                 static_cast<double>(run.steps.size()) / static_cast<double>(columns))
           : "Where the time of a step goes, on rank 0.";
   return section("Step time", note,
-                 (split ? split_legend(run) : "") + stacked_plots(frame, x, layers));
+                 (split ? split_legend(run) : "") + chart(frame, stacked(std::move(layers))));
 }
 
 // Several runs: stacks cannot be overlaid, so curves of the whole and one bar a run.
 std::string many_splits(std::span<const Run> runs) {
   const auto [scale, unit] = time_unit(runs);
   PlotFrame frame{"step", fmt::format("time a step ({})", unit), 1040, 280, true, true};
-  std::string body = run_legend(runs) +
-                     line_plots(frame, plain_curves(runs, &Steps::seconds, scale)) +
+  std::string body = run_legend(runs) + chart(frame, plain_curves(runs, &Steps::seconds, scale)) +
                      "<div class=\"legend\" style=\"margin-top:14px\">";
   for (int p = 0; p < parts; ++p) body += swatch(part_colors[p], part_names[p], true);
   body += "</div><div class=\"bars\">";
@@ -355,14 +342,14 @@ std::string memory_plot(std::span<const Run> runs) {
   }
   PlotFrame frame{"step", gb ? "memory (GB)" : "memory (MB)", 370, 250, true, false};
   frame.restarts = restarts_of(runs);
-  return section("Memory of rank 0", note, legend + line_plot(frame, curves));
+  return section("Memory of rank 0", note, legend + chart(frame, curves));
 }
 
 std::string grad_plot(std::span<const Run> runs) {
   PlotFrame frame{"step", "norm", 370, 250, false, true};
   frame.restarts = restarts_of(runs);
   return section("Gradient norm", "",
-                 run_legend(runs) + line_plot(frame, plain_curves(runs, &Steps::grad_norm, 1)));
+                 run_legend(runs) + chart(frame, plain_curves(runs, &Steps::grad_norm, 1)));
 }
 
 // In units of its own power of ten: rates have no digits worth reading otherwise.
@@ -374,7 +361,7 @@ std::string rate_plot(std::span<const Run> runs) {
   frame.restarts = restarts_of(runs);
   return section(
       "Learning rate", "",
-      run_legend(runs) + line_plot(frame, plain_curves(runs, &Steps::lr, std::pow(10.0, -power))));
+      run_legend(runs) + chart(frame, plain_curves(runs, &Steps::lr, std::pow(10.0, -power))));
 }
 
 // What the metrics say, then what the run said when it started.

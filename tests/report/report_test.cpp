@@ -241,8 +241,8 @@ TEST_F(Report, ChartsComeAtTwoWidths) {
       ++n;
     return n - 2;  // the axes' labels
   };
-  const std::size_t broad = page.find("<div class=\"broad\"><svg viewBox=\"0 0 1040 330\""),
-                    narrow = page.find("<div class=\"narrow\"><svg viewBox=\"0 0 370 240\"");
+  const std::size_t broad = page.find("<svg viewBox=\"0 0 1040 330\" class=\"broad\""),
+                    narrow = page.find("<svg viewBox=\"0 0 370 240\" class=\"narrow\"");
   ASSERT_LT(broad, narrow);
   ASSERT_NE(narrow, std::string::npos);
   EXPECT_EQ(numbers(broad), 8) << "each thousand";
@@ -479,9 +479,9 @@ TEST_F(Report, RefusesWhatIsNoScalingResult) {
 TEST(ReportPlot, StandaloneDocumentsHaveColours) {
   const report_page::PlotFrame frame{"ranks", "efficiency (%)"};
   const std::string color = report_page::color_of(7);
-  const std::vector<report_page::Curve> curves = {{"a", {1, 2}, {3, 4}, color, 2, 1, {}, {}}};
-  const std::vector<report_page::LegendEntry> legend = {{color, "a"}};
-  const std::string svg = standalone_svg(line_plot(frame, curves), frame, legend, 20);
+  const std::vector<report_page::Curve> curves = {{"a", {1, 2}, {3, 4}, color}};
+  const std::vector<std::pair<std::string, std::string>> legend = {{color, "a"}};
+  const std::string svg = standalone_svg(frame, curves, legend, 20);
   EXPECT_THAT(svg, Not(HasSubstr("var(")));
   EXPECT_THAT(svg, HasSubstr("stroke:#6b6f76"));
   EXPECT_THAT(svg, HasSubstr("fill=\"#6b6f76\""));
