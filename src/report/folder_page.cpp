@@ -106,9 +106,9 @@ void read_job(JobRow& row, std::size_t& bytes_left) {
   }
   const Run run = load_run(path);
   row.loss = last_loss(run);
-  row.seconds = median(run.steps.seconds);
-  row.losses = bin(run.steps.step, run.steps.loss, spark_points).mean;
-  if (const std::vector<double> held = finite(run.held_out.loss); !held.empty())
+  row.seconds = median(run.steps["seconds"]);
+  row.losses = bin(run.steps.step, run.steps["loss"], spark_points).mean;
+  if (const std::vector<double> held = finite(run.held_out["loss"]); !held.empty())
     row.held_out = held.back();
   add_thumbnails(row, run.through_time.empty() ? run.samples : run.through_time.back(), bytes_left);
   row.page = page_in(row.job, [&] { return make_page({&run, 1}); });

@@ -34,11 +34,6 @@ std::string text_of(const Json& line, const char* key) {
   return it->is_number() ? fmt::format("{:.4g}", it->get<double>()) : "";
 }
 
-double number_of(const Json& line, const char* key) {
-  const auto it = line.find(key);
-  return it != line.end() && it->is_number() ? it->get<double>() : NAN;
-}
-
 void add_fact(GalleryClip& clip, const Json& line, const char* key, const char* name = nullptr) {
   if (const std::string value = text_of(line, key); !value.empty())
     clip.facts.emplace_back(name == nullptr ? key : name, value);

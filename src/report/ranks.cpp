@@ -18,7 +18,7 @@ std::string title_of(const std::string& what, const Run& run, bool named) {
 }
 
 // The mean of a column of rank 0 over the steps that know of all ranks.
-double mean_of(const std::vector<double>& column, const std::vector<std::size_t>& steps) {
+double mean_of(std::span<const double> column, const std::vector<std::size_t>& steps) {
   double sum = 0;
   for (const std::size_t i : steps)
     if (std::isfinite(column[i])) sum += column[i];
@@ -33,10 +33,10 @@ struct RankSplit {
 };
 std::vector<RankSplit> split_of_ranks(const Run& run) {
   const RankTimes& t = run.ranks;
-  const double seconds = mean_of(run.steps.seconds, t.steps);
+  const double seconds = mean_of(run.steps["seconds"], t.steps);
   constexpr Part shared[] = {comm_exposed, optimizer, checkpoint, other};
   double own[parts] = {}, of_all = 0;
-  for (const Part p : shared) of_all += own[p] = mean_of(run.steps.part[p], t.steps);
+  for (const Part p : shared) of_all += own[p] = mean_of(run.steps[step_parts[p].column], t.steps);
   std::vector<RankSplit> split(t.busy.size());
   for (std::size_t r = 0; r < split.size(); ++r) {
     double* part = split[r].part;
@@ -51,7 +51,7 @@ std::vector<RankSplit> split_of_ranks(const Run& run) {
 
 // How far the ranks are apart, step by step, in per cent.
 std::string spread_plot(const Run& run) {
-  Binned b = bin(run.steps.step, run.steps.spread, most_rank_points);
+  Binned b = bin(run.steps.step, run.steps["spread"], most_rank_points);
   for (auto* values : {&b.mean, &b.low, &b.high})
     for (double& v : *values) v *= 100;
   const bool band = run.steps.size() > most_rank_points;
@@ -91,17 +91,18 @@ std::string rank_bars(const Run& run, bool named) {
   std::string body = "<div class=\"legend\">";
   for (int p = 0; p < parts; ++p)
     if (there[p])
-      body += swatch(
-          part_colors[p],
-          p == compute && t.data_wait.empty() ? "compute, with the wait for clips" : part_names[p],
-          true);
+      body += swatch(step_parts[p].color,
+                     p == compute && t.data_wait.empty() ? "compute, with the wait for clips"
+                                                         : step_parts[p].name,
+                     true);
   body += fmt::format("</div><div class=\"bars{}\">\n", splits.size() > 16 ? " many" : "");
   constexpr const char* of_many[] = {"fastest", "median", "slowest"};
   for (std::size_t r = 0; r < splits.size(); ++r) {
     std::vector<BarPiece> pieces;
     for (int p = 0; p < parts; ++p)
-      pieces.push_back({splits[r].part[p], part_colors[p],
-                        fmt::format("{}: {}", part_names[p], seconds_text(splits[r].part[p]))});
+      pieces.push_back(
+          {splits[r].part[p], step_parts[p].color,
+           fmt::format("{}: {}", step_parts[p].name, seconds_text(splits[r].part[p]))});
     std::string text = "busy " + seconds_text(t.busy[r]);
     if (t.each) {
       const auto it = t.was_slowest.find(static_cast<int>(r));
@@ -150,7 +151,8 @@ std::string memory_against_plan(const Run& run, bool named) {
     planned += bytes;
     if (kind == "activations") planned_activations = bytes;
   }
-  const double resident = greatest(run.steps.resident), arena = greatest(run.steps.arena);
+  const double resident = greatest(run.steps["memory/resident_bytes"]),
+               arena = greatest(run.steps["memory/arena_peak_bytes"]);
   const double whole = std::max(
       {planned, std::isfinite(resident) ? resident : 0.0, std::isfinite(arena) ? arena : 0.0});
   std::string body = legend + "</div><div class=\"bars\">\n" +

@@ -14,7 +14,7 @@
 namespace weft::report_page {
 
 double last_loss(const Run& run) {
-  const std::vector<double> v = finite(run.steps.loss);
+  const std::vector<double> v = finite(run.steps["loss"]);
   if (v.empty()) return NAN;
   const std::size_t n = std::clamp<std::size_t>(v.size() / 10, 1, 50);
   return std::accumulate(v.end() - static_cast<std::ptrdiff_t>(n), v.end(), 0.0) /
@@ -37,9 +37,6 @@ constexpr std::size_t most_in_line = 3000;
 
 // ---- Curves of one run or of several over one another ----
 
-// One curve a run of some quantity, averaged into few enough points to draw.
-using Column = std::vector<double> Steps::*;
-
 // The legend of runs; nothing for one.
 std::string run_legend(std::span<const Run> runs) {
   if (runs.size() < 2) return "";
@@ -48,24 +45,25 @@ std::string run_legend(std::span<const Run> runs) {
   return s + "</div>\n";
 }
 
-std::vector<Curve> plain_curves(std::span<const Run> runs, Column column, double scale) {
+// One curve a run of some quantity, averaged into few enough points to draw.
+std::vector<Curve> plain_curves(std::span<const Run> runs, const char* column, double scale) {
   std::vector<Curve> curves;
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    Binned b = bin(runs[i].steps.step, runs[i].steps.*column, most_points);
+    Binned b = bin(runs[i].steps.step, runs[i].steps[column], most_points);
     for (double& v : b.mean) v *= scale;
     curves.push_back({runs[i].name, b.x, b.mean, color_of(i), 1.8});
   }
   return curves;
 }
 
-bool has(std::span<const Run> runs, Column column) {
+bool has(std::span<const Run> runs, const char* column) {
   return std::any_of(runs.begin(), runs.end(),
-                     [&](const Run& r) { return !finite(r.steps.*column).empty(); });
+                     [&](const Run& r) { return !finite(r.steps[column]).empty(); });
 }
 
 // Where its curve begins.
 double first_loss(const Run& run) {
-  const std::vector<double> v = finite(run.steps.loss);
+  const std::vector<double> v = finite(run.steps["loss"]);
   return v.empty() ? NAN : v.front();
 }
 
@@ -82,7 +80,7 @@ std::string held_out_color(std::span<const Run> runs, std::size_t i) {
 
 bool has_held_out(std::span<const Run> runs) {
   return std::any_of(runs.begin(), runs.end(),
-                     [](const Run& r) { return !finite(r.held_out.loss).empty(); });
+                     [](const Run& r) { return !finite(r.held_out["loss"]).empty(); });
 }
 
 // The legend names both curves.
@@ -92,7 +90,7 @@ std::string loss_legend(std::span<const Run> runs) {
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const std::string name = runs.size() > 1 ? escape(runs[i].name) + ", " : "";
     s += swatch(color_of(i), name + "training");
-    if (!finite(runs[i].held_out.loss).empty())
+    if (!finite(runs[i].held_out["loss"]).empty())
       s += swatch(held_out_color(runs, i), name + "held out");
   }
   return s + "</div>\n";
@@ -101,9 +99,9 @@ std::string loss_legend(std::span<const Run> runs) {
 std::string loss_plot(std::span<const Run> runs) {
   std::vector<Curve> curves;
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    const Steps& s = runs[i].steps;
+    const Series& s = runs[i].steps;
     const bool band = s.size() > most_in_line;
-    const Binned b = bin(s.step, s.loss, band ? most_points / 2 : most_in_line);
+    const Binned b = bin(s.step, s["loss"], band ? most_points / 2 : most_in_line);
     Curve raw{"", b.x, b.mean, color_of(i), 1, runs.size() > 1 ? 0.25 : 0.38};
     if (band) {
       raw.width = 0;
@@ -113,17 +111,19 @@ std::string loss_plot(std::span<const Run> runs) {
     curves.push_back(raw);
   }
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    const Steps& s = runs[i].steps;
-    curves.push_back(averaged(runs[i].name, s.step, s.loss, color_of(i), 2.4));
+    const Series& s = runs[i].steps;
+    curves.push_back(averaged(runs[i].name, s.step, s["loss"], color_of(i), 2.4));
   }
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    if (finite(runs[i].held_out.loss).empty()) continue;
-    HeldOutSteps h = runs[i].held_out;
-    for (std::size_t set = h.sets.size(); set-- > 1;) {  // a gap before each other set
-      h.step.insert(h.step.begin() + h.sets[set], h.step[h.sets[set]]);
-      h.loss.insert(h.loss.begin() + h.sets[set], NAN);
+    if (finite(runs[i].held_out["loss"]).empty()) continue;
+    const auto& sets = runs[i].held_out_sets;
+    std::vector<double> step = runs[i].held_out.step;
+    std::vector<double> loss = runs[i].held_out.columns.at("loss");
+    for (std::size_t set = sets.size(); set-- > 1;) {  // a gap before each other set
+      step.insert(step.begin() + sets[set], step[sets[set]]);
+      loss.insert(loss.begin() + sets[set], NAN);
     }
-    const Binned b = bin(h.step, h.loss, most_points);
+    const Binned b = bin(step, loss, most_points);
     curves.push_back({runs[i].name + " held out", b.x, b.mean, held_out_color(runs, i), 2.4});
   }
   PlotFrame frame{"step", "loss", 1040, 330, false, true};
@@ -140,7 +140,7 @@ std::string loss_plot(std::span<const Run> runs) {
 
 std::string loss_over_time(std::span<const Run> runs) {
   double longest = 0;
-  for (const Run& r : runs) longest = std::max(longest, total(r.steps.seconds));
+  for (const Run& r : runs) longest = std::max(longest, total(r.steps["seconds"]));
   if (!(longest > 0)) return "";
   const auto [unit, name] = longest > 3 * 3600 ? std::pair{3600.0, "hours"}
                             : longest > 180    ? std::pair{60.0, "minutes"}
@@ -149,11 +149,11 @@ std::string loss_over_time(std::span<const Run> runs) {
   for (std::size_t i = 0; i < runs.size(); ++i) {
     std::vector<double> at;
     double time = 0;
-    for (const double s : runs[i].steps.seconds) {
+    for (const double s : runs[i].steps["seconds"]) {
       if (std::isfinite(s)) time += s;
       at.push_back(time / unit);
     }
-    curves.push_back(averaged(runs[i].name, at, runs[i].steps.loss, color_of(i), 2.4));
+    curves.push_back(averaged(runs[i].name, at, runs[i].steps["loss"], color_of(i), 2.4));
   }
   const PlotFrame frame{name, "loss", 1040, 280, false, true, false};
   return section("Loss over time", "Averaged over neighbouring steps; time in steps alone.",
@@ -162,19 +162,20 @@ std::string loss_over_time(std::span<const Run> runs) {
 
 // The loss of each of several stores.
 std::string loss_of_stores(std::span<const Run> runs) {
-  if (runs.size() != 1 || runs[0].steps.stores.empty()) return "";
-  const Steps& s = runs[0].steps;
+  if (runs.size() != 1) return "";
+  const Series& s = runs[0].steps;
   double all = 0;
-  for (const auto& [name, store] : s.stores) all += total(store.samples);
+  const std::vector<std::string> stores = s.names("stores/", "/samples");
+  if (stores.empty()) return "";
+  for (const std::string& name : stores) all += total(s["stores/" + name + "/samples"]);
   std::vector<Curve> curves;
   std::string legend = "<div class=\"legend\">";
-  for (const auto& [name, store] : s.stores) {
+  for (const std::string& name : stores) {
+    const std::string column = "stores/" + name;
     const std::string color = color_of(curves.size());
     legend += swatch(color, fmt::format("{} <em>{} of the samples</em>", escape(name),
-                                        percent(total(store.samples), all)));
-    std::vector<double> loss = store.loss;
-    loss.resize(s.size(), NAN);
-    curves.push_back(averaged(name, s.step, loss, color, 1.8));
+                                        percent(total(s[column + "/samples"]), all)));
+    curves.push_back(averaged(name, s.step, s[column + "/loss"], color, 1.8));
   }
   PlotFrame frame{"step", "loss", 1040, 280, false, true};
   frame.restarts = runs[0].restarts;
@@ -183,10 +184,12 @@ std::string loss_of_stores(std::span<const Run> runs) {
 }
 
 std::string loss_terms(std::span<const Run> runs) {
-  if (runs.size() != 1 || runs[0].steps.terms.empty()) return "";
+  const std::vector<std::string> terms = runs[0].steps.names("terms/", "");
+  if (runs.size() != 1 || terms.empty()) return "";
   // A plot each: they differ by orders of magnitude, and there are more of them than colours.
   std::string plots, constant;
-  for (const auto& [name, values] : runs[0].steps.terms) {
+  for (const std::string& name : terms) {
+    const auto values = runs[0].steps["terms/" + name];
     const std::vector<double> known = finite(values);
     if (known.empty()) continue;
     const auto [low, high] = std::ranges::minmax(known);
@@ -195,9 +198,7 @@ std::string loss_terms(std::span<const Run> runs) {
                               short_number(low));
       continue;
     }
-    std::vector<double> whole = values;
-    whole.resize(runs[0].steps.size(), NAN);
-    const std::vector<Curve> curve = {averaged(name, runs[0].steps.step, whole, color_of(0), 1.8)};
+    const std::vector<Curve> curve = {averaged(name, runs[0].steps.step, values, color_of(0), 1.8)};
     PlotFrame frame{"step", "value", 370, 220, false, true};
     frame.restarts = runs[0].restarts;
     plots += section(escape(name), "", chart(frame, curve));
@@ -212,14 +213,14 @@ std::string loss_terms(std::span<const Run> runs) {
 
 // The parts with their share of the whole run's time.
 std::string split_legend(const Run& run) {
-  const double whole = total(run.steps.seconds);
+  const double whole = total(run.steps["seconds"]);
   std::string s = "<div class=\"legend\">";
   for (int p = 0; p < parts; ++p) {
-    if (finite(run.steps.part[p]).empty()) continue;  // metrics of an older version
-    s += swatch(
-        part_colors[p],
-        fmt::format("{} <em>{}</em>", part_names[p], percent(total(run.steps.part[p]), whole)),
-        true);
+    if (finite(run.steps[step_parts[p].column]).empty()) continue;  // metrics of an older version
+    s += swatch(step_parts[p].color,
+                fmt::format("{} <em>{}</em>", step_parts[p].name,
+                            percent(total(run.steps[step_parts[p].column]), whole)),
+                true);
   }
   return s + "</div>\n";
 }
@@ -227,7 +228,7 @@ std::string split_legend(const Run& run) {
 // Milliseconds where a step is short.
 std::pair<double, const char*> time_unit(std::span<const Run> runs) {
   double most = 0;
-  for (const Run& r : runs) most = std::max(most, median(r.steps.seconds));
+  for (const Run& r : runs) most = std::max(most, median(r.steps["seconds"]));
   return most < 1 ? std::pair{1e3, "ms"} : std::pair{1.0, "s"};
 }
 
@@ -235,12 +236,13 @@ std::pair<double, const char*> time_unit(std::span<const Run> runs) {
 std::string one_split(const Run& run) {
   const auto [scale, unit] = time_unit({&run, 1});
   std::vector<Curve> layers;
-  const bool split = !finite(run.steps.part[0]).empty();
+  const bool split = !finite(run.steps[step_parts[0].column]).empty();
   for (int p = 0; p < parts; ++p) {
-    if (split && finite(run.steps.part[p]).empty()) continue;
-    Binned b = bin(run.steps.step, split ? run.steps.part[p] : run.steps.seconds, most_columns);
+    if (split && finite(run.steps[step_parts[p].column]).empty()) continue;
+    Binned b = bin(run.steps.step, split ? run.steps[step_parts[p].column] : run.steps["seconds"],
+                   most_columns);
     for (double& v : b.mean) v *= scale;
-    layers.push_back({split ? part_names[p] : "step", b.x, b.mean, part_colors[p]});
+    layers.push_back({split ? step_parts[p].name : "step", b.x, b.mean, step_parts[p].color});
     if (!split) break;
   }
   PlotFrame frame{"step", fmt::format("time a step ({})", unit), 1040, 300, true, false};
@@ -261,21 +263,21 @@ std::string one_split(const Run& run) {
 std::string many_splits(std::span<const Run> runs) {
   const auto [scale, unit] = time_unit(runs);
   PlotFrame frame{"step", fmt::format("time a step ({})", unit), 1040, 280, true, true};
-  std::string body = run_legend(runs) + chart(frame, plain_curves(runs, &Steps::seconds, scale)) +
+  std::string body = run_legend(runs) + chart(frame, plain_curves(runs, "seconds", scale)) +
                      "<div class=\"legend\" style=\"margin-top:14px\">";
-  for (int p = 0; p < parts; ++p) body += swatch(part_colors[p], part_names[p], true);
+  for (int p = 0; p < parts; ++p) body += swatch(step_parts[p].color, step_parts[p].name, true);
   body += "</div><div class=\"bars\">";
   double longest = 0;
   for (const Run& r : runs)
-    longest = std::max(longest, total(r.steps.seconds) / static_cast<double>(r.steps.size()));
+    longest = std::max(longest, total(r.steps["seconds"]) / static_cast<double>(r.steps.size()));
   for (const Run& r : runs) {
     const double steps = static_cast<double>(r.steps.size());
-    const double mean = total(r.steps.seconds) / steps;
+    const double mean = total(r.steps["seconds"]) / steps;
     std::vector<BarPiece> pieces;
     for (int p = 0; p < parts; ++p) {
-      const double seconds = total(r.steps.part[p]) / steps;
-      pieces.push_back(
-          {seconds, part_colors[p], fmt::format("{} {}", part_names[p], percent(seconds, mean))});
+      const double seconds = total(r.steps[step_parts[p].column]) / steps;
+      pieces.push_back({seconds, step_parts[p].color,
+                        fmt::format("{} {}", step_parts[p].name, percent(seconds, mean))});
     }
     body += bar(r.name, pieces, longest, seconds_text(mean) + " a step");
   }
@@ -284,8 +286,8 @@ std::string many_splits(std::span<const Run> runs) {
 }
 
 double clips_a_second(const Run& run) {
-  const double seconds = total(run.steps.seconds);
-  return seconds > 0 ? static_cast<double>(run.steps.samples.size()) / seconds : NAN;
+  const double seconds = total(run.steps["seconds"]);
+  return seconds > 0 ? static_cast<double>(run.samples_seen) / seconds : NAN;
 }
 
 std::string speed_of_runs(std::span<const Run> runs) {
@@ -325,13 +327,13 @@ std::string speed_of_runs(std::span<const Run> runs) {
 // From zero, so that growth shows in its true proportion.
 std::string memory_plot(std::span<const Run> runs) {
   double most = 0;
-  for (const Run& r : runs) most = std::max({most, greatest(r.steps.resident)});
+  for (const Run& r : runs) most = std::max({most, greatest(r.steps["memory/resident_bytes"])});
   const bool gb = most >= 2e9;
   const double scale = gb ? 1e-9 : 1e-6;
-  std::vector<Curve> curves = plain_curves(runs, &Steps::resident, scale);
+  std::vector<Curve> curves = plain_curves(runs, "memory/resident_bytes", scale);
   std::string legend = run_legend(runs), note = "Resident.";
-  if (runs.size() == 1 && has(runs, &Steps::arena)) {
-    Curve arena = plain_curves(runs, &Steps::arena, scale)[0];
+  if (runs.size() == 1 && has(runs, "memory/arena_peak_bytes")) {
+    Curve arena = plain_curves(runs, "memory/arena_peak_bytes", scale)[0];
     arena.color = run_colors[1];
     curves[0].name = "resident";
     arena.name = "activations";
@@ -349,25 +351,24 @@ std::string grad_plot(std::span<const Run> runs) {
   PlotFrame frame{"step", "norm", 370, 250, false, true};
   frame.restarts = restarts_of(runs);
   return section("Gradient norm", "",
-                 run_legend(runs) + chart(frame, plain_curves(runs, &Steps::grad_norm, 1)));
+                 run_legend(runs) + chart(frame, plain_curves(runs, "grad_norm", 1)));
 }
 
 // In units of its own power of ten: rates have no digits worth reading otherwise.
 std::string rate_plot(std::span<const Run> runs) {
   double most = 0;
-  for (const Run& r : runs) most = std::max(most, greatest(r.steps.lr));
+  for (const Run& r : runs) most = std::max(most, greatest(r.steps["lr"]));
   const int power = most > 0 ? static_cast<int>(std::floor(std::log10(most) + 1e-9)) : 0;
   PlotFrame frame{"step", fmt::format("rate (1e{})", power), 370, 250, true, false};
   frame.restarts = restarts_of(runs);
-  return section(
-      "Learning rate", "",
-      run_legend(runs) + chart(frame, plain_curves(runs, &Steps::lr, std::pow(10.0, -power))));
+  return section("Learning rate", "",
+                 run_legend(runs) + chart(frame, plain_curves(runs, "lr", std::pow(10.0, -power))));
 }
 
 // What the metrics say, then what the run said when it started.
 std::vector<std::pair<std::string, std::string>> all_facts(const Run& r) {
-  const Steps& s = r.steps;
-  const double time = total(s.seconds);
+  const Series& s = r.steps;
+  const double time = total(s["seconds"]);
   std::vector<std::pair<std::string, std::string>> f = {
       {"steps",
        static_cast<double>(s.size()) == s.step.back()
@@ -377,14 +378,14 @@ std::vector<std::pair<std::string, std::string>> all_facts(const Run& r) {
       {"loss", loss_text(first_loss(r)) + " at the first step, " + loss_text(last_loss(r)) +
                    " at the end (mean of the last tenth, up to 50 steps)"},
       {"time in steps", seconds_text(time)},
-      {"median step", seconds_text(median(s.seconds))},
+      {"median step", seconds_text(median(s["seconds"]))},
   };
-  if (!s.samples.empty())
+  if (r.samples_seen > 0)
     f.emplace_back("samples seen",
                    fmt::format("{}, {} different ones, {} a second",
-                               short_number(static_cast<double>(s.samples.size())),
+                               short_number(static_cast<double>(r.samples_seen)),
                                short_number(static_cast<double>(r.distinct_samples)),
-                               rate_text(static_cast<double>(s.samples.size()) / time)));
+                               rate_text(static_cast<double>(r.samples_seen) / time)));
   if (!r.restarts.empty()) {
     std::string places;
     for (const double step : r.restarts)
@@ -444,7 +445,7 @@ std::string samples(const fs::path& base, const Run& run, bool named, Embedder& 
 std::string wait_tile(const Run& r) {
   const RankTimes& t = r.ranks;
   double step = 0;
-  for (const std::size_t i : t.steps) step += r.steps.seconds[i];
+  for (const std::size_t i : t.steps) step += r.steps["seconds"][i];
   step /= static_cast<double>(t.steps.size());
   const auto [least, most] = std::ranges::minmax(t.wait);
   const double wait = t.each ? total(t.wait) / static_cast<double>(t.wait.size()) : t.wait[1];
@@ -455,23 +456,23 @@ std::string wait_tile(const Run& r) {
 
 // The few numbers that a reader looks for first.
 std::string tiles(const Run& r) {
-  const Steps& s = r.steps;
+  const Series& s = r.steps;
   std::string t = "<div class=\"tiles\">\n";
   t += tile(short_number(s.step.back()), "steps done");
   t += tile(loss_text(last_loss(r)), "loss, from " + loss_text(first_loss(r)));
-  std::vector<double> held = r.held_out.loss;  // those of the last set
-  if (!r.held_out.sets.empty()) held.erase(held.begin(), held.begin() + r.held_out.sets.back());
-  if (held = finite(held); !held.empty())
+  const std::size_t last_set = r.held_out_sets.empty() ? 0 : r.held_out_sets.back();
+  if (const auto held = finite(r.held_out["loss"].subspan(last_set)); !held.empty())
     t += tile(loss_text(held.back()), "held-out loss, best " + loss_text(std::ranges::min(held)));
-  t += tile(seconds_text(median(s.seconds)), "median step");
-  if (!s.samples.empty())
-    t += tile(rate_text(static_cast<double>(s.samples.size()) / total(s.seconds)),
+  t += tile(seconds_text(median(s["seconds"])), "median step");
+  if (r.samples_seen > 0)
+    t += tile(rate_text(static_cast<double>(r.samples_seen) / total(s["seconds"])),
               "samples a second");
-  if (!finite(s.part[data_wait]).empty())
-    t += tile(percent(total(s.part[data_wait]), total(s.seconds)), "of the time waiting for data");
+  if (!finite(s["split/data_wait"]).empty())
+    t += tile(percent(total(s["split/data_wait"]), total(s["seconds"])),
+              "of the time waiting for data");
   if (r.ranks.busy.size() > 1) t += wait_tile(r);
-  if (!finite(s.resident).empty())
-    t += tile(bytes_text(greatest(s.resident)), "resident at most, rank 0");
+  if (!finite(s["memory/resident_bytes"]).empty())
+    t += tile(bytes_text(greatest(s["memory/resident_bytes"])), "resident at most, rank 0");
   return t + "</div>\n";
 }
 
@@ -502,9 +503,9 @@ std::string make_page(std::span<const Run> runs, std::span<const Scaling> scalin
   if (several) page += speed_of_runs(runs);
   for (const Run& r : runs) page += rank_bars(r, several);
   std::vector<std::string> small;
-  if (has(runs, &Steps::resident)) small.push_back(memory_plot(runs));
-  if (has(runs, &Steps::grad_norm)) small.push_back(grad_plot(runs));
-  if (has(runs, &Steps::lr)) small.push_back(rate_plot(runs));
+  if (has(runs, "memory/resident_bytes")) small.push_back(memory_plot(runs));
+  if (has(runs, "grad_norm")) small.push_back(grad_plot(runs));
+  if (has(runs, "lr")) small.push_back(rate_plot(runs));
   page += "<div class=\"small\">\n";
   for (const std::string& s : small) page += s;
   page += "</div>\n";
