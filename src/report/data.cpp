@@ -239,9 +239,7 @@ Run load_run(const fs::path& dir) {
   WEFT_CHECK(fs::is_directory(dir, ec), Exit::data,
              "give the directory of a run (deck key run.dir), or a folder of runs",
              "{} is not a directory", dir.string());
-  // "runs/demo/" and "runs/demo" are the same run.
-  const fs::path plain = fs::absolute(dir).lexically_normal();
-  run.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
+  run.name = name_of(dir);
   load_metrics(run);
   load_held_out(run);
   load_layer_norms(run);

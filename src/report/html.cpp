@@ -1,6 +1,11 @@
 #include "report/html.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+extern "C" {
+#include <libavutil/base64.h>
+}
 
 #include <algorithm>
 #include <cctype>
@@ -84,8 +89,7 @@ std::string seconds_text(double s) {
                      std::fmod(all, 60), hours ? "min" : "s");
 }
 std::string rate_text(double rate) {
-  return rate < 100 || !std::isfinite(rate) ? fmt::format("{:.3g}", rate)
-                                            : short_number(std::round(rate));
+  return rate < 100 ? fmt::format("{:.3g}", rate) : short_number(std::round(rate));
 }
 std::string bytes_text(double b) {
   if (!std::isfinite(b)) return "-";
@@ -146,33 +150,70 @@ void write_page(const fs::path& page, const std::string& html) {
   replace_file(page, html, Exit::data, Durable::no);
 }
 
-std::string tile(const std::string& value, const std::string& label) {
-  return fmt::format("<div class=\"tile\"><b>{}</b><span>{}</span></div>\n", value, label);
-}
 std::string section(const std::string& title, const std::string& note, const std::string& body) {
   return fmt::format("<section><h2>{}</h2>{}{}</section>\n", title,
                      note.empty() ? "" : "<p class=\"note\">" + note + "</p>", body);
 }
-std::string warning_section(const std::string& title, const std::vector<std::string>& warnings,
-                            const std::string& note) {
-  if (warnings.empty()) return "";
-  std::string rows = "<div class=\"scroll\"><table>";
-  for (const std::string& w : warnings) rows += "<tr><td>" + escape(w) + "</td></tr>\n";
-  return section(title, note, rows + "</table></div>");
+std::string tiles(std::span<const Named> values) {
+  std::string s = "<div class=\"tiles\">\n";
+  for (const auto& [value, label] : values)
+    s += fmt::format("<div class=\"tile\"><b>{}</b><span>{}</span></div>\n", value, label);
+  return s + "</div>\n";
 }
+
+std::string table(const std::vector<std::string>& head, const Rows& rows, bool names) {
+  std::string s = "<div class=\"scroll\"><table>";
+  if (!head.empty())
+    s += fmt::format("<thead><tr><th>{}</th></tr></thead>", fmt::join(head, "</th><th>"));
+  s += "<tbody>\n";
+  for (const auto& row : rows) {
+    s += "<tr>";
+    for (const std::string& cell : row)
+      s += fmt::format(fmt::runtime(names && &cell == &row.front() ? "<th>{}</th>" : "<td>{}</td>"),
+                       cell);
+    s += "</tr>\n";
+  }
+  return s + "</tbody></table></div>";
+}
+
+std::string facts_section(const std::string& title, std::span<const Named> facts) {
+  Rows rows;
+  for (const auto& [name, value] : facts) rows.push_back({escape(name), escape(value)});
+  return section(title, "", table({}, rows, true));
+}
+
+std::string list_section(const std::string& title, const std::string& note,
+                         std::span<const std::string> lines, std::size_t most,
+                         const std::string& more) {
+  if (lines.empty()) return "";
+  Rows rows;
+  for (const std::string& line : lines.first(std::min(most, lines.size())))
+    rows.push_back({escape(line)});
+  std::string rest;
+  if (lines.size() > most)
+    rest =
+        fmt::format("<p class=\"note\">and {} more in {}</p>", lines.size() - most, escape(more));
+  return section(title, note, table({}, rows) + rest);
+}
+
 std::string status_sections(const JobStatus& s, const std::string& of) {
   std::string html;
   if (s.state == "failed" || s.state == "stopped" || !s.error.empty())
     html = section("State" + of, "",
                    swatch("var(--part4)", escape(state_text(s)), true) +
                        (s.error.empty() ? "" : "<p class=\"note\">" + escape(s.error) + "</p>"));
-  return html + warning_section("Warnings" + of, s.warnings) +
-         warning_section("Warnings of earlier starts" + of, warnings_of_before(s),
-                         "Of rank 0: the last of each kind.");
+  return html +
+         list_section("Warnings" + of, "From rank 0's last start, oldest first.", s.warnings) +
+         list_section("Warnings of earlier starts" + of, "Of rank 0: the last of each kind.",
+                      warnings_of_before(s));
 }
 std::string swatch(const std::string& color, const std::string& text, bool box) {
   return fmt::format("<span><i {}style=\"background:{}\"></i>{}</span>",
                      box ? "class=\"box\" " : "", color, text);
+}
+
+std::string legend(const std::string& swatches) {
+  return swatches.empty() ? "" : "<div class=\"legend\">" + swatches + "</div>\n";
 }
 
 std::string meter(double share, const std::string& color) {
@@ -192,6 +233,10 @@ std::string bar(const std::string& name, const std::vector<BarPiece>& pieces, do
       s += fmt::format("<div title=\"{}\" style=\"width:{:.3f}%;background:{}\"></div>",
                        escape(p.title), 100 * p.value / sum, p.color);
   return s + "</div></div><span>" + text + "</span>\n";
+}
+
+std::string bars(const std::string& list, bool many) {
+  return fmt::format("<div class=\"bars{}\">\n{}</div>\n", many ? " many" : "", list);
 }
 
 // ---- Files within a page ----
@@ -264,8 +309,7 @@ std::string Embedder::figure(const fs::path& base, const Shown& shown) {
                      wide ? " class=\"wide\"" : "", inner, shown.caption);
 }
 
-std::string picture_section(const fs::path& folder,
-                            const std::vector<std::pair<std::string, std::string>>& pictures,
+std::string picture_section(const fs::path& folder, std::span<const Named> pictures,
                             const std::string& note, bool wide, const std::string& legend) {
   if (pictures.empty()) return "";
   Embedder embedder;
@@ -301,6 +345,11 @@ bool is_plain_word(const std::string& text) {
   });
 }
 
+std::string name_of(const fs::path& path) {
+  const fs::path plain = fs::absolute(path).lexically_normal();
+  return (plain.has_filename() ? plain : plain.parent_path()).filename().string();
+}
+
 // A name such as "a:b" would be another protocol.
 std::string url_of(const std::string& path) { return "./" + percent_encoded(path); }
 
@@ -317,16 +366,11 @@ std::string read_text(const fs::path& path) {
 }
 
 std::string base64(const std::string& bytes) {
-  constexpr const char* digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string out;
-  out.reserve((bytes.size() + 2) / 3 * 4);
-  for (std::size_t i = 0; i < bytes.size(); i += 3) {
-    const std::size_t n = std::min<std::size_t>(3, bytes.size() - i);
-    std::uint32_t group = 0;
-    for (std::size_t k = 0; k < 3; ++k)
-      group = group << 8 | (k < n ? static_cast<unsigned char>(bytes[i + k]) : 0u);
-    for (std::size_t k = 0; k < 4; ++k) out += k <= n ? digits[group >> (18 - 6 * k) & 63] : '=';
-  }
+  std::string out(AV_BASE64_SIZE(bytes.size()), '\0');
+  av_base64_encode(out.data(), static_cast<int>(out.size()),
+                   reinterpret_cast<const std::uint8_t*>(bytes.data()),
+                   static_cast<int>(bytes.size()));
+  out.pop_back();  // the end of a string of C
   return out;
 }
 
