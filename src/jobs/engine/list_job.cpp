@@ -155,19 +155,14 @@ ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_C
                   [this] { manifest_.end_all(); }) {
   check_shared();
   // Rank 0's keys and costs: files, and their times, may look different from node to node.
-  std::string keys;
-  std::vector<double> costs;
-  for (const ListItem& item : items_) {
-    keys += item.key + "\n";
-    costs.push_back(item.cost);
-  }
-  broadcast_sized(keys, world_);
-  MPI_Bcast(costs.data(), static_cast<int>(costs.size()), MPI_DOUBLE, 0, world_);
-  for (std::size_t i = 0, at = 0; i < items_.size(); ++i) {
-    const std::size_t end = keys.find('\n', at);
-    items_[i].key = keys.substr(at, end - at);
-    items_[i].cost = costs[i];
-    at = end + 1;
+  const Json first = from_first_rank(world_, [&] {
+    Json all = Json::array();
+    for (const ListItem& item : items_) all.push_back({item.key, item.cost});
+    return all;
+  });
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    items_[i].key = first[i][0];
+    items_[i].cost = first[i][1];
   }
   find_missing();
   if (settings_.status.empty()) settings_.status = settings_.directory / "status.json";
