@@ -12,10 +12,10 @@
 #include "checkpoint/manifest.h"
 #include "core/clock.h"
 #include "core/error.h"
-#include "core/hash.h"
 #include "core/json.h"
 #include "core/philox.h"
 #include "train/cost_table.h"
+#include "train/metrics/metrics.h"
 
 namespace weft::simulation {
 
@@ -45,9 +45,8 @@ void add_medians(const fs::path& run, bool sharded, StepCosts& costs) {
   std::size_t ranks = 1;
   constexpr std::int64_t settling = 5;
   for (std::string line; std::getline(in, line);) {
-    const nlohmann::json j = try_parse_json(line);
-    if (j.is_discarded() || !seal_holds(line) || !j.contains("split") ||
-        j.value("step", std::int64_t{0}) < settling)
+    const nlohmann::json j = parse_step_line(line);
+    if (j.is_discarded() || !j.contains("split") || j["step"].get<std::int64_t>() < settling)
       continue;
     double parts = 0;
     for (const auto& [name, seconds] : j["split"].items()) parts += seconds.get<double>();

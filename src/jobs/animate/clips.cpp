@@ -51,7 +51,7 @@ void animate_rows(Rows& r, AnimateDeck& d) {
   r.text("enhancer", d.enhancer, "Restores the face of each frame; empty: none.", {"", "gfpgan"});
   r.number("enhancer_scale", d.enhancer_scale, 1, 2,
            "With an enhancer, the clip's size in multiples of the rendered one.");
-  r.number("seed", d.seed, 0, many, "Of drawn blinks, head motion and the enhancer's noise.");
+  r.number("seed", d.seed, 0, many, "Seed of drawn blinks, head motion and the enhancer's noise.");
   r.path("weights", d.weights,
          "SadTalker's networks: the released safetensors file, or random:SEED.");
   r.path("mapping_weights", d.mapping_weights,

@@ -16,7 +16,7 @@ void generate_rows(Rows& r, GenerateDeck& d) {
       "adapters", d.adapters,
       "Adapters (LoRA) to add to these weights, PATH or PATH=FACTOR each: folders of weft export "
       "or PEFT, or run directories.");
-  r.flag("ema", d.ema, "Of a checkpoint, use the moving average of the weights.");
+  r.flag("ema", d.ema, "Take the moving average of a checkpoint's weights.");
   r.text("prompts", d.prompts, "The prompts; they may end in options as JSON.");
   r.path("prompt_file", d.prompt_file, "Text file with a prompt a line, instead of prompts.");
   r.text("prompt_generator", d.prompt_generator,
