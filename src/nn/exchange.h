@@ -23,10 +23,9 @@ struct SequenceGroup {
   double blocked_seconds = 0;  // the host's waiting time in exchanges so far
 
   SequenceGroup() = default;
-  // Null, or one rank: alone.
+  // Null: alone.
   explicit SequenceGroup(Communicator* group) {
-    if (group == nullptr || group->size() == 1) return;
-    ranks = group, rank = group->rank(), size = group->size();
+    if (group != nullptr) ranks = group, rank = group->rank(), size = group->size();
   }
   bool alone() const { return size == 1; }
 };

@@ -184,7 +184,7 @@ TEST(ClipBatches, AreOfOneSizeAndNoLargerThanAGroupsShare) {
   // Those that are finished need no place.
   const std::vector<std::int64_t> missing = {0, 1, 3, 8};
   EXPECT_EQ(make_batches(deck, job, missing, limit_batches(deck, job, missing, 1)),
-            (std::vector<ClipBatch>{{0, 3}, {1, 8}}));
+            (std::vector<ClipBatch>{{1, 8}, {0, 3}}));
 }
 
 TEST(ClipBatches, AreAsLargeAsTheMemory) {
