@@ -64,7 +64,9 @@ sim::DeckStep deck_step(const Deck& deck, const std::shared_ptr<PlannedTraining>
   s.batch_sizes = training->batch_sizes;
   for (std::size_t b = 0; b < s.buckets.size(); ++b)
     s.batch_sizes[b] = std::clamp<std::int64_t>(s.buckets[b].clips, 1, s.batch_sizes[b]);
-  s.planner = [training](std::int64_t micro_batches) { return training->steps(micro_batches); };
+  s.planner = [training](std::int64_t micro_batches) {
+    return training->source->plan_steps(training->batch_sizes, micro_batches, training->seed);
+  };
   s.lockstep = [training](int ranks) { return training->task->lockstep_ranks(ranks); };
   s.seed = training->seed;
   s.sp = static_cast<int>(deck.parallel.sp);
