@@ -84,7 +84,7 @@ void set_latents(Deck& deck, const std::string& shape, std::int64_t captions) {
 // The matrix products that a dry run meets.
 class ProductWatch : public ops::OpWatch {
  public:
-  void met(const std::string& name, std::span<const Tensor> tensors) override {
+  void met(const std::string& name, const ops::Cost&, std::span<const Tensor> tensors) override {
     if (!(name.starts_with("linear_") || name.starts_with("fp8_linear_")) ||
         tensors[0].numel() == 0)
       return;

@@ -236,8 +236,9 @@ inline Tensor lent(const Tensor& t) {
 
 // Tells a dry run of an exchange that it leaves out: the collective, and what this rank would send.
 inline void note_exchange(const char* collective, std::initializer_list<Tensor> sent) {
-  if (ops::detail::op_watch != nullptr)
-    ops::detail::op_watch->met(collective, std::span(sent.begin(), sent.size()));
+  double bytes = 0;
+  for (const Tensor& t : sent) bytes += static_cast<double>(t.bytes());
+  if (ops::detail::op_watch != nullptr) ops::detail::op_watch->exchanged(collective, bytes);
 }
 
 // dw, dbias of one linear layer. `bias`: false where the bias has its gradient already.
