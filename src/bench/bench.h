@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -54,6 +55,21 @@ DeviceRates device_rates();  // in an arena of its own
 // least seconds), and the rates.
 std::string profile_table(const ops::Profile& profile, const DeviceRates& rates, int steps,
                           double seconds, bool shapes = false);
+
+// A folder of this rank below TMPDIR, for the run.dir of trainings; gone when the bench ends.
+class ScratchFolder {
+ public:
+  ScratchFolder();
+  ~ScratchFolder() { clear(); }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+
+  void clear();
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
 
 // `weft bench comm`: all-reduce over all ranks, checked and timed for each size.
 struct BenchCommRequest {

@@ -1,6 +1,7 @@
 #include "bench/bench.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "core/clock.h"
@@ -52,21 +53,20 @@ Tensor draw(const Shape& shape, DType dtype, std::uint64_t seed) {
   return t;
 }
 
-double product_rate(DType dtype, std::int64_t n) {
-  const Tensor a = draw({n, n}, dtype, 1), b = draw({n, n}, dtype, 2);
-  Tensor y = Tensor::empty({n, n}, dtype);
-  const double cubed = static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
-  return 2 * cubed / least_seconds_of([&] { ops::linear_forward(a, b, Tensor(), Tensor(), y); });
-}
-
 }  // namespace
 
 double seconds_of(const std::function<void()>& f) { return upper_median(rounds_of(f, 5)); }
 
 double product_rate(DType dtype) {
-  // A GPU needs a large product to show its rate; a CPU would take a minute for it.
-  const double rate = product_rate(dtype, 2048);
-  return rate > 5e12 ? product_rate(dtype, 8192) : rate;
+  // A GPU needs a large product to show its rate; a core would take a minute for it.
+  for (std::int64_t n = 1024;; n *= 2) {
+    const Tensor a = draw({n, n}, dtype, 1), b = draw({n, n}, dtype, 2);
+    Tensor y = Tensor::empty({n, n}, dtype);
+    const auto product = [&] { ops::linear_forward(a, b, Tensor(), Tensor(), y); };
+    time_of(product, 1);
+    if (n < 8192 && time_of(product, 1) < 0.02) continue;
+    return 2 * std::pow(static_cast<double>(n), 3) / least_seconds_of(product);
+  }
 }
 
 double product_rate(DType dtype, const std::vector<StepProduct>& products, double seconds) {

@@ -59,29 +59,21 @@ void meet(MPI_Comm world) {
   }
 }
 
-// A directory of this rank for the run.dir of its trainings, below TMPDIR; gone when the bench
-// ends.
-class Scratch {
- public:
-  Scratch() {
-    std::string name = (fs::temp_directory_path() / "weft_scaling_XXXXXX").string();
-    WEFT_CHECK(mkdtemp(name.data()) != nullptr, Exit::usage,
-               "set TMPDIR to a directory that can be written", "cannot create {}", name);
-    path_ = name;
-  }
-  ~Scratch() { clear(); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
+}  // namespace
 
-  void clear() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  const fs::path& path() const { return path_; }
+ScratchFolder::ScratchFolder() {
+  std::string name = (fs::temp_directory_path() / "weft_bench_XXXXXX").string();
+  WEFT_CHECK(mkdtemp(name.data()) != nullptr, Exit::usage,
+             "set TMPDIR to a directory that can be written", "cannot create {}", name);
+  path_ = name;
+}
 
- private:
-  fs::path path_;
-};
+void ScratchFolder::clear() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+namespace {
 
 // Seconds of a step in one round: the step itself, and of it the mean over ranks that communication
 // left exposed and that was spent waiting for the slowest.
@@ -126,7 +118,7 @@ class Contender {
  public:
   // Collective over `world`.
   Contender(Deck deck, const ContenderSetup& setup, std::int64_t micro_batches, std::int64_t steps,
-            const Scratch& scratch, MPI_Comm world);
+            const ScratchFolder& scratch, MPI_Comm world);
   ~Contender();
   Contender(const Contender&) = delete;
   Contender& operator=(const Contender&) = delete;
@@ -147,7 +139,7 @@ class Contender {
 };
 
 Contender::Contender(Deck deck, const ContenderSetup& setup, std::int64_t micro_batches,
-                     std::int64_t steps, const Scratch& scratch, MPI_Comm world) {
+                     std::int64_t steps, const ScratchFolder& scratch, MPI_Comm world) {
   int rank = 0;
   MPI_Comm_rank(world, &rank);
   const bool in = rank < setup.ranks;
@@ -311,8 +303,8 @@ std::int64_t whole_steps(std::int64_t least, const std::vector<int>& counts, boo
 // compares losses and weights with those of the first. What is wrong, on every rank; "" if they
 // agree.
 std::string check_agreement(Deck deck, const std::vector<ContenderSetup>& setups,
-                            std::int64_t micro_batches, const Scratch& scratch, MPI_Comm world,
-                            ScalingResult& result) {
+                            std::int64_t micro_batches, const ScratchFolder& scratch,
+                            MPI_Comm world, ScalingResult& result) {
   // A rank count changes the order of sums and nothing else: gradients differ by about 1e-6 of
   // their size in f32, and by 2^-8 with bf16 numbers in the model or on the wire. AdamW as decks
   // have it would hide that in noise, since it divides even a gradient that is all rounding by its
@@ -551,7 +543,7 @@ int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Com
     if (n > 1 && request.no_overlap) setups.push_back({n, false});
   }
   const std::int64_t each = deck.train.micro_batches, most = counts.back();
-  Scratch scratch;
+  ScratchFolder scratch;
 
   // 2. All compute the same.
   ScalingResult result;

@@ -22,13 +22,11 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "models/registry.h"
-#include "ops/optimizer.h"
 #include "ops/ways.h"
 #include "parallel/rank_device.h"
 #include "tensor/device.h"
-#include "train/data_parallel.h"
 #include "train/step_cost.h"
-#include "train/step_work.h"
+#include "train/trainer.h"
 
 namespace weft {
 namespace {
@@ -112,76 +110,34 @@ class ProductWatch : public ops::OpWatch {
       calls_;
 };
 
-// What the trainer does in a step (train/trainer.h), on one rank and always with the same
-// micro-batch: the first of the bucket whose micro-batches cost most.
+// A training on one rank that always takes the same micro-batch: the first of the bucket whose
+// micro-batches cost most.
 class RepeatedStep {
  public:
-  // `inputs`, `weights`: as in BenchStepRequest; `graphs`: record the micro-batch where a GPU can.
-  RepeatedStep(const Deck& deck, const std::string& inputs, const std::string& weights, bool graphs)
-      : deck_(deck),
-        comm_(make_communicator(MPI_COMM_SELF)),
-        source_(open_clip_source(deck_.data, deck_.media)),
-        batch_sizes_(batch_sizes(deck_.train, source_->buckets())),
-        task_(inputs.empty() ? make_task(deck_) : make_given_task(deck_, inputs)),
-        optimizers_(task_->optimizers()),
-        graphs_(on_cuda() && deck_.device.graphs && graphs) {
-    task_->join_ranks(MPI_COMM_SELF, comm_.get());
-    task_->open(source_->buckets());
-    load_clips();
-    params().allocate(bucket_elements(deck_.parallel, 1), task_->bf16(), true);
+  // `inputs`, `weights`, `untuned`: as in BenchStepRequest. `table`: of measured choices, which is
+  // read and written; "": none.
+  RepeatedStep(Deck deck, const std::string& inputs, const std::string& weights,
+               const std::string& table = "", bool untuned = false)
+      : trainer_(
+            repeated(std::move(deck), weights, scratch_.path(), untuned),
+            [inputs](const Deck& d) {
+              return inputs.empty() ? make_task(d) : make_given_task(d, inputs);
+            },
+            MPI_COMM_SELF) {
+    const std::filesystem::path own = scratch_.path() / "matmul.txt";
+    if (!table.empty() && std::filesystem::exists(table))
+      replace_file(own, read_whole(table, 64 << 20, Exit::usage, "name a table of --ways"),
+                   Exit::usage, Durable::no);
+    trainer_.repeat_costliest();
+    trainer_.start();
+    if (!table.empty() && std::filesystem::exists(own))
+      replace_file(table, read_whole(own, 64 << 20, Exit::usage, "set TMPDIR"), Exit::usage,
+                   Durable::no);
     ProductWatch watch;
-    flops_ =
-        dry_run_cost(*task_, bucket(), clips(), 0, this_device().kind, h200_targets(), 1, &watch)
-            .flops;
+    flops_ = dry_run_cost(trainer_.task(), bucket(), clips(), 0, this_device().kind, h200_targets(),
+                          1, &watch)
+                 .flops;
     products_ = watch.products();
-    task_->start_weights();
-    if (!weights.empty()) load_weights(weights, params());
-    data_parallel_ = std::make_unique<DataParallel>(
-        deck_.parallel, *comm_, params(), [this](std::function<void()> act) { graphs_.aside(act); },
-        task_->model_groups());
-    data_parallel_->make_state(
-        std::ranges::any_of(optimizers_, [](const TrainDeck& o) { return o.optimizer != "sgd"; }),
-        deck_.train.ema_decay);
-    report_ = std::make_unique<StepReport>(*comm_, params().groups());
-    const std::size_t capacity = arena_capacity(deck_.memory, 1);
-    memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity, this_device().kind,
-                          keeps_activations(deck_));
-    arena_ = Arena::reserve(capacity);
-    runner_ = std::make_unique<MicroBatchRunner>(*task_, *source_, graphs_, memory_, batch_sizes_);
-  }
-
-  struct Result {
-    double seconds = 0, loss = 0, grad_norm = 0;
-  };
-  // Forward, backward and update, waited for; `number` counts the steps from 0.
-  Result run(std::int64_t number) {
-    const ArenaScope scope(*arena_);
-    const double start = now_seconds();
-    const DeviceEvent begin = on_cuda() ? device_runtime().record(Stream::compute) : DeviceEvent();
-    report_->clear();
-    data_parallel_->begin_step(report_->slot(StepReport::squares));
-    runner_->run(*clips_, true, 1.0f / static_cast<float>(clips()),
-                 [this](const TrainingLoss& loss) {
-                   Tensor total = report_->slot(StepReport::loss);
-                   ops::add_sum(loss.clips, total);
-                 });
-    params().finish_step();
-    comm_->wait(report_->send(0, 0, 0, 0));
-    data_parallel_->join();
-    data_parallel_->norm(report_->rows(), report_->norm());
-    data_parallel_->update(optimizers_, number, report_->norm());
-    task_->end_step(*report_, number, clips());
-    const StepReport::Rows rows = report_->fetch();
-    Result result;
-    result.seconds = now_seconds() - start;
-    if (on_cuda()) {
-      const DeviceEvent end = device_runtime().record(Stream::compute);
-      device_runtime().synchronize(end);
-      result.seconds = device_runtime().seconds(begin, end);
-    }
-    result.loss = rows.sum(StepReport::loss) / static_cast<double>(clips());
-    result.grad_norm = std::sqrt(*rows.squared_norm);
-    return result;
   }
 
   // Operations a second of its products alone; 0 where they are less than half of its operations.
@@ -189,76 +145,47 @@ class RepeatedStep {
     double flops = 0;
     for (const StepProduct& p : products_) flops += p.flops();
     if (seconds == 0 || flops < 0.5 * flops_) return 0;
-    const ArenaScope scope(*arena_);
+    const ArenaScope scope(trainer_.arena());
     return weft::product_rate(dtype, products_, seconds);
   }
 
-  // As the trainer does before its first step.
-  void measure_ways() {
-    const ArenaScope scope(*arena_);
-    data_parallel_->begin_passes(true);
-    NonZeroWeights weights(params());
-    runner_->try_out(*clips_);
-    data_parallel_->end_passes();
-    weights.restore();
-    data_parallel_->spread_weights();
+  Trainer& trainer() { return trainer_; }
+  const Bucket& bucket() const {
+    return trainer_.source().buckets()[trainer_.repeated().what.bucket];
   }
-
-  ParameterTable& params() { return task_->params(); }
-  const TrainingTask& task() const { return *task_; }
-  const Bucket& bucket() const { return source_->buckets()[clips_->what.bucket]; }
-  std::int64_t clips() const { return std::ssize(clips_->what.clips); }
-  double recompute() const { return memory_[clips_->what.bucket].recompute; }
+  std::int64_t clips() const { return std::ssize(trainer_.repeated().what.clips); }
+  double recompute() const { return trainer_.memory()[trainer_.repeated().what.bucket].recompute; }
   double flops() const { return flops_; }  // of the model, for such a step
-  std::size_t arena_peak() const { return arena_->peak(); }
-  std::int64_t graph_replays() const { return graphs_.replays(); }
 
  private:
-  void load_clips() {
-    const std::vector<Bucket>& buckets = source_->buckets();
-    std::size_t costliest = 0;
-    double most = -1;
-    for (std::size_t b = 0; b < buckets.size(); ++b) {
-      const std::int64_t samples = samples_in_batch(buckets[b], batch_sizes_[b]);
-      const double cost = static_cast<double>(samples) * task_->cost(buckets[b], 0);
-      if (samples > 0 && cost > most) costliest = b, most = cost;
-    }
-    const auto plan =
-        source_->plan_steps(batch_sizes_, 1, static_cast<std::uint64_t>(deck_.run.seed));
-    std::int64_t step = 0;
-    while (static_cast<std::size_t>(plan->plan(step).front().bucket) != costliest) ++step;
-    const Prefetcher::Work work = {{0, plan->plan(step).front()}};
-    prefetcher_ = std::make_unique<Prefetcher>(
-        *source_, [work](std::int64_t) { return work; }, 0, 1, 1, 1, 0, deck_.data.max_damaged);
-    clips_ = &prefetcher_->next();
+  static Deck repeated(Deck deck, const std::string& weights, const std::filesystem::path& folder,
+                       bool untuned) {
+    deck.run.dir = folder.string();
+    deck.run.resume = false;
+    deck.train.micro_batches = 1;
+    if (!weights.empty()) deck.model.weights = weights;
+    // So the first way of everything is taken, and nothing is measured.
+    if (untuned) deck.parallel.deterministic = true;
+    return deck;
   }
 
-  Deck deck_;
-  std::unique_ptr<Communicator> comm_;
-  std::unique_ptr<ClipSource> source_;
-  std::vector<std::int64_t> batch_sizes_;
-  std::unique_ptr<TrainingTask> task_;
-  std::vector<TrainDeck> optimizers_;
-  StepGraphs graphs_;
-  std::unique_ptr<Prefetcher> prefetcher_;
-  const LoadedBatch* clips_ = nullptr;  // of the prefetcher
+  ScratchFolder scratch_;
+  Trainer trainer_;
   double flops_ = 0;
   std::vector<StepProduct> products_;
-  std::unique_ptr<DataParallel> data_parallel_;
-  std::unique_ptr<StepReport> report_;
-  std::vector<StepMemory> memory_;
-  std::unique_ptr<Arena> arena_;
-  std::unique_ptr<MicroBatchRunner> runner_;
 };
 
 // One step of the deck's denoiser, but one block (or pair) deep and on a small clip: what the CPU
 // can repeat in a moment.
-RepeatedStep::Result small_step(Deck deck) {
+StepMetrics small_step(Deck deck) {
   const std::pair<std::string, std::string> one_block{"model.depth", "1"};
   set_keys(deck, std::span(&one_block, 1), "weft bench step");
   deck.memory.arena_gib = 2;
   set_latents(deck, "1x3x12x10", 0);
-  return RepeatedStep(deck, "", "", false).run(0);
+  if (!on_cuda()) deck.device.kind = "cpu";
+  RepeatedStep step(deck, "", "");
+  step.trainer().step();
+  return step.trainer().finished(true).front();
 }
 
 // How many of loss and gradient norm differ from the CPU side's by more than rounding explains; -1
@@ -267,9 +194,9 @@ int wrong_against_cpu(const Deck& deck) {
   if (!on_cuda() || find_model(deck.model.name)->make_denoiser == nullptr ||
       !deck.model.weights.empty())
     return -1;
-  const RepeatedStep::Result got = small_step(deck);
+  const StepMetrics got = small_step(deck);
   const CpuScope on_cpu;
-  const RepeatedStep::Result wanted = small_step(deck);
+  const StepMetrics wanted = small_step(deck);
   const double tolerance = holds_bf16(deck.model.dtype) ? 2e-2 : 1e-4;
   const auto off = [&](double a, double b) {
     // Negated, so that NaN counts as wrong.
@@ -307,50 +234,44 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
   double& ceiling = type == DType::bf16 ? rates.bf16_products : rates.f32_products;
 
   // 2. The steps.
-  RepeatedStep step(deck, request.inputs, request.weights, !request.profile);
-  // Training keeps its table in the run directory (Trainer::choose_ways).
+  // A replayed graph calls no operation that could be timed.
+  if (request.profile) deck.device.graphs = false;
   const bool measured = on_cuda() && &kernels::set_ways != nullptr && !request.untuned &&
                         !deck.parallel.deterministic;
-  std::string table;
-  if (measured && !request.ways.empty() && std::filesystem::exists(request.ways))
-    table = read_whole(request.ways, 64 << 20, Exit::usage, "name a table that --ways wrote");
-  if (on_cuda() && &kernels::set_ways != nullptr)
-    kernels::set_ways(
-        {.tried = deck.device.tried, .table = table, .measure = measured, .only = {}});
-  if (measured) step.measure_ways();
+  RepeatedStep step(deck, request.inputs, request.weights, request.ways, request.untuned);
+  Trainer& trainer = step.trainer();
   std::vector<double> seconds, losses;
   ops::Profile profile;
-  for (int i = 0; i < request.warmup + request.steps; ++i) {
-    // A replayed graph calls no operation that could be timed, so a profile runs without.
+  const int all = request.warmup + request.steps;
+  for (int i = 0; i < all; ++i) {
     if (i == request.warmup && request.profile) ops::set_profile(&profile);
-    const RepeatedStep::Result result = step.run(i);
-    if (i >= request.warmup) seconds.push_back(result.seconds);
-    losses.push_back(result.loss);
+    trainer.step();
+    for (const StepMetrics& m : trainer.finished(i + 1 == all)) {
+      if (m.step >= request.warmup) seconds.push_back(m.seconds);
+      losses.push_back(m.loss);
+    }
   }
   ops::set_profile(nullptr);
   const std::string taken = measured ? kernels::ways_taken() : "";
-  if (measured && !request.ways.empty())
-    replace_file(request.ways, kernels::ways_table(), Exit::usage, Durable::no);
-  // Behind the table: it has the step's choices alone.
   const double own = step.product_rate(type, request.ceiling);
   if (own > 0) ceiling = own;
 
   // 3. What they came to.
   const double median = upper_median(seconds);
-  if (!request.outputs.empty()) save_weights(request.outputs, step.params());
+  if (!request.outputs.empty()) save_weights(request.outputs, trainer.params());
   if (!request.json.empty()) {
     const nlohmann::ordered_json j{
         {"build", version_line()},
         {"device", on_cuda() ? device_runtime().describe() : describe_cpu()},
         {"threads", threads},
-        {"model", step.task().describe()},
+        {"model", trainer.task().describe()},
         {"bucket", step.bucket().name},
         {"clips", step.clips()},
         {"recompute", step.recompute()},
         {"dtype", deck.model.dtype},
         {"seconds", seconds},
         {"loss", losses},
-        {"arena_peak_bytes", step.arena_peak()},
+        {"arena_peak_bytes", trainer.arena().peak()},
         {"model_flops", step.flops()},
         {"product_flops_per_second", ceiling},
         {"products_of_the_step", own > 0},
@@ -358,13 +279,13 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
         {"measured_products", measured},
         {"tried", deck.device.tried},
         {"ways", taken},
-        {"graph_replays", step.graph_replays()}};
+        {"graph_replays", trainer.graphs().replays()}};
     std::ofstream out(request.json);
     out << dump_json(j, 2) << '\n';
     WEFT_CHECK(bool(out), Exit::usage, "name a file that can be written", "cannot write {}",
                request.json);
   }
-  fmt::print("{}; {} of bucket {}{}\n", step.task().describe(), counted(step.clips(), "sample"),
+  fmt::print("{}; {} of bucket {}{}\n", trainer.task().describe(), counted(step.clips(), "sample"),
              step.bucket().name,
              step.recompute() > 0
                  ? fmt::format(", {:.0f} % of the blocks recomputed", 100 * step.recompute())

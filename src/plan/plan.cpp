@@ -188,10 +188,7 @@ std::size_t arena_bytes(const Deck& deck, bool shards_blocks, const PlanRequest&
              "weights, gradients and optimizer need {:.1f} GiB on each of {} ranks, which have "
              "{:.1f} GiB",
              gib(taken), ranks, gib(request.memory_gb * 1e9));
-  // As the trainer does it: a sixteenth stays free for libraries, and NCCL has its part.
-  const double arena =
-      left - left / 16 -
-      (ranks > 1 ? static_cast<double>(nccl_reserve(static_cast<std::size_t>(left))) : 0);
+  const auto arena = static_cast<double>(arena_share(static_cast<std::size_t>(left), ranks));
   const std::size_t capacity = deck.memory.arena_gib > 0 ? bytes_of_gib(deck.memory.arena_gib)
                                                          : static_cast<std::size_t>(arena);
   WEFT_CHECK(static_cast<double>(capacity) <= left, Exit::usage,
@@ -248,15 +245,14 @@ double now_done() {
   return now_seconds();
 }
 
-struct ForwardBackward {
-  double forward = 0, backward = 0;  // seconds
-};
-
-// One micro-batch as the trainer runs it, from the clips' bytes to gradients: medians of several
-// runs, means over the ranks. `steps`: of the deck's run.
-ForwardBackward time_micro_batch(TrainingTask& task, const Bucket& bucket, std::int64_t clips,
-                                 std::int64_t steps, MPI_Comm world) {
+// Seconds of one micro-batch as the trainer runs it, from the clips' bytes to gradients: the median
+// of several runs, the mean over the ranks. `steps`: of the deck's run.
+double time_micro_batch(const PlannedTraining& training, std::size_t b, std::int64_t clips,
+                        std::int64_t steps, MPI_Comm world) {
+  TrainingTask& task = *training.task;
+  const Bucket& bucket = training.buckets()[b];
   LoadedBatch batch;
+  batch.what.bucket = static_cast<int>(b);
   for (std::int64_t i = 0; i < clips; ++i) {
     batch.what.clips.push_back(i);
     batch.what.samples.push_back(i);
@@ -271,39 +267,30 @@ ForwardBackward time_micro_batch(TrainingTask& task, const Bucket& bucket, std::
     share = there;
     batch.step = s;
   }
-  const Tensor bytes =
-      Tensor::persistent({clips * static_cast<std::int64_t>(bucket.clip_bytes())}, DType::u8);
+  const std::vector<std::byte> bytes(static_cast<std::size_t>(clips) * bucket.clip_bytes());
+  batch.bytes = bytes;
+  StepGraphs graphs(false);
+  const std::vector<StepMemory> memory(training.buckets().size());
+  std::vector<std::int64_t> batch_sizes(memory.size());
+  batch_sizes[b] = clips;
+  MicroBatchRunner runner(task, *training.source, graphs, memory, batch_sizes);
   const auto arena =
       Arena::reserve(plan_step_memory(task, bucket, clips, 0).bytes + (std::size_t{256} << 20));
   const ArenaScope scope(*arena);
-  std::vector<double> forward, backward;
+  std::vector<double> seconds;
   for (int run = 0; run <= measured_runs; ++run) {
     MPI_Barrier(world);  // all ranks at once: they compete for caches and memory
     task.params().begin_step([](int) {});
-    ForwardBackward took;
-    double before = now_done();
-    const TrainingWork work = task.prepare(bucket, batch, bytes, 0, 1.0f);
-    for (std::size_t i = 0; i < work.parts.size(); ++i) {
-      const CountingScope counting(task.params(), i + 1 == work.parts.size());
-      Tape tape;
-      work.parts[i](tape);
-      const double half = now_done();
-      tape.backward();
-      const double end = now_done();
-      took.forward += half - before;
-      took.backward += end - half;
-      before = end;
-    }
+    const double before = now_done();
+    runner.run(batch, true, 1, [](const TrainingLoss&) {});
+    double took = now_done() - before;
     task.params().finish_step();
     if (run == 0) continue;
-    forward.push_back(took.forward / share);
-    backward.push_back(took.backward / share);
-    double longest = took.forward + took.backward;
-    MPI_Allreduce(MPI_IN_PLACE, &longest, 1, MPI_DOUBLE, MPI_MAX, world);
-    if (longest > long_run) break;
+    seconds.push_back(took / share);
+    MPI_Allreduce(MPI_IN_PLACE, &took, 1, MPI_DOUBLE, MPI_MAX, world);
+    if (took > long_run) break;
   }
-  return {mean_over_ranks(upper_median(forward), world),
-          mean_over_ranks(upper_median(backward), world)};
+  return mean_over_ranks(upper_median(seconds), world);
 }
 
 // [bucket] Some clips of a micro-batch of many are run, and a dry run says what all would take.
@@ -326,12 +313,11 @@ std::vector<MicroBatchCost> measured_costs(const PlannedTraining& training,
     const std::int64_t some =
         std::min(clips[i], static_cast<std::int64_t>(std::ceil(enough / one)));
     const MicroBatchCost part = dry(b, some, 0);
-    const ForwardBackward t = time_micro_batch(task, b, some, steps, world);
-    const double whole = cost.forward + cost.backward;
-    const double scale = whole / (part.forward + part.backward), again = cost.again / whole;
-    cost.forward = scale * t.forward;
-    cost.backward = scale * t.backward;
-    cost.again = again * (cost.forward + cost.backward);
+    const double scale =
+        time_micro_batch(training, i, some, steps, world) / (part.forward + part.backward);
+    cost.forward *= scale;
+    cost.backward *= scale;
+    cost.again *= scale;
     // The times have the exchanges of ranks that share statistics.
     cost.exchange = cost.all_reduces = 0;
   }
@@ -657,10 +643,9 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     plan.memory.activations = std::max(plan.memory.activations, m.bytes);
   if (samples)
     plan.memory.activations = std::max(plan.memory.activations, samples->arena(plan.capacity));
-  // As the trainer does it: an eighth of the plan for what operations need inside.
   if (device == DeviceKind::cuda)
-    plan.memory.reserve = std::min(plan.capacity - plan.memory.activations,
-                                   plan.memory.activations / 8 + (std::size_t{64} << 20));
+    plan.memory.reserve =
+        std::min(plan.capacity - plan.memory.activations, arena_scratch(plan.memory.activations));
 
   // What a micro-batch of each bucket takes: by dry runs, or measured.
   std::vector<std::int64_t> clips;

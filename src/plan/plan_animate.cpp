@@ -40,7 +40,7 @@ void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
   networks.load(all, all);
   const std::size_t weights = std::max(resident_bytes(), before) - before;
 
-  const auto capacity = static_cast<std::size_t>(request.memory_gb * 1e9 * 15 / 16);
+  const std::size_t capacity = arena_share(static_cast<std::size_t>(request.memory_gb * 1e9), 1);
   std::size_t most = 0;
   std::int64_t frames = 0;
   std::vector<ClipCost> costs;

@@ -29,7 +29,7 @@ namespace {
 
 // What a rank may take: as in a run, a sixteenth stays free for libraries.
 std::size_t usable(const PlanRequest& request) {
-  return static_cast<std::size_t>(request.memory_gb * 1e9 * 15 / 16);
+  return arena_share(static_cast<std::size_t>(request.memory_gb * 1e9), 1);
 }
 
 // The text encoder over the ranks, captions of full length.

@@ -68,9 +68,7 @@ PlannedRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t batch_
                    double recompute, DeviceKind device, std::size_t capacity, std::size_t budget) {
   const auto arena = Arena::planning(device, capacity);
   const ArenaScope scope(*arena);
-  LoadedBatch clips;
-  clips.what.clips.resize(batch_size);
-  TrainingWork work = task.prepare(bucket, clips, Tensor(), recompute, 1.0f);
+  TrainingWork work = dry_work(task, bucket, batch_size, recompute);
   work.kept = budget;
   task.params().begin_step([](int) {});
   const std::size_t kept = run_parts(work, task.params(), false, [](const TrainingLoss&) {});
@@ -210,12 +208,8 @@ void recompute_alike(TrainingTask& task, std::span<const Bucket> buckets,
 
 std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host, int ranks) {
   if (deck.arena_gib > 0) return bytes_of_gib(deck.arena_gib);
-  if (on_cuda()) {
-    // The training state is allocated already. The 16th left free is for cuBLASLt's workspace,
-    // recorded graphs and CUDA itself.
-    const std::size_t free = device_runtime().free_bytes();
-    return free - free / 16 - (ranks > 1 ? nccl_reserve(free) : 0);
-  }
+  // The training state is allocated already.
+  if (on_cuda()) return arena_share(device_runtime().free_bytes(), ranks);
   return host_memory().total / static_cast<std::size_t>(ranks_on_host);
 }
 
@@ -238,7 +232,7 @@ std::size_t free_memory(MPI_Comm world) {
   MPI_Allgather(&mine, 1, MPI_UNSIGNED_LONG_LONG, all.data(), 1, MPI_UNSIGNED_LONG_LONG, host);
   MPI_Comm_free(&host);
   const auto sharing = static_cast<std::size_t>(std::count(all.begin(), all.end(), mine));
-  return (free - free / 16) / sharing;
+  return arena_share(free, 1) / sharing;
 }
 
 }  // namespace weft

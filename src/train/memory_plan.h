@@ -62,15 +62,20 @@ void recompute_alike(TrainingTask& task, std::span<const Bucket> buckets,
                      std::span<const std::int64_t> batch_sizes, std::vector<StepMemory>& plan,
                      DeviceKind device = this_device().kind);
 
-// The arena's capacity in bytes: memory.arena_gib, or what the host has for each of its ranks. A
-// 16th of what is free on a GPU stays free, and where there are several ranks in all also a part
-// for NCCL (nccl_reserve).
-std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host, int ranks = 1);
-// NCCL takes buffers when it first uses a connection, and ends the job if it cannot: 3 GiB, or a
-// 16th of what is free where that is less.
-constexpr std::size_t nccl_reserve(std::size_t free) {
-  return std::min(std::size_t{3} << 30, free / 16);
+// The part of a GPU's `free` bytes that an arena may take. A 16th stays free for cuBLASLt's
+// workspace, recorded graphs and CUDA itself. Where there are several ranks, so does a part for
+// NCCL, which takes buffers when it first uses a connection and ends the job if it cannot: 3 GiB,
+// or a 16th where that is less.
+constexpr std::size_t arena_share(std::size_t free, int ranks) {
+  return free - free / 16 - (ranks > 1 ? std::min(std::size_t{3} << 30, free / 16) : 0);
 }
+// What a GPU's arena has beside `planned` bytes, for scratch memory of operations.
+constexpr std::size_t arena_scratch(std::size_t planned) {
+  return planned / 8 + (std::size_t{64} << 20);
+}
+// The arena's capacity in bytes: memory.arena_gib, or what the host has for each of its ranks, or
+// the arena_share() of what is free on the GPU.
+std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host, int ranks = 1);
 // The same where ranks may share a GPU: each gets its part of what is free on it.
 std::size_t arena_capacity(const MemoryDeck& deck, const RankDevice& device);
 

@@ -25,9 +25,7 @@ DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, dou
                ops::OpWatch* watch = nullptr) {
   const auto arena = Arena::planning(device);
   const ArenaScope scope(*arena);
-  LoadedBatch batch;
-  batch.what.clips.resize(clips);
-  const TrainingWork work = task.prepare(bucket, batch, Tensor(), recompute, 1.0f);
+  TrainingWork work = dry_work(task, bucket, clips, recompute);
 
   // Only now, for what prepare() does is not the step's: clips are made one after the other, and
   // the dry run makes one of them.
@@ -47,17 +45,17 @@ DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, dou
 
   DryRun run;
   double turned = 0;  // where the last part's backward begins
-  for (std::size_t i = 0; i < work.parts.size(); ++i) {
-    const CountingScope counting(params, i + 1 == work.parts.size());
-    Tape tape;
-    const double start = times.seconds();
-    const TrainingLoss loss = work.parts[i](tape);
-    turned = times.seconds();
-    run.forward += turned - start;
-    tape.backward();
-    run.backward += times.seconds() - turned;
-  }
+  for (auto& part : work.parts)
+    part = [&, forward = part](Tape& tape) {
+      const double start = times.seconds();
+      TrainingLoss loss = forward(tape);
+      turned = times.seconds();
+      run.forward += turned - start;
+      return loss;
+    };
+  run_parts(work, params, true, [](const TrainingLoss&) {});
   const double end = times.seconds();
+  run.backward = end - run.forward;
   params.finish_step();
   params.begin_step([](int) {});  // the callback refers to locals
 

@@ -90,7 +90,7 @@ class TrainingTask {
   virtual std::vector<std::string> blocks_named() const { return {}; }
   // Blocks of the model that can be recomputed for a clip of this bucket, and the least share of
   // them that the deck asks for.
-  virtual std::int64_t blocks(const Bucket& bucket) const = 0;
+  virtual std::int64_t blocks(const Bucket& bucket) const { return 0; }
   virtual double least_recompute() const { return 0; }
   // Operations of a clip, in any unit: forward, backward, and the recomputed share `recompute` of
   // the blocks.
@@ -134,6 +134,14 @@ class TrainingTask {
 
 // Makes the task of a deck, which outlives it (models/registry.h).
 using TaskFactory = std::function<std::unique_ptr<TrainingTask>(const Deck& deck)>;
+
+// The work of a micro-batch of so many clips for a dry run: the current arena only plans.
+inline TrainingWork dry_work(TrainingTask& task, const Bucket& bucket, std::int64_t clips,
+                             double recompute) {
+  LoadedBatch batch;
+  batch.what.clips.resize(clips);
+  return task.prepare(bucket, batch, Tensor(), recompute, 1.0f);
+}
 
 // Forward and backward of all parts. `on_loss` gets each part's losses; `counting`: uses of
 // parameters are counted in the last part. Returns how much of work.kept was used, by the part that

@@ -310,11 +310,10 @@ void Trainer::plan_step() {
     recompute_alike(*task_, source_->buckets(), batch_sizes_, memory_);
   if (on_cuda() && keeps_activations(deck_))
     keep_as_before(memory_, source_->buckets(), saved_kept_);
-  // A GPU's memory stays taken until the end, so the arena gets no more than the plan, an eighth
-  // for scratch memory of operations, and 64 MiB.
-  const std::size_t with_scratch = planned_bytes() + planned_bytes() / 8 + (std::size_t{64} << 20);
-  arena_ = Arena::reserve(
-      on_cuda() && deck_.memory.arena_gib <= 0 ? std::min(capacity, with_scratch) : capacity);
+  // A GPU's memory stays taken until the end, so the arena gets no more than the plan and scratch.
+  arena_ = Arena::reserve(on_cuda() && deck_.memory.arena_gib <= 0
+                              ? std::min(capacity, planned_bytes() + arena_scratch(planned_bytes()))
+                              : capacity);
   report_ = std::make_unique<StepReport>(*comm_, params().groups(),
                                          static_cast<int>(source_->store_names().size()));
   store_losses_ = std::make_unique<StoreLosses>(*source_, batch_sizes_);
@@ -441,11 +440,29 @@ void Trainer::try_each_bucket() {
 void Trainer::open_readers() {
   work_ = std::make_unique<WorkPlan>(*source_, *task_, deck_, batch_sizes_, memory_,
                                      this_device().kind, groups_, saved_costs_);
+  if (repeats_) return load_costliest();
   const int readers = deck_.data.readers > 0 ? static_cast<int>(deck_.data.readers)
                                              : Prefetcher::default_readers(threads_);
   prefetcher_ = std::make_unique<Prefetcher>(
       *source_, [this](std::int64_t s) { return work_->mine(s); }, done_, deck_.train.steps,
       static_cast<int>(deck_.data.prefetch), readers, deck_.data.prefetch, deck_.data.max_damaged);
+}
+
+void Trainer::load_costliest() {
+  const std::vector<Bucket>& buckets = source_->buckets();
+  const auto cost = [&](std::size_t b) {
+    const std::int64_t clips = samples_in_batch(buckets[b], batch_sizes_[b]);
+    return clips == 0 ? -1 : static_cast<double>(clips) * task_->cost(buckets[b], 0);
+  };
+  std::size_t costliest = 0;
+  for (std::size_t b = 1; b < buckets.size(); ++b)
+    if (cost(b) > cost(costliest)) costliest = b;
+  std::int64_t step = 0;
+  while (static_cast<std::size_t>(work_->mine(step).front().second.bucket) != costliest) ++step;
+  const WorkPlan::Work work = work_->mine(step);
+  prefetcher_ = std::make_unique<Prefetcher>(
+      *source_, [work](std::int64_t) { return work; }, 0, 1, 1, 1, 0, deck_.data.max_damaged);
+  repeated_ = &prefetcher_->next();
 }
 
 // One step. On a GPU it is issued, and the one before is evaluated.
@@ -454,8 +471,13 @@ void Trainer::step() {
   const trace::Scope traced("step", trace::Lane::step, done_, "step");
   const double start = now_seconds();
   comm_->progress(done_, "plan");
-  prefetcher_->begin_step(done_);
-  WorkPlan::Step work = work_->step(done_);
+  WorkPlan::Step work;
+  if (repeated_ != nullptr) {
+    work = {{{0, repeated_->what}}, repeated_->what.samples, {}, {0}, 1};
+  } else {
+    prefetcher_->begin_step(done_);
+    work = work_->step(done_);
+  }
   IssuedStep step;
   StepMetrics& m = step.metrics;
   m.step = done_;
@@ -542,7 +564,7 @@ void Trainer::compute(const WorkPlan::Work& work, std::size_t most, IssuedStep& 
       continue;
     }
     comm_->progress(done_, "data");
-    const LoadedBatch& clips = prefetcher_->next();
+    const LoadedBatch& clips = repeated_ != nullptr ? *repeated_ : prefetcher_->next();
     m.split.data_wait += clips.waited_seconds;
     if (clips.waited_seconds > 0 && trace::enabled)
       trace::add({"wait for clips", trace::Lane::data, now_seconds() - clips.waited_seconds,

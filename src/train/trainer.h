@@ -41,6 +41,10 @@ class Trainer {
   // written and belongs to no other job.
   Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world);
 
+  // Before start(), on one rank: every step takes the same micro-batch, which is loaded once. It is
+  // the first of the bucket whose micro-batches cost most. train.micro_batches is 1.
+  void repeat_costliest() { repeats_ = true; }
+
   // Collective. Weights and optimizer, new or from the newest checkpoint; the memory plan; the
   // readers.
   void start();
@@ -97,6 +101,8 @@ class Trainer {
   const std::string& started_from() const { return started_from_; }
   // On a GPU, which ways of computing the run takes (ops/ways.h); of rank 0.
   const std::string& ways() const { return ways_; }
+  // With repeat_costliest(): that micro-batch.
+  const LoadedBatch& repeated() const { return *repeated_; }
   // Requests to any rank, as reported with the steps that have ended (bits of train/stop.h): the
   // same on all ranks. Each request is returned once, except `stop`, which stays.
   unsigned take_requests();
@@ -108,7 +114,7 @@ class Trainer {
   const ClipSource& source() const { return *source_; }
   const std::vector<StepMemory>& memory() const { return memory_; }  // [bucket]
   std::size_t planned_bytes() const;                                 // of the largest
-  const Arena& arena() const { return *arena_; }
+  Arena& arena() const { return *arena_; }
   const Communicator& communicator() const { return *comm_; }
   // Seconds of all collectives, also of those within micro-batches (sync BN, sequence parallelism).
   double communication_seconds() const { return comm_->busy_seconds() + task_->blocked_seconds(); }
@@ -130,6 +136,7 @@ class Trainer {
   void choose_ways();
   void try_each_bucket();
   void open_readers();
+  void load_costliest();
 
   // step()
   void compute(const WorkPlan::Work& work, std::size_t most, IssuedStep& step);
@@ -178,6 +185,8 @@ class Trainer {
   std::unique_ptr<MicroBatchRunner> runner_;
   std::unique_ptr<WorkPlan> work_;
   std::unique_ptr<Prefetcher> prefetcher_;
+  bool repeats_ = false;
+  const LoadedBatch* repeated_ = nullptr;  // of the prefetcher
   Requests requests_;
   unsigned requested_ = 0;
   std::function<void()> before_saves_;
