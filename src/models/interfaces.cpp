@@ -11,7 +11,11 @@ namespace weft {
 
 const SamplerDeck& Denoiser::sampler(const Deck& deck) const { return deck.get<SamplerDeck>(); }
 
-void Denoiser::check_sequence(std::int64_t, std::int64_t, std::int64_t ranks) const {
+void Denoiser::check_sequence(std::int64_t h, std::int64_t w, std::int64_t ranks) const {
+  const std::int64_t side = side_multiple();
+  WEFT_CHECK(h % side == 0 && w % side == 0, Exit::usage,
+             fmt::format("take clips whose latents have sides in multiples of {}", side),
+             "{} takes no latents of {}x{}", name(), h, w);
   WEFT_CHECK(ranks == 1, Exit::usage, "set parallel.sp = 1",
              "parallel.sp = {}, but ranks cannot share a clip of this model", ranks);
 }

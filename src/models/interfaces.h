@@ -74,10 +74,11 @@ struct ClipDefaults {
 class Denoiser : public ModelPart {
  public:
   virtual std::int64_t channels() const = 0;  // C of the latent; 3: it works on pixels
-  virtual std::int64_t caption_channels() const = 0;
-  virtual std::int64_t max_caption() const = 0;  // tokens; also the rows of the null caption
+  // Of a model that reads captions. Tokens at most; also the rows of the null caption.
+  virtual std::int64_t caption_channels() const { return 1; }
+  virtual std::int64_t max_caption() const { return 1; }
   // The keys of the deck that say so, for hints.
-  virtual std::string caption_keys() const = 0;
+  virtual std::string caption_keys() const { return ""; }
   // Whether it has learned a caption for no text at all. One that has not takes its captions from
   // a text encoder, and classifier-free guidance takes the negative prompt's.
   virtual bool has_null_caption() const { return true; }
@@ -106,7 +107,8 @@ class Denoiser : public ModelPart {
   // From now on the ranks of `group` make each velocity together, on the same input (parallel.sp);
   // null: alone. `group` outlives its use. A dry run asks for its rank and size alone.
   virtual void set_sequence_group(Communicator* group) {}
-  // Exit::usage unless a latent of h x w can be shared by `ranks` ranks. By default no latent can.
+  // Exit::usage unless a latent of h x w can be shared by `ranks` ranks. By default one rank takes
+  // those of side_multiple(), and no latent can be shared.
   virtual void check_sequence(std::int64_t h, std::int64_t w, std::int64_t ranks) const;
 };
 

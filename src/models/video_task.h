@@ -22,7 +22,7 @@ class VideoTask : public TrainingTask {
   // The network, which the task of the model has.
   virtual Denoiser& model() = 0;
   virtual const Denoiser& model() const = 0;
-  virtual const nn::SequenceGroup& sequence_group() const = 0;
+  virtual const nn::SequenceGroup& sequence_group() const { return alone_; }
 
   const ClipLatents& latents() const { return latents_; }
 
@@ -80,6 +80,7 @@ class VideoTask : public TrainingTask {
   void check_text(const Bucket& bucket, const Bucket& first) const;
   std::string load_base();
 
+  nn::SequenceGroup alone_;
   Communicator* group_ = nullptr;
   std::unique_ptr<TextFeatures> features_;
   ClipLatents latents_;

@@ -231,6 +231,21 @@ NoisyClips make_clips(const Deck& deck, const Bucket& bucket, const LoadedBatch&
   return made;
 }
 
+Tensor velocity_loss(Tape& tape, const Tensor& x0, const Tensor& eps, const Tensor& timestep,
+                     const Tensor& mask, const Tensor& weight,
+                     const std::function<Var(const Tensor& x)>& velocity) {
+  Tensor x = Tensor::empty(x0.shape(), DType::f32);
+  ops::flow_interpolate(x0, eps, timestep, mask, x);
+  const Var out = velocity(x);
+  Tensor loss = Tensor::empty({x0.dim(0)}, DType::f32);
+  ops::velocity_loss_forward(out->value, x0, eps, mask, loss);
+  if (tape.recording()) {
+    out->grad = Tensor::empty(out->value.shape(), DType::f32);
+    ops::velocity_loss_backward(out->value, x0, eps, mask, weight, out->grad);
+  }
+  return loss;
+}
+
 std::int64_t count_tokens(const Tensor& x, std::span<const std::int64_t> patch) {
   std::int64_t tokens = x.dim(0);
   for (std::size_t i = 0; i < 3; ++i)

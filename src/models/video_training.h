@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include "data/clip_source.h"
 #include "data/prefetch.h"
 #include "models/interfaces.h"
+#include "nn/nn.h"
 
 namespace weft {
 
@@ -109,6 +111,13 @@ struct NoisyClips {
 };
 NoisyClips make_clips(const Deck& deck, const Bucket& bucket, const LoadedBatch& clips,
                       const Tensor& bytes, const ClipLatents& latents);
+
+// The loss of rectified flow, f32 [B]: the mean of (v - (x0 - eps))^2 over the frames with mask 1
+// (undefined: all), where `velocity` makes v of x = (1 - s) x0 + s eps, s = timestep / 1000. When
+// the tape records, the gradient of weight * sum(loss), weight f32 [1], waits in it.
+Tensor velocity_loss(Tape& tape, const Tensor& x0, const Tensor& eps, const Tensor& timestep,
+                     const Tensor& mask, const Tensor& weight,
+                     const std::function<Var(const Tensor& x)>& velocity);
 
 // The size of a batch of latents in tokens of patches of that size.
 std::int64_t count_tokens(const Tensor& x, std::span<const std::int64_t> patch);

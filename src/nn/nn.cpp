@@ -169,6 +169,14 @@ void note_all_done(ParameterTable& table, const Linear& l) {
 
 }  // namespace
 
+Linear add_linear(ParameterTable& table, const std::string& name, std::int64_t out, std::int64_t in,
+                  Init weight, bool trainable) {
+  Linear l;
+  l.weight = &table.add(name + ".weight", {out, in}, weight, trainable);
+  l.bias = &table.add(name + ".bias", {out}, Init::constant(0), trainable);
+  return l;
+}
+
 Var linear(Context c, const Var& x, const Linear& l, const Var& residual) {
   use_all(c, l);
   const Tensor& w = weight_for(l, x->value.dtype());

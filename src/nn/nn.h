@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/error.h"
@@ -130,6 +131,10 @@ struct Linear {
   // Whether its product is one that GELU can be fused to.
   bool plain() const { return !adapted() && !fp8; }
 };
+
+// A layer of new parameters NAME.weight and NAME.bias, whose bias begins as zero.
+Linear add_linear(ParameterTable& table, const std::string& name, std::int64_t out, std::int64_t in,
+                  Init weight, bool trainable = true);
 
 // What every nn function needs besides its operands.
 struct Context {

@@ -32,6 +32,7 @@ class Install(WeftTest):
                 self.assertIn(f"{part}/{name}", there)
         for name in ("bin/weft", "share/doc/weft/LICENSE", "share/doc/weft/CITATION.cff", "share/weft/python/weft_files.py",
                      "share/weft/python/convert_weights.py", "share/man/man1/weft.1", "share/man/man5/weft-deck.5",
+                     "share/weft/examples/own_model.cpp", "include/weft/models/interfaces.h",
                      "share/bash-completion/completions/weft", "share/zsh/site-functions/_weft",
                      "share/fish/vendor_completions.d/weft.fish"):
             self.assertIn(name, there)
@@ -69,6 +70,30 @@ class Install(WeftTest):
         finally:
             harness.WEFT = program
         self.assertEqual(re.match(r"weft (\S+)", version)[1], release)
+
+    def test_a_model_of_ones_own(self):
+        """examples/, built with the installed libraries: from a video to clips."""
+        prefix, program = self.dir / "prefix", harness.WEFT
+        self.install("--prefix", prefix)
+        for command in (["cmake", "-S", REPOSITORY / "examples", "-B", self.dir / "own", f"-DCMAKE_PREFIX_PATH={prefix}"],
+                        ["cmake", "--build", self.dir / "own"]):
+            done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600)
+            self.assertEqual(done.returncode, 0, done.stdout[-3000:] + done.stderr[-3000:])
+        deck = REPOSITORY / "examples/own_model.toml"
+        small = ["own.width=16", "own.depth=1", "train.steps=2", "train.ema_decay=0.5"]
+        try:
+            harness.WEFT = str(self.dir / "own/own_model")
+            self.weft("ingest", deck, "ingest.inputs=lavfi:testsrc2=size=256x144:rate=8:duration=4", ranks=0)
+            self.weft("train", deck, *small, ranks=2)
+            self.weft("train", deck, *small, "run.dir=alone", "train.steps=1", ranks=1)
+            self.weft("train", deck, *small, "run.dir=alone", ranks=1)
+            self.assertEqual(self.losses("runs/own"), self.losses("alone"))
+            self.weft("generate", deck, *small, "sampler.steps=2", ranks=2)
+            self.assertEqual(len(list((self.dir / "runs/own/clips").glob("*.mp4"))), 2)
+            self.assertIn("own model", self.weft("plan", deck, *small, "--gpus", "8", "--gpu", "h100", ranks=0).out)
+            self.refused(self.weft("train", deck, *small, "own.patch=10", "run.dir=no", ranks=0, expect=None), 2, "multiples of 10")
+        finally:
+            harness.WEFT = program
 
     def test_lines_that_reframe_looks_for(self):
         """packaging/reframe/weft.py judges a training by what it prints."""

@@ -230,16 +230,10 @@ float draw_timestep(const DiffusionDeck& d, const ClipSize& size, std::uint64_t 
 
 Tensor flow_loss(Tape& tape, Stdit3& model, const Tensor& x0, const Tensor& eps, Stdit3Input in,
                  const Tensor& weight) {
-  in.x = Tensor::empty(x0.shape(), DType::f32);
-  ops::flow_interpolate(x0, eps, in.timestep, in.x_mask, in.x);
-  const Var out = model.forward(tape, in);
-  Tensor loss = Tensor::empty({x0.dim(0)}, DType::f32);
-  ops::velocity_loss_forward(out->value, x0, eps, in.x_mask, loss);
-  if (tape.recording()) {
-    out->grad = Tensor::empty(out->value.shape(), DType::f32);
-    ops::velocity_loss_backward(out->value, x0, eps, in.x_mask, weight, out->grad);
-  }
-  return loss;
+  return velocity_loss(tape, x0, eps, in.timestep, in.x_mask, weight, [&](const Tensor& x) {
+    in.x = x;
+    return model.forward(tape, in);
+  });
 }
 
 }  // namespace weft

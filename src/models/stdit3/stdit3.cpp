@@ -15,14 +15,6 @@ namespace {
 
 constexpr int timestep_channels = 256;
 
-nn::Linear add_linear(ParameterTable& table, const std::string& name, std::int64_t out,
-                      std::int64_t in, bool trainable, Init weight) {
-  nn::Linear l;
-  l.weight = &table.add(name + ".weight", {out, in}, weight, trainable);
-  l.bias = &table.add(name + ".bias", {out}, Init::constant(0), trainable);
-  return l;
-}
-
 // Frames of a grid [B,T,S,C]; the grid itself, uncopied, if they are all of it.
 Tensor take_frames(const Tensor& grid, Part frames) {
   if (frames.size() == grid.dim(1)) return grid;
@@ -39,7 +31,7 @@ Stdit3::Stdit3(const Stdit3Config& config) : config_(config) {
   const bool all = !config.only_train_temporal;
   const bool captions = all && !config.freeze_y_embedder;
   const auto linear = [&](const std::string& name, std::int64_t out, std::int64_t in) {
-    return add_linear(params_, name, out, in, all, Init::xavier(out, in));
+    return nn::add_linear(params_, name, out, in, Init::xavier(out, in), all);
   };
 
   // 10000^(-2i/D). A parameter, saved and loaded, because released checkpoints hold rounded values.
@@ -53,15 +45,16 @@ Stdit3::Stdit3(const Stdit3Config& config) : config_(config) {
   patch_.bias = &params_.add("x_embedder.proj.bias", {C}, Init::uniform(width), all);
   t1_ = linear("t_embedder.mlp.0", C, timestep_channels);
   t2_ = linear("t_embedder.mlp.2", C, C);
-  fps1_ = add_linear(params_, "fps_embedder.mlp.0", C, timestep_channels, all, Init::normal(0.02));
-  fps2_ = add_linear(params_, "fps_embedder.mlp.2", C, C, all, Init::constant(0));
+  fps1_ =
+      nn::add_linear(params_, "fps_embedder.mlp.0", C, timestep_channels, Init::normal(0.02), all);
+  fps2_ = nn::add_linear(params_, "fps_embedder.mlp.2", C, C, Init::constant(0), all);
   t_block_ = linear("t_block.1", 6 * C, C);
 
   const std::int64_t Cy = config.caption_channels;
   y_embedding_ = &params_.add("y_embedder.y_embedding", {config.model_max_length, Cy},
                               Init::normal(1.0 / std::sqrt(static_cast<double>(Cy))), false);
-  y1_ = add_linear(params_, "y_embedder.y_proj.fc1", C, Cy, captions, Init::xavier(C, Cy));
-  y2_ = add_linear(params_, "y_embedder.y_proj.fc2", C, C, captions, Init::xavier(C, C));
+  y1_ = nn::add_linear(params_, "y_embedder.y_proj.fc1", C, Cy, Init::xavier(C, Cy), captions);
+  y2_ = nn::add_linear(params_, "y_embedder.y_proj.fc2", C, C, Init::xavier(C, C), captions);
 
   for (std::int64_t i = 0; i < config.depth; ++i) {
     spatial_.push_back(add_block("spatial_blocks." + std::to_string(i), false));
@@ -90,8 +83,8 @@ Stdit3Block Stdit3::add_block(const std::string& name, bool temporal) {
   const auto hidden = static_cast<std::int64_t>(static_cast<double>(C) * config_.mlp_ratio);
   const bool trainable = temporal || !config_.only_train_temporal;
   const auto linear = [&](const std::string& part, std::int64_t out, std::int64_t in, bool zero) {
-    return add_linear(params_, name + part, out, in, trainable,
-                      zero ? Init::constant(0) : Init::xavier(out, in));
+    return nn::add_linear(params_, name + part, out, in,
+                          zero ? Init::constant(0) : Init::xavier(out, in), trainable);
   };
   Stdit3Block b;
   b.scale_shift_table =

@@ -56,10 +56,7 @@ Wan::Wan(const WanConfig& config)
     : config_(config), heads_(config.num_heads), head_(config.hidden_size / config.num_heads) {
   const std::int64_t C = config.hidden_size;
   const auto linear = [&](const std::string& name, std::int64_t out, std::int64_t in, Init weight) {
-    nn::Linear l;
-    l.weight = &params_.add(name + ".weight", {out, in}, weight);
-    l.bias = &params_.add(name + ".bias", {out}, Init::constant(0));
-    return l;
+    return nn::add_linear(params_, name, out, in, weight);
   };
   const auto& p = config.patch_size;
   const std::int64_t patch = p[0] * p[1] * p[2], fan_in = config.in_channels * patch;
@@ -103,10 +100,7 @@ Wan::Wan(const WanConfig& config)
 WanAttention Wan::add_attention(const std::string& name) {
   const std::int64_t C = config_.hidden_size;
   const auto linear = [&](const char* part) {
-    nn::Linear l;
-    l.weight = &params_.add(name + part + ".weight", {C, C}, Init::xavier(C, C));
-    l.bias = &params_.add(name + part + ".bias", {C}, Init::constant(0));
-    return l;
+    return nn::add_linear(params_, name + part, C, C, Init::xavier(C, C));
   };
   WanAttention a;
   a.q = linear("q");
