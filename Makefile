@@ -6,10 +6,10 @@
 run: ## footage -> VAE -> latents -> STDiT3 on 2 ranks, stopped and gone on -> clips from prompts (VIDEO=path: your footage)
 	@tools/run_demo.sh
 
-test: ## the tests that every change must pass; the last line is the summary of ctest
+test: ## each part once, in some minutes; the last line is the summary of ctest
 	@tools/test.sh
 
-test-all: ## these and the slow ones (tests/README.md): weekly, and where their files changed
+test-all: ## all tests (tests/README.md), also those that CI leaves out: weekly, and where their files changed
 	@tools/test.sh --all
 
 fuzz: ## every parser under clang's libFuzzer, FUZZ_SECONDS each (3600); TARGET=name for one of them

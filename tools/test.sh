@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # The tests, one more at a time than there are cores, for many wait: for the start of ranks, for signals, and for limits to pass.
-# --all: the slow ones too, which are built for that alone (tests/README.md). Other arguments go to ctest, as in
-# `tools/test.sh -L unit`. The last line is ctest's own summary.
+# --rest: those of CI behind `make test`; --all: all, the slow ones too (tests/README.md). Other arguments go to ctest, as in
+# `tools/test.sh --all -L unit`. The last line is ctest's own summary.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-which=(-LE slow) targets=()
-if [ "${1:-}" = --all ]; then
-  shift
-  which=() targets=(all slow_tests)
-fi
+which=(-L first) targets=(first_tests)
+case ${1:-} in
+  --rest) shift; which=(-LE "first|slow") targets=() ;;
+  --all) shift; which=() targets=(all slow_tests) ;;
+esac
 tools/deps.sh
 tools/build.sh "${targets[@]}"
 # Without these the tests that want them are skipped.

@@ -407,18 +407,17 @@ std::vector<MicroBatchCost> slowest_of_each(
 }
 
 // Steps of `micro_batches` on the ranks of `comm`, with gradients in the buckets of `schedule`.
+// `costs`: planned_costs().
 Placed place(const Deck& deck, const PlannedTraining& training, const Plan& plan,
-             std::span<const BucketSchedule> schedule, std::int64_t micro_batches,
-             const CommModel& comm) {
+             const std::vector<CostTable::Planned>& costs, std::span<const BucketSchedule> schedule,
+             std::int64_t micro_batches, const CommModel& comm) {
   TrainingTask& task = *training.task;
   const WorkPlan::Groups groups = WorkPlan::groups_of(
       task, task.params().sharded_buckets() > 0, 0, comm.ranks, static_cast<int>(deck.parallel.sp));
-  std::vector<StepMemory> memory;
-  for (const BucketPlan& b : plan.buckets) memory.push_back(b.memory);
   Deck as_many = deck;
   as_many.train.micro_batches = micro_batches;
-  const WorkPlan work_plan(*training.source, task, as_many, training.batch_sizes, memory,
-                           plan.machine.device, groups, "");
+  const WorkPlan work_plan(*training.source, task, as_many, training.batch_sizes, costs, groups,
+                           "");
   const CommModel together{task.lockstep_ranks(comm.ranks), comm.machine};
   const auto time_of = [&](std::span<const MicroBatchCost> work) {
     return step_time(work, schedule, comm, deck.parallel, task.bf16(), plan.optimizer_bandwidth);
@@ -466,7 +465,12 @@ Placed place(const Deck& deck, const PlannedTraining& training, const Plan& plan
 void plan_steps(const Deck& deck, const PlannedTraining& training, const Rates& rates, Plan& plan) {
   const auto sp = static_cast<int>(deck.parallel.sp);
   const auto micro_batches = static_cast<double>(deck.train.micro_batches);
-  const Placed full = place(deck, training, plan, plan.schedule, deck.train.micro_batches,
+  std::vector<StepMemory> memory;
+  for (const BucketPlan& b : plan.buckets) memory.push_back(b.memory);
+  const std::vector<CostTable::Planned> costs =
+      planned_costs(training.buckets(), *training.task, training.batch_sizes, memory,
+                    plan.machine.device == DeviceKind::cuda && sp == 1);
+  const Placed full = place(deck, training, plan, costs, plan.schedule, deck.train.micro_batches,
                             {plan.ranks, plan.machine});
   plan.step = full.slowest;
   plan.seconds = full.seconds;
@@ -492,7 +496,8 @@ void plan_steps(const Deck& deck, const PlannedTraining& training, const Rates& 
   for (int ranks = sp; ranks <= plan.ranks;
        ranks = ranks == plan.ranks ? ranks + 1 : std::min(2 * ranks, plan.ranks)) {
     const auto count = std::max<std::int64_t>(1, std::llround(a_group * ranks / sp));
-    const Placed p = place(deck, training, plan, schedules.on(ranks), count, {ranks, plan.machine});
+    const Placed p =
+        place(deck, training, plan, costs, schedules.on(ranks), count, {ranks, plan.machine});
     const double throughput = p.work / p.seconds;
     if (ranks == sp) alone = throughput;
     plan.efficiency.emplace_back(ranks, throughput / alone);

@@ -134,6 +134,12 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
           plan_step_memory(task, bucket, clips, share_of(recomputed, blocks), device, usable);
       return need.fits && need.bytes <= usable;
     };
+    if (fits(batch, at_least)) {
+      plan.push_back({share_of(at_least, blocks), bytes(batch, at_least)});
+      if (keep && device == DeviceKind::cuda)
+        plan.back() = with_kept(task, bucket, batch, device, usable, plan.back());
+      continue;
+    }
     // The most that can be saved. Recomputing the last block too seldom saves anything: the
     // backward needs its activations first.
     const bool last_pays = at_least == blocks || bytes(batch, blocks) < bytes(batch, blocks - 1);
@@ -158,8 +164,6 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
     const std::int64_t recomputed =
         smallest(at_least, most, [&](std::int64_t count) { return fits(batch, count); });
     plan.push_back({share_of(recomputed, blocks), bytes(batch, recomputed)});
-    if (keep && device == DeviceKind::cuda && recomputed == at_least)
-      plan.back() = with_kept(task, bucket, batch, device, usable, plan.back());
   }
   if (!refusal.empty())
     throw Error(Exit::usage, refusal, keys_that_fit(buckets, largest), __FILE__, __LINE__);

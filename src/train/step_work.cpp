@@ -10,12 +10,7 @@
 #include "train/step_cost.h"
 
 namespace weft {
-namespace {
 
-// [bucket] Clips and cost of a micro-batch, the same on every rank and in every run: its
-// operations, or, where `by_seconds`, what a dry run takes at fixed rates. On a GPU attention and
-// what memory bounds take longer for each operation. Ranks that share a clip share it unevenly:
-// their dry runs would differ.
 std::vector<CostTable::Planned> planned_costs(std::span<const Bucket> buckets, TrainingTask& task,
                                               std::span<const std::int64_t> batch_sizes,
                                               std::span<const StepMemory> memory, bool by_seconds) {
@@ -37,6 +32,8 @@ std::vector<CostTable::Planned> planned_costs(std::span<const Bucket> buckets, T
   return planned;
 }
 
+namespace {
+
 // Bytes of the largest micro-batch.
 std::size_t most_clip_bytes(std::span<const Bucket> buckets,
                             std::span<const std::int64_t> batch_sizes) {
@@ -49,15 +46,14 @@ std::size_t most_clip_bytes(std::span<const Bucket> buckets,
 
 }  // namespace
 
-WorkPlan::WorkPlan(const ClipSource& source, TrainingTask& task, const Deck& deck,
-                   std::vector<std::int64_t> batch_sizes, std::span<const StepMemory> memory,
-                   DeviceKind device, Groups groups, const std::string& saved_costs)
+WorkPlan::WorkPlan(const ClipSource& source, const TrainingTask& task, const Deck& deck,
+                   std::vector<std::int64_t> batch_sizes, std::vector<CostTable::Planned> costs,
+                   Groups groups, const std::string& saved_costs)
     : source_(source),
       task_(task),
       groups_(groups),
-      costs_(planned_costs(source.buckets(), task, batch_sizes, memory,
-                           device == DeviceKind::cuda && groups.ranks == 1)),
-      sums_(Tensor::persistent({2 * static_cast<std::int64_t>(memory.size())}, DType::f64)),
+      costs_(std::move(costs)),
+      sums_(Tensor::persistent({2 * std::ssize(source.buckets())}, DType::f64)),
       host_sums_(sums_.numel()) {
   if (!saved_costs.empty()) costs_.from_text(saved_costs);
   planner_ = source.plan_steps(std::move(batch_sizes), deck.train.micro_batches,

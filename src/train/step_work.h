@@ -27,6 +27,14 @@
 
 namespace weft {
 
+// [bucket] Clips and cost of a micro-batch, the same on every rank and in every run: its
+// operations, or, where `by_seconds`, what a dry run takes at fixed rates, for on a GPU attention
+// and what memory bounds take longer for each operation. Not where ranks share a clip: they share
+// it unevenly, and their dry runs would differ. `memory` [bucket] says what is recomputed.
+std::vector<CostTable::Planned> planned_costs(std::span<const Bucket> buckets, TrainingTask& task,
+                                              std::span<const std::int64_t> batch_sizes,
+                                              std::span<const StepMemory> memory, bool by_seconds);
+
 // Which micro-batches every rank takes in a step: a function of (seed, step) and of the planned
 // costs, so that each rank knows all of it without asking. Also what micro-batches are measured to
 // cost, on which the ranks agree now and then.
@@ -42,11 +50,10 @@ class WorkPlan {
   // Rank `rank` of `ranks`, of which every `sp` share clips. `blocks`: parallel.zero = 3 shards the
   // task's blocks.
   static Groups groups_of(const TrainingTask& task, bool blocks, int rank, int ranks, int sp);
-  // `memory` [bucket] says what is recomputed, and so what a micro-batch costs on such a `device`.
-  // `saved_costs`: of a checkpoint; empty for a new run.
-  WorkPlan(const ClipSource& source, TrainingTask& task, const Deck& deck,
-           std::vector<std::int64_t> batch_sizes, std::span<const StepMemory> memory,
-           DeviceKind device, Groups groups, const std::string& saved_costs);
+  // `costs`: planned_costs(). `saved_costs`: of a checkpoint; empty for a new run.
+  WorkPlan(const ClipSource& source, const TrainingTask& task, const Deck& deck,
+           std::vector<std::int64_t> batch_sizes, std::vector<CostTable::Planned> costs,
+           Groups groups, const std::string& saved_costs);
 
   // The micro-batches of a step over all ranks, shared out by the planned costs.
   struct Shares {

@@ -438,8 +438,10 @@ void Trainer::try_each_bucket() {
 
 // The order of the samples, their placement on ranks, and the readers that prefetch them.
 void Trainer::open_readers() {
-  work_ = std::make_unique<WorkPlan>(*source_, *task_, deck_, batch_sizes_, memory_,
-                                     this_device().kind, groups_, saved_costs_);
+  work_ = std::make_unique<WorkPlan>(*source_, *task_, deck_, batch_sizes_,
+                                     planned_costs(source_->buckets(), *task_, batch_sizes_,
+                                                   memory_, on_cuda() && groups_.ranks == 1),
+                                     groups_, saved_costs_);
   if (repeats_) return load_costliest();
   const int readers = deck_.data.readers > 0 ? static_cast<int>(deck_.data.readers)
                                              : Prefetcher::default_readers(threads_);
