@@ -114,12 +114,11 @@ void load_metrics(Run& run) {
       // Clocks of the parts and of the whole are read at different moments: no negative rest.
       run.steps.add(step_parts[other].column, std::max(0.0, rest));
     }
-    if (const auto it = j->find("samples"); it != j->end() && it->is_array())
-      for (const json& id : *it)
-        if (id.is_number_integer()) {
-          ++run.samples_seen;
-          samples.insert(id.get<std::int64_t>());
-        }
+    for (const json& id : list_of(*j, "samples"))
+      if (id.is_number_integer()) {
+        ++run.samples_seen;
+        samples.insert(id.get<std::int64_t>());
+      }
   }
   for (auto* sums : {&run.ranks.busy, &run.ranks.wait, &run.ranks.data_wait})
     for (double& s : *sums) s /= static_cast<double>(run.ranks.steps.size());
@@ -203,7 +202,8 @@ std::span<const double> Series::operator[](const std::string& column) const {
 std::vector<std::string> Series::names(std::string_view before, std::string_view after) const {
   std::vector<std::string> names;
   for (const auto& [column, values] : columns)
-    if (column.starts_with(before) && column.ends_with(after))
+    if (column.starts_with(before) && column.ends_with(after) &&
+        column.size() > before.size() + after.size())
       names.push_back(column.substr(before.size(), column.size() - before.size() - after.size()));
   return names;
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "report/data.h"
 #include "report/html.h"
 #include "train/metrics/metrics.h"
 
@@ -36,31 +36,31 @@ std::int64_t steps_a_line(const fs::path& run) {
 
 // The members of a line of metrics.jsonl that a log shows.
 StepMetrics step_of_line(const json& line, std::int64_t step) {
+  report_page::Series values;
+  values.add(0, line);
+  const auto value = [&](const char* column) { return values[column].back(); };
   StepMetrics m;
   m.step = step;
-  m.loss = number_of(line, "loss");
-  m.grad_norm = number_of(line, "grad_norm");
-  m.lr = number_of(line, "lr");
-  m.seconds = number_of(line, "seconds");
-  if (const auto terms = line.find("terms"); terms != line.end() && terms->is_object())
-    m.terms.emplace_back("mae", number_of(*terms, "mae"));
-  const auto split = line.find("split");
-  if (split != line.end() && split->is_object())
-    for (const auto& [key, seconds] : {std::pair{"data_wait", &m.split.data_wait},
-                                       {"comm_exposed", &m.split.comm_exposed},
-                                       {"wait_slowest", &m.split.wait_slowest},
-                                       {"checkpoint", &m.split.checkpoint}})
-      if (const double given = number_of(*split, key); std::isfinite(given)) *seconds = given;
+  m.loss = value("loss");
+  m.grad_norm = value("grad_norm");
+  m.lr = value("lr");
+  m.seconds = value("seconds");
+  m.terms = {{"mae", value("terms/mae")}};
+  for (const auto& [column, seconds] : {std::pair{"split/data_wait", &m.split.data_wait},
+                                        {"split/comm_exposed", &m.split.comm_exposed},
+                                        {"split/wait_slowest", &m.split.wait_slowest},
+                                        {"split/checkpoint", &m.split.checkpoint}})
+    if (std::isfinite(value(column))) *seconds = value(column);
   const auto wait = line.find("rank_wait");
   if (wait != line.end() && wait->is_array())
     for (const json& s : *wait) m.rank_wait.push_back(s.is_number() ? s.get<float>() : 0);
-  else if (wait != line.end() && std::isfinite(number_of(*wait, "mean")))
-    m.rank_wait = {static_cast<float>(number_of(*wait, "mean"))};
+  else if (std::isfinite(value("rank_wait/mean")))
+    m.rank_wait = {static_cast<float>(value("rank_wait/mean"))};
   // A line has figures of only some of many ranks: it names the slowest of several.
   const auto busy = line.find("rank_busy");
   if (busy != line.end() && busy->size() > 1) {
     m.rank_busy.resize(2);
-    const double slowest = number_of(line, "slowest_rank");
+    const double slowest = value("slowest_rank");
     m.slowest_rank = slowest >= 0 && slowest < 1 << 30 ? static_cast<int>(slowest) : -1;
   }
   return m;

@@ -101,21 +101,18 @@ void load_manifest(Gallery& g, const std::string& stem) {
                  ? fmt::format("clip {} of seed", sample).c_str()
                  : nullptr);
     add_size(c, j);
-    if (const auto references = j.find("references");
-        references != j.end() && references->is_array())
-      for (const Json& r : *references)
-        if (r.is_string() && stays_inside(r.get<std::string>()))
-          c.references.emplace_back(r, title_of_reference(r, c.references.size(), animated));
-    if (const auto shares = j.find("shares"); shares != j.end() && shares->is_array())
-      for (std::size_t i = 0; i < shares->size(); ++i) {
-        const Json& share = (*shares)[i];
-        if (!share.is_object()) continue;
-        if (i < 3)
-          c.facts.emplace_back(text_of(share, "name"),
-                               fmt::format("{:.0f} %", 100 * number_of(share, "share")));
-        if (const std::string colour = text_of(share, "colour"); is_css_colour(colour))
-          c.classes.emplace_back(text_of(share, "name"), colour);
-      }
+    for (const Json& r : list_of(j, "references"))
+      if (r.is_string() && stays_inside(r.get<std::string>()))
+        c.references.emplace_back(r, title_of_reference(r, c.references.size(), animated));
+    int shown = 0;
+    for (const Json& share : list_of(j, "shares")) {
+      if (!share.is_object()) continue;
+      if (shown++ < 3)
+        c.facts.emplace_back(text_of(share, "name"),
+                             fmt::format("{:.0f} %", 100 * number_of(share, "share")));
+      if (const std::string colour = text_of(share, "colour"); is_css_colour(colour))
+        c.classes.emplace_back(text_of(share, "name"), colour);
+    }
     if (std::isfinite(c.seconds)) c.facts.emplace_back("", seconds_text(c.seconds));
     if (animated)
       c.facts.emplace_back(parts.at(name).ranks.size() == 1 ? "rank" : "ranks",
@@ -130,9 +127,8 @@ void load_manifest(Gallery& g, const std::string& stem) {
 
 void load_reconstruction(Gallery& g) {
   const Json j = try_parse_json<Json>(read_text(g.folder / "reconstruct.json"));
-  const auto clips = j.is_object() ? j.find("clips") : j.end();
-  if (!j.is_object() || clips == j.end() || !clips->is_array()) return;
-  for (const Json& line : *clips) {
+  if (!j.is_object()) return;
+  for (const Json& line : list_of(j, "clips")) {
     if (!line.is_object()) continue;
     GalleryClip c;
     c.file = fs::path(text_of(line, "output")).filename().string();
@@ -148,9 +144,8 @@ void load_reconstruction(Gallery& g) {
     add_fact(c, line, "rank");
     g.clips.push_back(std::move(c));
   }
-  if (const auto skipped = j.find("skipped"); skipped != j.end() && skipped->is_array())
-    for (const Json& s : *skipped)
-      if (s.is_object()) g.failures.push_back(text_of(s, "input") + ": " + text_of(s, "fault"));
+  for (const Json& s : list_of(j, "skipped"))
+    if (s.is_object()) g.failures.push_back(text_of(s, "input") + ": " + text_of(s, "fault"));
 }
 
 // Files that no manifest names, of a run of an older weft or put there by hand.
@@ -170,12 +165,9 @@ void load_loose(Gallery& g) {
 void load_report(Gallery& g) {
   const Json j = try_parse_json<Json>(read_text(g.folder / (g.command + "_report.json")));
   if (!j.is_object()) return;
-  if (const auto it = j.find("failures"); it != j.end() && it->is_array())
-    for (const Json& f : *it)
-      if (f.is_string()) g.failures.push_back(f);
-  const auto ranks = j.find("ranks");
-  if (ranks == j.end() || !ranks->is_array()) return;
-  for (const Json& r : *ranks) {
+  for (const Json& f : list_of(j, "failures"))
+    if (f.is_string()) g.failures.push_back(f);
+  for (const Json& r : list_of(j, "ranks")) {
     if (!r.is_object()) continue;
     const double last = number_of(r, "last_end");
     if (last > g.wall_seconds) g.wall_seconds = last;

@@ -88,17 +88,11 @@ std::string newest_checkpoint(const fs::path& dir) {
 // Steps done by the last whole line of the metrics, 0 without one. A line of a thousand ranks takes
 // some kilobytes, and a run has many: only the end is read.
 std::int64_t steps_of_metrics(const fs::path& dir) {
-  constexpr std::streamoff most = 256 << 10;
-  std::ifstream in = report_page::open_regular(dir / "metrics.jsonl");
-  if (!in.is_open()) return 0;
-  in.seekg(0, std::ios::end);
-  in.seekg(std::max<std::streamoff>(0, in.tellg() - std::streampos(most)));
-  std::int64_t done = 0;
-  for (std::string line; std::getline(in, line);) {
-    const nlohmann::json j = parse_step_line(line);  // cut off: discarded
-    if (!j.is_discarded()) done = j["step"].get<std::int64_t>() + 1;
-  }
-  return done;
+  const std::vector<std::string> lines = FileTail(dir / "metrics.jsonl").take();
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line)
+    if (const nlohmann::json j = parse_step_line(*line); !j.is_discarded())
+      return j["step"].get<std::int64_t>() + 1;
+  return 0;
 }
 
 // The status is written every five seconds, metrics and checkpoints at once: after a crash, and
