@@ -3,10 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-extern "C" {
-#include <libavutil/base64.h>
-}
-
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -366,11 +362,16 @@ std::string read_text(const fs::path& path) {
 }
 
 std::string base64(const std::string& bytes) {
-  std::string out(AV_BASE64_SIZE(bytes.size()), '\0');
-  av_base64_encode(out.data(), static_cast<int>(out.size()),
-                   reinterpret_cast<const std::uint8_t*>(bytes.data()),
-                   static_cast<int>(bytes.size()));
-  out.pop_back();  // the end of a string of C
+  constexpr const char* digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  out.reserve((bytes.size() + 2) / 3 * 4);
+  for (std::size_t i = 0; i < bytes.size(); i += 3) {
+    std::uint32_t group = 0;
+    for (std::size_t k = i; k < i + 3; ++k)
+      group = group << 8 | (k < bytes.size() ? static_cast<unsigned char>(bytes[k]) : 0u);
+    for (std::size_t k = 0; k < 4; ++k)
+      out += i + k <= bytes.size() ? digits[group >> (18 - 6 * k) & 63] : '=';
+  }
   return out;
 }
 
