@@ -22,12 +22,6 @@ struct Note {
   std::array<char, 256> hint{};
 };
 
-void share(MPI_Comm comm, void* data, int bytes) {
-  MPI_Request request;
-  MPI_Ibcast(data, bytes, MPI_BYTE, 0, comm, &request);
-  wait_asleep(request);  // MPI_Wait would spin on a core that the training needs
-}
-
 // Truncates long text; the arrays start zeroed, so a terminating zero always remains.
 template <std::size_t N>
 void put(std::array<char, N>& to, const std::string& text) {
@@ -86,19 +80,9 @@ Outcome agree(MPI_Comm comm, const Outcome& mine) {
     std::string text = note.error.data();
     put(note.error, text + fmt::format("; {} failed too", counted(failures - 1, "other rank")));
   }
-  share(comm, &note, sizeof note);
+  broadcast_bytes(&note, sizeof note, comm);
   if (note.failed == 0) return {};
   return {note.error.data(), note.hint.data(), static_cast<Exit>(note.code)};
-}
-
-void share_text(MPI_Comm comm, std::string& text) {
-  std::uint64_t bytes = text.size();
-  share(comm, &bytes, sizeof bytes);
-  text.resize(bytes);
-  // In pieces: MPI counts in int.
-  constexpr std::uint64_t piece = std::uint64_t{1} << 28;
-  for (std::uint64_t at = 0; at < bytes; at += piece)
-    share(comm, text.data() + at, static_cast<int>(std::min(piece, bytes - at)));
 }
 
 // Ranks may contribute different amounts (a shorter shard, or none at all): a first gather

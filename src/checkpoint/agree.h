@@ -31,9 +31,6 @@ Outcome outcome_of(std::exception_ptr error);
 // comes last, and how many did.
 Outcome agree(MPI_Comm comm, const Outcome& mine);
 
-// Collective. `text` of rank 0, everywhere.
-void share_text(MPI_Comm comm, std::string& text);
-
 // Collective. All ranks' bytes, one rank after another; empty except on rank 0.
 std::vector<std::byte> collect(MPI_Comm comm, std::span<const std::byte> mine);
 

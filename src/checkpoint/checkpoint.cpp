@@ -14,6 +14,7 @@
 #include "core/file.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "core/mpi.h"
 
 namespace weft {
 
@@ -251,14 +252,14 @@ std::optional<Checkpoint> Checkpoint::newest(const std::filesystem::path& run_di
     // Rank 0 sends its next candidate as the directory's name and then the manifest's text, so
     // that all ranks judge the same bytes. An empty name ends the search.
     std::string name = i < candidates.size() ? step_name(candidates[i]) : "", text;
-    share_text(own, name);
+    broadcast_sized(name, own);
     if (name.empty()) break;
     const fs::path dir = run_dir / name;
     Outcome o = agree(own, attempt([&] {
                         if (rank == 0) text = read_manifest(dir);
                       }));
     if (o.ok()) {
-      share_text(own, text);
+      broadcast_sized(text, own);
       Manifest m;
       o = agree(own, attempt([&] {
                   m = manifest_from_text(text, (dir / manifest_name).string());
@@ -314,7 +315,7 @@ void Checkpoint::read(const std::string& array, std::int64_t begin, std::span<fl
 std::string Checkpoint::describe() const {
   std::string text = fmt::format("checkpoint {}\n  step   {}\n  build  {}\n", dir_.string(),
                                  info_.step, info_.build);
-  // "costs" are measured times, for weft simulate and the next start's warnings: no text for
+  // "costs" are measured times, for weft_simulate and the next start's warnings: no text for
   // people.
   const auto adapter = adapter_facts(*this);
   for (const auto& [key, value] : info_.notes)

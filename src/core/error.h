@@ -24,6 +24,7 @@ enum class Exit : int {
   hardware = 6,    // suspected hardware fault
   hang = 7,        // a rank made no progress
   internal = 70,   // a broken invariant inside weft: a bug
+  memory = 71,     // the host or a GPU has no memory left
   stopped = 75,    // stopped early on request, state saved: submit again
 };
 
@@ -48,6 +49,16 @@ class Error : public std::runtime_error {
     below_ = std::move(lines);
     return *this;
   }
+  // Whether one item of a list job is to blame, its input or what is asked of it: the others can
+  // still be made. An error that they would meet too, such as a full disk, is the job's, and says
+  // so with for_job() where its code does not.
+  bool of_item() const {
+    return !for_job_ && (code_ == Exit::data || code_ == Exit::usage || code_ == Exit::non_finite);
+  }
+  Error& for_job() {
+    for_job_ = true;
+    return *this;
+  }
   // Another rank or thread has reported this error for all ranks: main ends the job silently.
   bool reported() const { return reported_; }
   void set_reported() { reported_ = true; }
@@ -58,7 +69,7 @@ class Error : public std::runtime_error {
   const char* file_;
   int line_;
   std::string below_;
-  bool reported_ = false;
+  bool for_job_ = false, reported_ = false;
 };
 
 // What the macros below throw. Out of line, and with few templates: in every place that checks

@@ -179,21 +179,48 @@ void rename_file(const std::filesystem::path& from, const std::filesystem::path&
     refuse(code, errno, fmt::format("cannot rename {} to {}", from.string(), to.string()));
 }
 
+WholeFile::WholeFile(std::filesystem::path path, Exit code, std::filesystem::path draft)
+    : path_(std::move(path)), draft_(std::move(draft)), code_(code) {
+  if (draft_.empty()) draft_ = path_.parent_path() / ("." + path_.filename().string() + ".partial");
+  ::unlink(draft_.c_str());  // left over from a crash, or a link that was laid there
+}
+
+WholeFile::~WholeFile() {
+  if (!draft_.empty()) ::unlink(draft_.c_str());  // a full disk needs the space
+}
+
+void WholeFile::add(std::string_view text) {
+  if (!file_) file_ = std::make_unique<File>(File::create(draft_, code_));
+  buffer_ += text;
+  if (buffer_.size() >= (std::size_t{1} << 20)) write();
+}
+
+void WholeFile::write() {
+  file_->write(std::as_bytes(std::span(buffer_)), written_);
+  written_ += buffer_.size();
+  buffer_.clear();
+}
+
+void WholeFile::close(Durable durable) {
+  if (!file_) return;
+  if (!buffer_.empty()) write();
+  if (durable == Durable::yes) file_->sync();
+  file_->close();
+  file_.reset();
+}
+
+void WholeFile::commit(Durable durable) {
+  close(durable);
+  rename_file(draft_, path_, code_);
+  draft_.clear();
+  if (durable == Durable::yes) sync_directory(path_.parent_path(), code_);
+}
+
 void replace_file(const std::filesystem::path& path, std::string_view text, Exit code,
                   Durable durable) {
-  const std::filesystem::path draft = path.string() + ".tmp";
-  ::unlink(draft.c_str());  // left over from a crash
-  try {
-    File file = File::create(draft, code);
-    file.write(std::as_bytes(std::span(text)), 0);
-    if (durable == Durable::yes) file.sync();
-    file.close();
-    rename_file(draft, path, code);
-  } catch (...) {
-    ::unlink(draft.c_str());
-    throw;
-  }
-  if (durable == Durable::yes) sync_directory(path.parent_path(), code);
+  WholeFile file(path, code, path.string() + ".tmp");
+  file.add(text);
+  file.commit(durable);
 }
 
 bool is_there(const std::filesystem::path& path, Exit code) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -83,9 +84,38 @@ std::string folder_identity(const std::string& path);
 // Makes entries of a directory (new files, renames) survive a power cut.
 void sync_directory(const std::filesystem::path& dir, Exit code);
 
-// Writes PATH.tmp, then renames it: readers see either the old file or all of the new one. With
-// Durable::yes this holds after a power cut too.
 enum class Durable { no, yes };
+
+// A file that appears whole: what is written goes into a draft beside it, which commit() renames,
+// so that readers see either the old file or all of the new one. A draft that is not committed is
+// removed; one that a killed job has left makes room for the next.
+class WholeFile {
+ public:
+  // `draft`: the path meanwhile; .NAME.partial beside the file unless given. Makes no file: a
+  // library may write the draft, by its path.
+  WholeFile(std::filesystem::path path, Exit code, std::filesystem::path draft = {});
+  ~WholeFile();
+  WholeFile(const WholeFile&) = delete;
+  WholeFile& operator=(const WholeFile&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& draft() const { return draft_; }
+  void add(std::string_view text);
+  // Writes what is left, so that commit(), which does the same, can fail no more for want of room.
+  // Nothing is added after it. With Durable::yes the file survives a power cut.
+  void close(Durable durable = Durable::no);
+  void commit(Durable durable = Durable::no);
+
+ private:
+  void write();
+
+  std::filesystem::path path_, draft_;
+  Exit code_;
+  std::unique_ptr<File> file_;  // made by the first add()
+  std::string buffer_;
+  std::uint64_t written_ = 0;
+};
+
+// The same for a text that is there, by way of PATH.tmp.
 void replace_file(const std::filesystem::path& path, std::string_view text, Exit code,
                   Durable durable);
 

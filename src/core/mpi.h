@@ -20,19 +20,45 @@ namespace weft {
 // In bytes: MPI counts in int, so more goes in pieces.
 constexpr std::uint64_t longest_message = std::uint64_t{1} << 30;
 
+// Waits until done() is true: asleep in between, at first for 20 microseconds at a time, later for
+// up to `longest_pause` seconds.
+template <class Done>
+void wait_asleep(const Done& done, double longest_pause) {
+  for (double pause = 20e-6; !done(); pause = std::min(2 * pause, longest_pause))
+    std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+}
+
+// The same for a request.
+inline void wait_asleep(MPI_Request request, double longest_pause = 0.002) {
+  const auto done = [&] {
+    int complete = 0;
+    MPI_Test(&request, &complete, MPI_STATUS_IGNORE);
+    return complete != 0;
+  };
+  wait_asleep(done, longest_pause);
+}
+
+// Collective. MPI_Bcast of bytes, which sleeps while it waits: MPI would spin on a core that a
+// training needs.
+inline void broadcast_bytes(void* data, std::uint64_t bytes, MPI_Comm comm, int root = 0) {
+  for (std::uint64_t at = 0; at < bytes; at += longest_message) {
+    MPI_Request request;
+    MPI_Ibcast(static_cast<char*>(data) + at,
+               static_cast<int>(std::min(longest_message, bytes - at)), MPI_BYTE, root, comm,
+               &request);
+    wait_asleep(request);
+  }
+}
+
 // Collective. Sends `values` (a vector or string of plain values) of rank `root` to all ranks,
 // whatever their number.
 template <class Values>
 void broadcast_sized(Values& values, MPI_Comm comm, int root = 0) {
   static_assert(std::is_trivially_copyable_v<typename Values::value_type>);
   std::uint64_t size = values.size();
-  MPI_Bcast(&size, 1, MPI_UINT64_T, root, comm);
+  broadcast_bytes(&size, sizeof size, comm, root);
   values.resize(size);
-  const std::uint64_t bytes = size * sizeof(typename Values::value_type);
-  char* const data = reinterpret_cast<char*>(values.data());
-  for (std::uint64_t at = 0; at < bytes; at += longest_message)
-    MPI_Bcast(data + at, static_cast<int>(std::min(longest_message, bytes - at)), MPI_BYTE, root,
-              comm);
+  broadcast_bytes(values.data(), size * sizeof(typename Values::value_type), comm, root);
 }
 
 // Collective. The texts of all ranks, in order, on every rank.
@@ -114,24 +140,6 @@ inline MPI_Comm split_by_host(MPI_Comm comm) {
     MPI_Comm_free(&whole);
   }
   return host;
-}
-
-// Waits until done() is true: asleep in between, at first for 20 microseconds at a time, later for
-// up to `longest_pause` seconds.
-template <class Done>
-void wait_asleep(const Done& done, double longest_pause) {
-  for (double pause = 20e-6; !done(); pause = std::min(2 * pause, longest_pause))
-    std::this_thread::sleep_for(std::chrono::duration<double>(pause));
-}
-
-// The same for a request.
-inline void wait_asleep(MPI_Request request, double longest_pause = 0.002) {
-  const auto done = [&] {
-    int complete = 0;
-    MPI_Test(&request, &complete, MPI_STATUS_IGNORE);
-    return complete != 0;
-  };
-  wait_asleep(done, longest_pause);
 }
 
 }  // namespace weft

@@ -82,7 +82,7 @@ checkpoint::Outcome run_until_signal(const std::function<void()>& copy, std::ato
 // Collective over the node: what its first rank has staged, on all of its ranks.
 void share_copies(MPI_Comm node, const std::vector<std::string>& stores, const Staged& staged) {
   std::map<std::string, std::string> copies = staged.copies;  // empty elsewhere
-  for (const std::string& store : stores) checkpoint::share_text(node, copies[store]);
+  for (const std::string& store : stores) broadcast_sized(copies[store], node);
   read_copies_of_stores(std::move(copies));
 }
 

@@ -485,24 +485,16 @@ void download(const std::string& address, const std::string& path, const MediaAc
   WEFT_CHECK(access.limits.max_download_mib > 0, Exit::data,
              "download it before, and name the file; or set media.max_download_mib",
              "{} is not fetched: media.max_download_mib = 0", address);
-  const std::filesystem::path part = path + ".part";
-  std::error_code none;
-  std::filesystem::remove(part, none);
+  WholeFile file(path, Exit::data);
+  fetch(address, file.draft(), access);
   try {
-    fetch(address, part, access);
-    try {
-      // Open it once under its temporary name: only files that are read as media get their final
-      // name.
-      VideoReader({part, MediaTrust::untrusted}, {.access = access});
-    } catch (const Error& e) {
-      throw Error(e.code(), fmt::format("what {} holds is not read: {}", address, e.what()),
-                  e.hint(), __FILE__, __LINE__);
-    }
-    rename_file(part, path, Exit::data);
-  } catch (...) {
-    std::filesystem::remove(part, none);
-    throw;
+    // Opened once under its temporary name: only files that are read as media get their final name.
+    VideoReader({file.draft(), MediaTrust::untrusted}, {.access = access});
+  } catch (const Error& e) {
+    throw Error(e.code(), fmt::format("what {} holds is not read: {}", address, e.what()), e.hint(),
+                __FILE__, __LINE__);
   }
+  file.commit();
 }
 
 }  // namespace weft

@@ -34,16 +34,14 @@ int check(const std::string& path, int code) {
 // path.
 class Mp4File {
  public:
-  // `exact`: the same packets give the same bytes, and the file has its name only once it is whole.
-  Mp4File(const std::string& path, bool exact)
-      : path_(path), written_(exact ? path + ".tmp" : path) {
+  // `exact`: the same packets give the same bytes.
+  Mp4File(const std::string& path, bool exact) : path_(path), file_(path, Exit::data) {
     check(avformat_alloc_output_context2(&format_, nullptr, "mp4", nullptr));
     if (exact) format_->flags |= AVFMT_FLAG_BITEXACT;
   }
   ~Mp4File() {
     if (format_->pb != nullptr) avio_closep(&format_->pb);
     avformat_free_context(format_);
-    if (!done_) std::remove(written_.c_str());
   }
   Mp4File(const Mp4File&) = delete;
   Mp4File& operator=(const Mp4File&) = delete;
@@ -65,8 +63,8 @@ class Mp4File {
 
   // After the streams: writes the header.
   void start() {
-    std::remove(written_.c_str());  // FFmpeg would write through a link
-    check(avio_open(&format_->pb, written_.c_str(), AVIO_FLAG_WRITE));
+    std::remove(file_.draft().c_str());  // FFmpeg would write through a link
+    check(avio_open(&format_->pb, file_.draft().c_str(), AVIO_FLAG_WRITE));
     check(avformat_write_header(format_, nullptr));
   }
 
@@ -94,15 +92,14 @@ class Mp4File {
   void finish() {
     check(av_write_trailer(format_));
     check(avio_closep(&format_->pb));
-    if (written_ != path_) rename_file(written_, path_, Exit::data);
-    done_ = true;
+    file_.commit();
   }
 
  private:
-  std::string path_, written_;  // its name in the end, and meanwhile
+  std::string path_;
+  WholeFile file_;
   AVFormatContext* format_ = nullptr;
   ff::Ptr<AVPacket> packet_{av_packet_alloc()};
-  bool done_ = false;
 };
 
 // Chroma needs even sizes.
@@ -271,19 +268,14 @@ ff::Ptr<AVPacket> encode_png(const std::string& path, std::int64_t height, std::
   return packet;
 }
 
+std::string_view bytes_of(const ff::Ptr<AVPacket>& packet) {
+  return {reinterpret_cast<const char*>(packet->data), static_cast<std::size_t>(packet->size)};
+}
+
 void write_packet(const std::string& path, const ff::Ptr<AVPacket>& packet) {
-  std::remove(path.c_str());  // a link in its place leads elsewhere
-  std::FILE* file = std::fopen(path.c_str(), "wbx");
-  if (file == nullptr) fail(path, AVERROR(errno));
-  const bool whole = std::fwrite(packet->data, 1, static_cast<std::size_t>(packet->size), file) ==
-                     static_cast<std::size_t>(packet->size);
-  // A full disk may show only when the file is closed.
-  const bool closed = std::fclose(file) == 0;
-  if (!whole || !closed) {
-    const int code = AVERROR(errno);
-    std::remove(path.c_str());
-    fail(path, code);
-  }
+  WholeFile file(path, Exit::data);
+  file.add(bytes_of(packet));
+  file.commit();
 }
 
 }  // namespace
@@ -296,9 +288,8 @@ void write_png(const std::string& path, std::int64_t height, std::int64_t width,
 
 std::string png_bytes(std::int64_t height, std::int64_t width, std::span<const std::uint8_t> rgb) {
   WEFT_ASSERT(rgb.size() == static_cast<std::size_t>(height * width * 3) && !rgb.empty());
-  const ff::Ptr<AVPacket> packet =
-      encode_png("a PNG image", height, width, AV_PIX_FMT_RGB24, rgb.data(), 3 * width, {});
-  return {packet->data, packet->data + packet->size};
+  return std::string(bytes_of(
+      encode_png("a PNG image", height, width, AV_PIX_FMT_RGB24, rgb.data(), 3 * width, {})));
 }
 
 void write_palette_png(const std::string& path, std::int64_t height, std::int64_t width,

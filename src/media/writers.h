@@ -1,4 +1,5 @@
-// Writes results: MP4 clips, PNG images, contact sheets.
+// Writes results: MP4 clips and PNG images. A file appears whole (WholeFile, core/file.h): what was
+// not finished is removed.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ struct Mp4Options {
   double fps = 24;  // 0 < fps <= 1000
   // One of the segments of a clip, frames [a,b) as an MP4 of its own, for join_mp4(): the
   // same frames give the same bytes, whichever library or time writes them into the file's
-  // metadata otherwise, and the file has its name only once it is whole (PATH.tmp until then).
+  // metadata otherwise.
   bool segment = false;
   // Times a second at which a frame of add(frame, seconds, duration) may begin; 0: frames are
   // evenly spaced.
@@ -32,7 +33,7 @@ struct Mp4Options {
 // encoder looks some dozens of frames ahead). H.264 (libx264, nearly lossless) if FFmpeg has it,
 // otherwise MPEG-4 part 2; yuv420p, so that every player shows it. Chroma needs even sizes: an odd
 // height or width grows by one, repeating its last row or column. Throws Exit::data with FFmpeg's
-// reason; an unfinished file is removed.
+// reason.
 class Mp4Writer {
  public:
   // Exit::usage where fps is out of range.
@@ -85,9 +86,9 @@ struct Mp4Sound {
 // copied packet by packet, in the order given, and the sound is encoded as AAC (FFmpeg's own
 // encoder; rates that AAC lacks become 48 kHz). The sound is cut to the length of the pictures; a
 // shorter one ends before them. The same segments and sound give the same bytes. Memory does not
-// depend on the length. The file has its name only once it is whole (OUTPUT.tmp until then).
-// Returns the frames of the clip. Throws Exit::data: a segment that is missing, damaged or encoded
-// differently from the first (size, settings), at another rate, or a sound that cannot be read.
+// depend on the length. Returns the frames of the clip. Throws Exit::data: a segment that is
+// missing, damaged or encoded differently from the first (size, settings), at another rate, or a
+// sound that cannot be read.
 std::int64_t join_mp4(const std::vector<std::string>& segments, const Mp4Sound& sound, double fps,
                       const std::string& output, const MediaAccess& access = {});
 

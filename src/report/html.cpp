@@ -200,7 +200,7 @@ std::string status_sections(const JobStatus& s, const std::string& of) {
                        (s.error.empty() ? "" : "<p class=\"note\">" + escape(s.error) + "</p>"));
   return html +
          list_section("Warnings" + of, "From rank 0's last start, oldest first.", s.warnings) +
-         list_section("Warnings of earlier starts" + of, "Of rank 0: the last of each kind.",
+         list_section("Warnings of earlier starts" + of, "The last of each kind, of rank 0.",
                       warnings_of_before(s));
 }
 std::string swatch(const std::string& color, const std::string& text, bool box) {

@@ -69,7 +69,7 @@ class Generate(WeftTest):
         self.generate(*loops, "generate.output=null", text=False, prompts=prompts)
         self.assertTrue(all(one[name] != other for name, other in self.pixels("null").items()))
         self.generate(*loops, "generate.output=out2", ranks=2, prompts=prompts)
-        self.generate(*loops, "generate.output=out3", "generate.share_out=false", ranks=3, prompts=prompts)
+        self.generate(*loops, "generate.output=out3", ranks=3, prompts=prompts)
         self.generate(*loops, "generate.output=sp", "parallel.sp=2", "generate.tensors=true", ranks=2,
                       prompts=prompts)
         for output in ("out2", "out3"):
@@ -79,8 +79,6 @@ class Generate(WeftTest):
             self.assert_same_frames(f"out/{name}.safetensors", f"sp/{name}.safetensors")
         ranks = self.report("out2")["ranks"]
         self.assertEqual(sum(r["clips"] for r in ranks), 5)
-        for r in self.report("out3")["ranks"]:
-            self.assertGreater(r["clips"], 0)
         for r in ranks:
             self.assertLessEqual(r["arena_peak_bytes"], r["arena_planned_bytes"])
         # A slice of the file with more samples makes the same clips again.

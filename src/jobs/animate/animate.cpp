@@ -223,7 +223,7 @@ void write_reference(const ImageFile& picture, const fs::path& folder, const std
   std::vector<std::uint8_t> rgb(static_cast<std::size_t>(3 * height * width));
   pillow_resize({picture.values.data(), picture.height, picture.width, 3 * picture.width}, height,
                 width, PillowFilter::bilinear, rgb.data(), 3 * width);
-  write_whole(folder, file, [&](const std::string& name) { write_png(name, height, width, rgb); });
+  write_png(result_path(folder, file).string(), height, width, rgb);
 }
 
 // Frames of an earlier, longer clip of the same name.
@@ -358,7 +358,7 @@ void AnimateJob::make(const ItemBatch& items, ItemResults& results) {
 
 // False: stopped.
 bool AnimateJob::make_part(std::int64_t item, Json& line) {
-  make_folders(engine_.settings().directory, file_of(item));
+  result_path(engine_.settings().directory, file_of(item));
   if (part(item).kind == Kind::piece) return make_piece(item);
   join(item, line);
   std::error_code none;
@@ -393,8 +393,7 @@ bool AnimateJob::make_piece(std::int64_t item) {
   const ClipRequest& clip = clip_of(item);
   fs::path pictures;
   if (clip.animate.keep_frames) {
-    pictures = engine_.settings().directory / frames_folder(clip);
-    make_folders(engine_.settings().directory, frames_folder(clip) + "/");
+    pictures = result_path(engine_.settings().directory, frames_folder(clip) + "/");
   }
   if (!maker_.make(in_hand(item), p.first, p.count, path_of(item), pictures,
                    [this] { return !engine_.stop_requested(); }))
@@ -640,9 +639,6 @@ int animate(const Deck& deck, MPI_Comm world) {
   const std::vector<ClipRequest> clips = list_clips(deck, world);
   check_clips(clips);
   if (log::rank() == 0) check_results(deck, clips);
-  if (deck.get<AnimateDeck>().plan != "auto" && log::rank() == 0)
-    log::warn(
-        "animate.plan is obsolete and ignored: clips and pieces of them go to whoever is free");
   const ListStart start = start_list_job(deck, world);
   AnimateNetworks networks(deck, clips, world);
   const std::vector<AnimateSize> sizes = measure_clips(clips, deck.media, world);

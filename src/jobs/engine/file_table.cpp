@@ -1,9 +1,8 @@
 #include "jobs/engine/file_table.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <span>
-#include <utility>
 
 #include "core/error.h"
 #include "core/hash.h"
@@ -20,12 +19,6 @@ constexpr std::size_t longest_path = 4096;
 
 fs::path folder_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
-}
-
-File make_partial(const fs::path& path) {
-  std::error_code none;
-  fs::remove(path, none);  // what a killed job has left
-  return File::create(path, Exit::data);
 }
 
 }  // namespace
@@ -68,30 +61,6 @@ std::string moved_path(const std::string& path) {
 std::string item_name(const std::string& path) {
   const std::string name = path.empty() ? "(no path)" : printable(path, longest_path);
   return name == path ? name : name + " #" + to_hex(hash128(path));
-}
-
-WholeFile::WholeFile(const fs::path& folder, fs::path path)
-    : partial_(folder / ("." + path.filename().string() + ".partial")),
-      path_(std::move(path)),
-      file_(make_partial(partial_)) {}
-
-void WholeFile::add(std::string_view text) {
-  buffer_ += text;
-  if (buffer_.size() >= (std::size_t{1} << 20)) write();
-}
-
-void WholeFile::finish() {
-  write();
-  file_.sync();
-  file_.close();
-  rename_file(partial_, path_, Exit::data);
-  sync_directory(folder_of(path_), Exit::data);
-}
-
-void WholeFile::write() {
-  file_.write(std::as_bytes(std::span(buffer_)), written_);
-  written_ += buffer_.size();
-  buffer_.clear();
 }
 
 }  // namespace weft

@@ -2,13 +2,9 @@
 // and `weft evaluate` have in common beside data/lists/table.h.
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "core/file.h"
 #include "data/lists/lists.h"
 #include "data/lists/table.h"
 
@@ -30,22 +26,5 @@ std::string moved_path(const std::string& path);
 // The name of a file as an item's (jobs/engine/list_job.h): unique for each path, valid UTF-8
 // without control characters.
 std::string item_name(const std::string& path);
-
-// A file that takes its name once it is whole, and then survives a power cut.
-class WholeFile {
- public:
-  // Writes into `folder`, on the file system of `path`.
-  WholeFile(const std::filesystem::path& folder, std::filesystem::path path);
-  void add(std::string_view text);
-  void finish();
-
- private:
-  void write();
-
-  std::filesystem::path partial_, path_;
-  File file_;
-  std::string buffer_;
-  std::uint64_t written_ = 0;
-};
 
 }  // namespace weft

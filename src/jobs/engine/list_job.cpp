@@ -8,7 +8,6 @@
 #include <iterator>
 #include <set>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "config/command.h"
@@ -155,19 +154,14 @@ ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_C
                   [this] { manifest_.end_all(); }) {
   check_shared();
   // Rank 0's keys and costs: files, and their times, may look different from node to node.
-  std::string keys;
-  std::vector<double> costs;
-  for (const ListItem& item : items_) {
-    keys += item.key + "\n";
-    costs.push_back(item.cost);
-  }
-  broadcast_sized(keys, world_);
-  MPI_Bcast(costs.data(), static_cast<int>(costs.size()), MPI_DOUBLE, 0, world_);
-  for (std::size_t i = 0, at = 0; i < items_.size(); ++i) {
-    const std::size_t end = keys.find('\n', at);
-    items_[i].key = keys.substr(at, end - at);
-    items_[i].cost = costs[i];
-    at = end + 1;
+  const Json first = from_first_rank(world_, [&] {
+    Json all = Json::array();
+    for (const ListItem& item : items_) all.push_back({item.key, item.cost});
+    return all;
+  });
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    items_[i].key = first[i][0];
+    items_[i].cost = first[i][1];
   }
   find_missing();
   if (settings_.status.empty()) settings_.status = settings_.directory / "status.json";
@@ -250,10 +244,9 @@ void ListEngine::find_missing() {
                       most_deaths, settings_.stem + ".jsonl"));
   }
   const auto cost = [&](std::int64_t i) { return items_[i].cost; };
-  if (settings_.shared)
-    // Costliest first, so that all ranks end together; stable, so that all ranks agree.
-    std::stable_sort(missing_.begin(), missing_.end(),
-                     [&](std::int64_t a, std::int64_t b) { return cost(a) > cost(b); });
+  // Costliest first, so that all ranks end together; stable, so that all ranks agree.
+  std::stable_sort(missing_.begin(), missing_.end(),
+                   [&](std::int64_t a, std::int64_t b) { return cost(a) > cost(b); });
   // Spread out, so that the next death finds only one of them in hand.
   for (std::size_t i = 0; i < suspects.size(); ++i)
     missing_.insert(
@@ -328,10 +321,7 @@ ListEngine::Taken ListEngine::take() {
                    fmt::format("{} is gone: the folder was removed or renamed while the job ran",
                                settings_.directory.string()),
                    "the same command makes what is missing", __FILE__, __LINE__);
-  if (groups_.first && settings_.shared)
-    batch.number = dispatcher_.next();
-  else if (groups_.first && own_at_ < own_end_ && !stop_requested())
-    batch.number = own_at_++;
+  if (groups_.first) batch.number = dispatcher_.next();
   batch.number = groups_.share(batch.number);
   if (batch.number >= 0) batch.items = batches_[batch.number];
   return batch;
@@ -357,18 +347,10 @@ void ListEngine::count_time(double begin) {
   mine_.busy += end - begin;
 }
 
-// Batches are handed out in order; where a list is not shared, all groups count as far as this one.
+// Batches are handed out in order.
 void ListEngine::tell_progress(const Taken& batch) {
   if (groups_.rank != 0) return;
-  std::int64_t items = 0;
-  double work = 0;
-  if (settings_.shared) {
-    std::tie(items, work) = work_[first_work_ + static_cast<std::size_t>(batch.number)];
-  } else {
-    own_items_ += std::ssize(batch.items) * groups_.count;
-    items = std::min(own_items_, std::ssize(missing_));
-    work = work_.back().second * static_cast<double>(items) / static_cast<double>(missing_.size());
-  }
+  const auto& [items, work] = work_[first_work_ + static_cast<std::size_t>(batch.number)];
   progress_->advance(std::ssize(items_) - std::ssize(missing_) - given_up_ + items, work,
                      work_.back().second);
 }
@@ -385,8 +367,6 @@ void ListEngine::run(ListJob& job, std::vector<ItemBatch> batches) {
   if (!work_.empty() && !(work_.back().second > 0))
     for (auto& [items, cost] : work_) cost = static_cast<double>(items);
   if (start_ == 0) start_ = now_seconds();
-  own_at_ = std::ssize(batches_) * groups_.index / groups_.count;
-  own_end_ = std::ssize(batches_) * (groups_.index + 1) / groups_.count;
   dispatcher_.open(std::ssize(batches_), groups_.count);
   const auto flush = [&] {
     const double begin = now_seconds();

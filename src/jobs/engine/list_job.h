@@ -83,7 +83,6 @@ struct ListSettings {
   std::string key;                  // of the deck, that `directory` comes from
   double stop_margin = 0;           // run.stop_margin, seconds
   int group = 1;                    // ranks that make an item together
-  bool shared = true;               // false: each group has its part of the list, in its order
   bool ahead = false;               // take a batch while another is made, for prepare()
   std::filesystem::path status{};   // another status file, where `directory` goes with the job
   // False: the job calls ItemResults::begun() for each item as it begins it. True: all items of a
@@ -278,10 +277,8 @@ class ListEngine {
   std::mutex failures_mutex_;
   std::vector<std::string> failures_;  // of this rank; rank 0's begin with the items given up
   std::atomic<std::int64_t> made_ = 0, failed_ = 0, skipped_ = 0;
-  double start_ = 0;                       // of the first run()
-  bool unflushed_ = false;                 // items were made since the last flush()
-  std::int64_t own_at_ = 0, own_end_ = 0;  // of this group's share of an unshared list
-  std::int64_t own_items_ = 0;  // of an unshared list: done by all groups, estimated from this one
+  double start_ = 0;        // of the first run()
+  bool unflushed_ = false;  // items were made since the last flush()
   // [batch] The number of items, and their costs, in all batches up to and with this one; those of
   // this run() begin at `first_work_`.
   std::vector<std::pair<std::int64_t, double>> work_;

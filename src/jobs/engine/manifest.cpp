@@ -190,28 +190,16 @@ ManifestLines Manifest::gather(const fs::path& directory, const std::string& ste
   }
   note_deaths(in_hand, lines);
   if (parts.empty()) return lines;
-  const fs::path whole = whole_path(directory, stem), made = whole.string() + ".tmp";
-  fs::remove(made, failed);  // what a killed job has left
-  File out = File::create(made, Exit::data);
-  std::string text;
-  std::uint64_t written = 0;
-  const auto write = [&] {
-    out.write(std::as_bytes(std::span(text)), written);
-    written += text.size();
-    text.clear();
-  };
-  for (const auto& [name, line] : lines) {
-    text += line.text + "\n";
-    if (text.size() >= (std::size_t{1} << 20)) write();
-  }
-  write();
-  out.close();
+  WholeFile whole(whole_path(directory, stem), Exit::data);
+  whole.add("");  // there may be no line
+  for (const auto& [name, line] : lines) whole.add(line.text + "\n");
+  whole.close();  // on a full disk the parts below still tell of the deaths
   // A kill before the parts are gone must not count these deaths twice.
   for (const fs::path& part : of_dead)
     std::ofstream(part, std::ios::app) << "\n"
                                        << seal_json(dump_json(Json{{"ended", true}})) << "\n";
   // The parts go only after the rename: a kill in between leaves all lines readable.
-  rename_file(made, whole, Exit::data);
+  whole.commit();
   for (const fs::path& part : parts) fs::remove(part, failed);
   return lines;
 }
@@ -351,7 +339,7 @@ bool is_own_name(const std::string& folder, const std::string& stem) {
   return folder.starts_with(stem + ".rank") || std::ranges::any_of(own, is);
 }
 
-void make_folders(const fs::path& directory, const fs::path& file) {
+fs::path result_path(const fs::path& directory, const fs::path& file) {
   std::error_code none;
   WEFT_CHECK(!file.has_parent_path() || fs::is_directory(directory, none), Exit::data,
              "do not remove it while a job runs", "cannot make a folder in {}, which is gone",
@@ -361,31 +349,7 @@ void make_folders(const fs::path& directory, const fs::path& file) {
     folder /= part;
     make_own_folder(folder, Exit::data);
   }
-}
-
-PartialFile::PartialFile(const fs::path& directory, const std::string& file)
-    : path_(directory / file),
-      hidden_(path_.parent_path() / ("." + path_.filename().string() + ".partial")) {
-  make_folders(directory, file);
-  std::error_code none;
-  fs::remove(hidden_, none);  // what a killed job left, or a link that was laid there
-}
-
-PartialFile::~PartialFile() {
-  std::error_code none;
-  if (!hidden_.empty()) fs::remove(hidden_, none);  // a full disk needs the space
-}
-
-void PartialFile::commit() {
-  rename_file(hidden_, path_, Exit::data);
-  hidden_.clear();
-}
-
-void write_whole(const fs::path& directory, const std::string& file,
-                 const std::function<void(const std::string&)>& write) {
-  PartialFile hidden(directory, file);
-  write(hidden.path());
-  hidden.commit();
+  return directory / file;
 }
 
 // ---- Names of results ----

@@ -127,27 +127,10 @@ void remove_remains(const std::filesystem::path& folder, const std::set<std::str
 // job's own files. `stem`: ListSettings::stem.
 bool is_own_name(const std::string& folder, const std::string& stem);
 
-// Makes the folders of `file` below `directory`. Exit::data where a link or a file is in their
-// place: results stay in the output folder.
-void make_folders(const std::filesystem::path& directory, const std::filesystem::path& file);
-
-// A file of `directory`, and the folders in between, under a hidden name next to it until it is
-// whole: commit() renames it. What was not committed is removed.
-class PartialFile {
- public:
-  PartialFile(const std::filesystem::path& directory, const std::string& file);
-  ~PartialFile();
-  PartialFile(const PartialFile&) = delete;
-  PartialFile& operator=(const PartialFile&) = delete;
-  std::string path() const { return hidden_.string(); }
-  void commit();
-
- private:
-  std::filesystem::path path_, hidden_;
-};
-// The same in one call: `write` gets the hidden name.
-void write_whole(const std::filesystem::path& directory, const std::string& file,
-                 const std::function<void(const std::string&)>& write);
+// The path of a result, `file` of `directory`, once the folders in between are there. Exit::data
+// where a link or a file is in their place: results stay in the output folder.
+std::filesystem::path result_path(const std::filesystem::path& directory,
+                                  const std::filesystem::path& file);
 
 // ---- Names of results, made of names of others ----
 

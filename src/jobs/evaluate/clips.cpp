@@ -194,7 +194,7 @@ void write_clip_table(const Deck& deck, const ClipRows& rows, const ClipMeasures
   if (moves_references) columns.push_back("reference");
 
   TableReader table = open_clip_table(deck, rows);
-  WholeFile out(engine.settings().directory, output);
+  WholeFile out(output, Exit::data);
   TableWriter writer(table, columns, [&](std::string_view text) { out.add(text); });
   for (TableRow row; table.next(row);) {
     const EvaluatedClip clip = clip_of_row(deck, table, row);
@@ -222,7 +222,7 @@ void write_clip_table(const Deck& deck, const ClipRows& rows, const ClipMeasures
     writer.add(row, values);
   }
   check_same();
-  out.finish();
+  out.commit(Durable::yes);
 }
 
 Json as_json(const ClipSummary& s) {

@@ -164,9 +164,8 @@ void DetectionWork::draw(std::int64_t item, const TextImage& image,
       draw_outline(found, size, boxes[i].polygon, colour_of(match.region_of[i]), thickness);
   const std::string file =
       fmt::format("pictures/{:05d}_{}.png", item, plain_stem(images_.name(item)));
-  write_whole(directory, file, [&](const std::string& path) {
-    write_png(path, size.height, 2 * size.width, side_by_side({wanted, found}, size));
-  });
+  write_png(result_path(directory, file).string(), size.height, 2 * size.width,
+            side_by_side({wanted, found}, size));
   add_file(line, directory, file, "picture");
 }
 

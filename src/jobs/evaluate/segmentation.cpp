@@ -119,17 +119,14 @@ void SegmentationWork::write(std::int64_t i, const LabelledImage& image,
     const auto truth = coloured(image.labels, palette_), found = coloured(labels, palette_);
     const auto wrong = differences(image.rgb, image.labels, labels);
     const std::string file = "pictures/" + file_of(images_, i);
-    write_whole(directory, file, [&](const std::string& path) {
-      write_png(path, size.height, 4 * size.width,
-                side_by_side({image.rgb, truth, found, wrong}, size));
-    });
+    write_png(result_path(directory, file).string(), size.height, 4 * size.width,
+              side_by_side({image.rgb, truth, found, wrong}, size));
     add_file(line, directory, file, "picture");
   }
   if (deck_.predictions) {
     const std::string file = "predictions/" + file_of(images_, i);
-    write_whole(directory, file, [&](const std::string& path) {
-      write_palette_png(path, size.height, size.width, labels, palette_);
-    });
+    write_palette_png(result_path(directory, file).string(), size.height, size.width, labels,
+                      palette_);
     add_file(line, directory, file, "prediction");
   }
 }

@@ -12,6 +12,7 @@
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/log.h"
+#include "jobs/engine/manifest.h"
 #include "media/open_media.h"
 #include "media/writers.h"
 
@@ -91,38 +92,31 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A PNG or an MP4 under a hidden name; the destructor removes a file that was not finished.
-class HiddenFile {
+// A PNG or an MP4, which appears with finish().
+class ClipFile {
  public:
-  HiddenFile(const fs::path& directory, const std::string& name, const FinishedClip& clip,
-             double fps)
-      : hidden_(directory / ("." + name + ".partial")), path_(directory / name) {
-    if (clip.frames > 1) video_.emplace(hidden_.string(), clip.height, clip.width, fps);
+  ClipFile(const fs::path& path, const FinishedClip& clip, double fps) : path_(path) {
+    if (clip.frames > 1) video_.emplace(path.string(), clip.height, clip.width, fps);
   }
-  ~HiddenFile() {
-    std::error_code none;
-    if (!done_) fs::remove(hidden_, none);
-  }
-  HiddenFile(const HiddenFile&) = delete;
-  HiddenFile& operator=(const HiddenFile&) = delete;
-
   void add(const ClipView& frames) {
     if (video_)
       video_->add(frames);
     else
-      write_png(hidden_.string(), frames.height, frames.width,
-                {frames.rgb, static_cast<std::size_t>(frames.height * frames.width * 3)});
+      picture_ =
+          png_bytes(frames.height, frames.width,
+                    {frames.rgb, static_cast<std::size_t>(frames.height * frames.width * 3)});
   }
   void finish() {
-    if (video_) video_->finish();
-    rename_file(hidden_, path_, Exit::data);
-    done_ = true;
+    if (video_) return video_->finish();
+    WholeFile file(path_, Exit::data);
+    file.add(picture_);
+    file.commit();
   }
 
  private:
-  fs::path hidden_, path_;
+  fs::path path_;
   std::optional<Mp4Writer> video_;
-  bool done_ = false;
+  std::string picture_;
 };
 
 }  // namespace
@@ -142,7 +136,7 @@ nlohmann::ordered_json manifest_line(const FinishedClip& c) {
 
 struct ClipWriter::Files {
   FinishedClip clip;
-  std::optional<HiddenFile> plain, marked;
+  std::optional<ClipFile> plain, marked;
   Hasher pixels;
   std::int64_t frames = 0;  // so far
   std::string failure;      // the clip's further events are ignored
@@ -250,21 +244,16 @@ void ClipWriter::take(const Event& event) {
   Files& f = *files_;
   FinishedClip& c = f.clip;
   if (const Begin* begin = std::get_if<Begin>(&event)) {
-    f.plain.emplace(directory_, c.file, c, begin->fps);
+    f.plain.emplace(directory_ / c.file, c, begin->fps);
     for (const FinishedClip::Picture& p : c.pictures) {
-      const fs::path folder = directory_ / "references";
-      const std::string name = fmt::format("{}-{}.png", c.name, c.references.size());
-      const fs::path hidden = folder / ("." + name + ".partial");
-      make_own_folder(folder, Exit::data);
-      write_png(hidden.string(), p.height, p.width, p.rgb);
-      // Replaces a link that somebody has put there, instead of writing through it.
-      rename_file(hidden, folder / name, Exit::data);
-      c.references.push_back("references/" + name);
+      const std::string name = fmt::format("references/{}-{}.png", c.name, c.references.size());
+      write_png(result_path(directory_, name).string(), p.height, p.width, p.rgb);
+      c.references.push_back(name);
     }
     c.pictures.clear();
     if (watermark_) {
       c.marked = c.name + "_watermark" + fs::path(c.file).extension().string();
-      f.marked.emplace(directory_, c.marked, c, begin->fps);
+      f.marked.emplace(directory_ / c.marked, c, begin->fps);
     }
   } else if (const Piece* piece = std::get_if<Piece>(&event)) {
     std::uint8_t* rgb = memory_[piece->place].data();

@@ -222,7 +222,6 @@ ListSettings settings_of(const Deck& deck) {
   s.key = "generate.output";
   s.stop_margin = deck.run.stop_margin;
   s.group = static_cast<int>(deck.parallel.sp);
-  s.shared = deck.get<GenerateDeck>().share_out;
   return s;
 }
 
@@ -265,7 +264,6 @@ nlohmann::ordered_json report_header(const Deck& deck, const Stages& stages,
                                      const EncodedTexts& texts) {
   nlohmann::ordered_json header = {
       {"ranks_a_clip", deck.parallel.sp},
-      {"share_out", deck.get<GenerateDeck>().share_out},
       {"seconds", {{"text", stages.text}, {"load", stages.load}, {"clips", stages.clips}}}};
   if (!texts.bytes_taken.empty())
     header["text"] = {{"bytes_planned", texts.bytes_planned}, {"bytes_taken", texts.bytes_taken}};

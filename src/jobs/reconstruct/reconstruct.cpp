@@ -206,7 +206,7 @@ json through(VideoCodec& codec, const Deck& deck, const MediaSource& from, std::
     ssims += ssim(f.rgb.data() + t * frame, again.data() + t * frame, f.height, f.width);
   }
   const std::string file = stem_of(path, item) + (f.frames == 1 ? ".png" : ".mp4");
-  write_whole(out, file, [&](const std::string& name) { write_both(name, f, again); });
+  write_both(result_path(out, file).string(), f, again);
   const auto frames = static_cast<double>(f.frames);
   return {{"item", item},
           {"key", key},

@@ -261,8 +261,7 @@ void ScoreJob::draw(const Item& item, Json& line) const {
   const std::filesystem::path& directory = engine_.settings().directory;
   const std::string& path = files_[item.number].path;
   const std::string file = fmt::format("pictures/{:05d}_{}.png", item.number, plain_stem(path));
-  write_whole(directory, file,
-              [&](const std::string& name) { write_png(name, score_.side, score_.side, rgb); });
+  write_png(result_path(directory, file).string(), score_.side, score_.side, rgb);
   add_file(line, directory, file, "picture");
 }
 

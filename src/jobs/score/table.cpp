@@ -173,7 +173,7 @@ void write_output(const Deck& deck, const ScoreRows& rows, const ListEngine& eng
   };
 
   TableReader table = open_table(s, rows);
-  WholeFile out(summary.folder, s.output);
+  WholeFile out(s.output, Exit::data);
   TableWriter writer(table, columns, [&](std::string_view text) { out.add(text); });
   TableRow row;
   for (std::int64_t i = 0; table.next(row); ++i) {
@@ -191,7 +191,7 @@ void write_output(const Deck& deck, const ScoreRows& rows, const ListEngine& eng
       writer.add(row, values);
   }
   check_same();
-  out.finish();
+  out.commit(Durable::yes);
 }
 
 }  // namespace weft

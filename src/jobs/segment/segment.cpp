@@ -22,7 +22,6 @@
 #include "core/hash.h"
 #include "core/host.h"
 #include "core/log.h"
-#include "core/mpi.h"
 #include "data/clip_store.h"
 #include "data/images/labelled_images.h"
 #include "data/lists/folders.h"
@@ -153,31 +152,25 @@ void check_results(const Deck& deck, const std::vector<SegmentInput>& inputs) {
 // the model; pictures can be segmented without that data.
 struct DataClasses {
   std::vector<std::string> names;
-  std::string palette;  // bytes, as LabelledImages::palette()
+  std::vector<std::uint8_t> palette;  // as LabelledImages::palette()
 };
 
 // Collective: rank 0 asks for all.
 DataClasses classes_of_data(const Deck& deck, MPI_Comm world) {
   const std::string& data = deck.data.path;
   std::error_code none;
-  std::string text, palette;  // each name ended by a zero byte
-  if (log::rank() == 0 && (is_shapes(data) || (fs::exists(data, none) && is_hdf5(data)))) try {
-      const auto images = open_labelled_images(data, deck.data.verify);
-      if (images->num_classes() == deck.get<SegmentationDeck>().num_classes) {
-        for (const std::string& name : images->class_names()) text += name + '\0';
-        for (const std::uint8_t value : images->palette()) palette += static_cast<char>(value);
+  const Json found = from_first_rank(world, [&] {
+    Json j = {{"names", Json::array()}, {"palette", Json::array()}};
+    if (is_shapes(data) || (fs::exists(data, none) && is_hdf5(data))) try {
+        const auto images = open_labelled_images(data, deck.data.verify);
+        if (images->num_classes() == deck.get<SegmentationDeck>().num_classes)
+          j = {{"names", images->class_names()}, {"palette", images->palette()}};
+      } catch (const Error& e) {
+        log::warn("classes have neither names nor colours of the data: {}", e.what());
       }
-    } catch (const Error& e) {
-      log::warn("classes have neither names nor colours of the data: {}", e.what());
-    }
-  broadcast_sized(text, world);
-  broadcast_sized(palette, world);
-  std::vector<std::string> names;
-  for (std::size_t at = 0, end; at < text.size(); at = end + 1) {
-    end = text.find('\0', at);
-    names.push_back(text.substr(at, end - at));
-  }
-  return {names, palette};
+    return j;
+  });
+  return {found.at("names"), found.at("palette")};
 }
 
 // ---- Pictures and frames through the model ----
@@ -201,7 +194,6 @@ struct SegmentVideo {
     double seconds = 0, duration = 0;
   };
   std::mutex writing;  // of these
-  std::optional<PartialFile> file;
   std::optional<Mp4Writer> writer;
   std::map<std::int64_t, Drawn> drawn;  // frames that wait for those before them
   std::int64_t written = 0;
@@ -347,7 +339,7 @@ void SegmentWork::finish(PictureUnit& picture, ItemResults& results) {
   Json line = line_of(p.item, p.size, 1, p.pixels);
   const fs::path& directory = engine_.settings().directory;
   const std::string file = result_file(input(p.item));
-  write_whole(directory, file, [&](const std::string& path) { write_picture(path, p); });
+  write_picture(result_path(directory, file).string(), p);
   add_file(line, directory, file);
   results.finished(line);
 }
@@ -365,8 +357,8 @@ void SegmentWork::write_frame(SegmentPicture& p) {
     const SegmentVideo::Drawn& d = due->second;
     const std::int64_t width = std::ssize(d.rgb) / (3 * p.size.height);
     if (!v.writer) {
-      v.file.emplace(engine_.settings().directory, result_file(input(p.item)));
-      v.writer.emplace(v.file->path(), p.size.height, width,
+      const fs::path file = result_path(engine_.settings().directory, result_file(input(p.item)));
+      v.writer.emplace(file.string(), p.size.height, width,
                        Mp4Options{.fps = v.fps, .ticks = v.ticks});
     }
     v.writer->add({d.rgb.data(), 1, p.size.height, width}, d.seconds, d.duration);
@@ -402,7 +394,6 @@ void SegmentWork::finish_video(std::int64_t item, SegmentVideo& v, ItemResults& 
   WEFT_CHECK(v.written > 0, Exit::data, "is it a video?", "{} has no frame",
              input(item).media.path);
   v.writer->finish();
-  v.file->commit();
   Json line = line_of(item, v.size, v.written, v.pixels);
   line["fps"] = v.fps;
   add_file(line, engine_.settings().directory, result_file(input(item)));
@@ -515,9 +506,7 @@ int segment(const Deck& deck, MPI_Comm world) {
   const DataClasses of_data = classes_of_data(deck, world);
   weights.check_classes(of_data.names, deck.data.path);
   const std::vector<std::string> names = class_names(deck, of_data.names);
-  const std::span bytes(reinterpret_cast<const std::uint8_t*>(of_data.palette.data()),
-                        of_data.palette.size());
-  const std::vector<Rgb> palette = label_palette(deck, bytes);
+  const std::vector<Rgb> palette = label_palette(deck, of_data.palette);
   std::string job = fmt::format("weights {}\n{}overlay {}\norientation {}\nclasses {}\n",
                                 weights.identity(), describe_prediction(deck), s.overlay,
                                 deck.media.orientation, fmt::join(names, "\n"));

@@ -5,8 +5,10 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
@@ -148,18 +150,16 @@ class ListJobTest : public ::testing::Test {
 
 TEST_F(ListJobTest, MakesEachItemOnceCostliestFirst) {
   settings_.replace = true;
-  for (const bool shared : {true, false})
-    for (const bool ahead : {true, false}) {
-      settings_.shared = shared;
-      settings_.ahead = ahead;
-      EXPECT_EQ(run(
-                    200, [](Squares&) {}, fmt::format("{} {}", shared, ahead)),
-                0);
-      EXPECT_EQ(begun(200), std::vector<int>(200, 1));
-      for (std::size_t i = 1; i < order_.size() && shared; ++i)
-        EXPECT_GE(order_[i - 1] % 7, order_[i] % 7) << i;
-      order_.clear();
-    }
+  for (const bool ahead : {true, false}) {
+    settings_.ahead = ahead;
+    EXPECT_EQ(run(
+                  200, [](Squares&) {}, fmt::format("{}", ahead)),
+              0);
+    EXPECT_EQ(begun(200), std::vector<int>(200, 1));
+    for (std::size_t i = 1; i < order_.size(); ++i)
+      EXPECT_GE(order_[i - 1] % 7, order_[i] % 7) << i;
+    order_.clear();
+  }
   EXPECT_EQ(report().at("made"), 200);
   EXPECT_EQ(report().at("ranks").size(), static_cast<std::size_t>(ranks_));
   const ManifestLines lines = Manifest::gathered(settings_.directory, settings_.stem);
@@ -418,6 +418,31 @@ TEST_F(ListJobTest, AnItemThatTwoRanksDiedWithIsGivenUp) {
                 6, [](Squares&) {}, "another"),
             0);
   EXPECT_EQ(begun(6), std::vector<int>(6, 1));
+}
+
+// Where the gathered lines find no room, the parts that tell of a death stay as they are.
+TEST_F(ListJobTest, AFullDiskLosesNoDeaths) {
+  if (rank_ != 0) return;
+  leave_part(settings_, {"square4"}, false);
+  std::ofstream(settings_.directory / "squares.rank1.jsonl") << [] {
+    std::string lines;
+    for (int i = 10; i < 90; ++i)
+      lines += seal_json(dump_json(nlohmann::ordered_json{
+                   {"name", fmt::format("square{}", i)}, {"key", "k"}, {"rank", 1}})) +
+               "\n";
+    return lines;
+  }();
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{2000, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  EXPECT_THROW(Manifest::gather(settings_.directory, settings_.stem), Error);
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  const ManifestLines lines = Manifest::gather(settings_.directory, settings_.stem);
+  EXPECT_EQ(lines.size(), 81u);
+  EXPECT_EQ(deaths_of(lines, "square4", "k"), 1);
 }
 
 // A launcher that kills the other ranks without warning leaves their items in hand, too.

@@ -2,18 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
-#include <stdexcept>
-
-#include "core/error.h"
 
 namespace weft {
 namespace {
 
-namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 
 const std::vector<Rgb> palette = {{}, {1, 2, 3}, {40, 50, 60}};
@@ -42,27 +34,6 @@ TEST(Views, PlainStems) {
   EXPECT_EQ(plain_stem("images/ADE_val_00000001.jpg"), "ADE_val_00000001");
   EXPECT_EQ(plain_stem("../caf\xc3\xa9 <b>.png"), "caf____b_");
   EXPECT_EQ(plain_stem(std::string(300, 'x')).size(), 100);
-}
-
-TEST(Views, FilesAreWholeOrNotThere) {
-  const fs::path folder = fs::temp_directory_path() / ("weft_views_" + std::to_string(getpid()));
-  fs::create_directory(folder);
-  write_whole(folder, "a/b.txt", [](const std::string& path) { std::ofstream(path) << "whole"; });
-  EXPECT_EQ(fs::file_size(folder / "a/b.txt"), 5);
-  EXPECT_THROW(write_whole(folder, "a/c.txt",
-                           [](const std::string& path) {
-                             std::ofstream(path) << "half";
-                             throw std::runtime_error("disk full");
-                           }),
-               std::runtime_error);
-  EXPECT_FALSE(fs::exists(folder / "a/c.txt"));
-  // Not through a link, and not where the folder has gone.
-  fs::create_directory_symlink(fs::temp_directory_path(), folder / "link");
-  const auto nothing = [](const std::string& path) { std::ofstream(path) << "x"; };
-  EXPECT_THROW(write_whole(folder, "link/d.txt", nothing), Error);
-  fs::remove_all(folder);
-  EXPECT_THROW(write_whole(folder, "a/b.txt", nothing), Error);
-  EXPECT_FALSE(fs::exists(folder));
 }
 
 }  // namespace

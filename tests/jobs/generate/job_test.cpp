@@ -79,7 +79,7 @@ TEST(GenerateJob, KeysChangeWithWhatDecidesPixels) {
        {"run.seed=1", "sampler.steps=3", "generate.fps=8", "generate.aes=5",
         "model.input_sq_size=256", "model.qk_norm=false", "vae.num_groups=4",
         "vae.spatial_groups=4", "vae.scale=[1,1,1,2]", "t5.max_length=3", "t5.dtype=bf16",
-        "t5.tokenizer=another", "diffusion.fix_short_clips=false"}) {
+        "t5.tokenizer=another", "diffusion.use_discrete_timesteps=true"}) {
     const Deck other = parse_deck(to_toml(deck), "deck", {change});
     EXPECT_NE(job.items[0].key, job_of(other).items[0].key) << change;
   }
@@ -181,11 +181,10 @@ TEST(ClipBatches, AreOfOneSizeAndNoLargerThanAGroupsShare) {
   deck.get<GenerateDeck>().loop = 2;
   EXPECT_EQ(batches(1).size(), 9u);
   deck.get<GenerateDeck>().loop = 1;
-  // Those that are finished need no place, and what is dealt out stays in its order.
-  deck.get<GenerateDeck>().share_out = false;
+  // Those that are finished need no place.
   const std::vector<std::int64_t> missing = {0, 1, 3, 8};
   EXPECT_EQ(make_batches(deck, job, missing, limit_batches(deck, job, missing, 1)),
-            (std::vector<ClipBatch>{{0, 3}, {1, 8}}));
+            (std::vector<ClipBatch>{{1, 8}, {0, 3}}));
 }
 
 TEST(ClipBatches, AreAsLargeAsTheMemory) {
