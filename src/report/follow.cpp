@@ -13,7 +13,7 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "report/data.h"
-#include "report/html.h"
+#include "report/page.h"
 #include "train/metrics/metrics.h"
 
 namespace weft {
@@ -168,7 +168,7 @@ std::string Follower::poll(double now) {
   } else {
     // What has ended may be started again: the next search sees it.
     for (auto& [path, f] : jobs_)
-      if (!has_ended(f.job) && f.job.measured)
+      if (!has_ended(f.job))
         if (auto job = find_job(path, now)) f.job = std::move(*job);
   }
   std::string text = drop_gone(now);

@@ -23,9 +23,7 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "report/data.h"
 #include "report/follow.h"
-#include "report/html.h"
 #include "train/metrics/metrics.h"
 
 namespace weft {
@@ -43,40 +41,6 @@ constexpr std::size_t most_folders = 20000;  // that are looked at
 bool is_gone(const JobStatus& s) {
   return s.pid > 0 && s.host == host_name() && kill(static_cast<pid_t>(s.pid), 0) != 0 &&
          errno == ESRCH;
-}
-
-std::int64_t steps_of_deck(const std::string& deck) {
-  try {
-    return parse_deck(deck, "deck.toml", {}).train.steps;
-  } catch (const Error&) {
-    return 0;  // of another weft
-  }
-}
-
-// The status of a run that an older weft has written: its metrics say how far it came.
-std::optional<JobStatus> status_of_metrics(const fs::path& dir) {
-  std::error_code none;
-  if (!fs::is_regular_file(dir / "metrics.jsonl", none)) return std::nullopt;
-  try {
-    const report_page::Run run = report_page::load_run(dir);
-    JobStatus s;
-    s.command = "train";
-    s.noun = "step";
-    s.done = static_cast<std::int64_t>(run.steps.step.back());
-    s.total = std::max(s.done, steps_of_deck(run.deck));
-    s.ranks = std::max(1, static_cast<int>(run.ranks_number));
-    s.updated = s.advanced = run.ended;
-    if (std::isfinite(run.steps["loss"].back())) s.values = {{"loss", run.steps["loss"].back()}};
-    const double step = report_page::median(run.steps["seconds"]);
-    if (step > 0) s.rate = 1 / step;
-    if (s.done >= s.total)
-      s.state = "finished";
-    else if (s.rate > 0)
-      s.left = static_cast<double>(s.total - s.done) / s.rate;
-    return s;
-  } catch (const Error&) {
-    return std::nullopt;
-  }
 }
 
 std::string newest_checkpoint(const fs::path& dir) {
@@ -108,8 +72,9 @@ void count_steps(const fs::path& dir, KnownJob& job) {
 
 std::string pace_text(const JobStatus& s) {
   if (!(s.rate > 0)) return "";
-  return s.rate >= 0.1 ? fmt::format("{} {}s/s", report_page::rate_text(s.rate), s.noun)
-                       : fmt::format("{} a {}", duration_text(1 / s.rate), s.noun);
+  return s.rate >= 100   ? fmt::format("{:.0f} {}s/s", s.rate, s.noun)
+         : s.rate >= 0.1 ? fmt::format("{:.3g} {}s/s", s.rate, s.noun)
+                         : fmt::format("{} a {}", duration_text(1 / s.rate), s.noun);
 }
 
 // The label of one of JobStatus::values.
@@ -146,39 +111,6 @@ void search_folder(const fs::path& folder, int depth, std::size_t& folders_seen,
   }
 }
 
-Json json_of(const KnownJob& job, double now) {
-  const JobStatus& s = job.status;
-  Json j = {{"path", job.path.string()},
-            {"command", s.command},
-            {"state", s.state},
-            {"unit", s.noun},
-            {"done", s.done},
-            {"total", s.total},
-            {"done_before", s.before},
-            {"ranks", s.ranks}};
-  if (s.rate > 0) j["rate"] = s.rate;
-  if (goes_on(s) && s.left > 0) j["seconds_left"] = s.left;
-  for (const auto& [name, value] : s.values) j[name] = value;
-  if (!job.checkpoint.empty()) j["checkpoint"] = job.checkpoint;
-  if (s.started > 0) j["started"] = s.started;
-  j["updated"] = s.updated;
-  j["seconds_since_update"] = std::max(0.0, now - s.updated);
-  if (has_advanced(s)) j["seconds_since_item"] = std::max(0.0, now - s.advanced);
-  if (!s.host.empty()) j["host"] = s.host;
-  if (s.state != "running" && s.state != "silent" && job.measured) j["exit_code"] = s.code;
-  if (!s.error.empty()) j[s.state == "finished" ? "reason" : "error"] = s.error;
-  j["warnings"] = s.warnings;
-  j["earlier_warnings"] = warnings_of_before(s);
-  return j;
-}
-
-}  // namespace
-
-std::string time_text(double seconds) {
-  if (!(seconds > 0) || seconds > 4e9) return "-";
-  return fmt::format("{:%Y-%m-%d %H:%M:%S}", fmt::localtime(static_cast<std::time_t>(seconds)));
-}
-
 std::vector<std::string> warnings_of_before(const JobStatus& s) {
   std::vector<std::string> lines;
   for (const auto& [text, count] : s.earlier_warnings)
@@ -198,6 +130,13 @@ std::string share_text(const JobStatus& s) {
   return fmt::format("{} of {}", s.done, s.total);
 }
 
+}  // namespace
+
+std::string time_text(double seconds) {
+  if (!(seconds > 0) || seconds > 4e9) return "-";
+  return fmt::format("{:%Y-%m-%d %H:%M:%S}", fmt::localtime(static_cast<std::time_t>(seconds)));
+}
+
 double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -213,18 +152,11 @@ std::optional<KnownJob> find_job(const fs::path& path, double now) {
   for (const fs::path& file : {path / "status.json", fs::path(plain + ".status.json"),
                                fs::path(plain + ".parts/status.json")})
     if (!status) status = read_status(file);
-  if (!status) {
-    status = status_of_metrics(path);
-    job.measured = false;
-  }
   if (!status) return std::nullopt;
   job.status = std::move(*status);
   JobStatus& s = job.status;
-  // Before its first lines of status, an old run's steps tell how long silence may last.
-  const double patience =
-      job.measured || !(s.rate > 0) ? silent_after : std::max(silent_after, 10 / s.rate);
   const double quiet = now - s.updated;
-  if (s.state == "running" && (quiet > patience || (quiet > gone_after && is_gone(s))))
+  if (s.state == "running" && (quiet > silent_after || (quiet > gone_after && is_gone(s))))
     s.state = "silent";
   if (s.command == "train") {
     job.checkpoint = newest_checkpoint(path);
@@ -322,6 +254,32 @@ std::string table_of_jobs(const std::vector<KnownJob>& jobs, double now) {
     text += line + "\n";
   }
   return text;
+}
+
+Json json_of(const KnownJob& job, double now) {
+  const JobStatus& s = job.status;
+  Json j = {{"path", job.path.string()},
+            {"command", s.command},
+            {"state", s.state},
+            {"unit", s.noun},
+            {"done", s.done},
+            {"total", s.total},
+            {"done_before", s.before},
+            {"ranks", s.ranks}};
+  if (s.rate > 0) j["rate"] = s.rate;
+  if (goes_on(s) && s.left > 0) j["seconds_left"] = s.left;
+  for (const auto& [name, value] : s.values) j[name] = value;
+  if (!job.checkpoint.empty()) j["checkpoint"] = job.checkpoint;
+  if (s.started > 0) j["started"] = s.started;
+  j["updated"] = s.updated;
+  j["seconds_since_update"] = std::max(0.0, now - s.updated);
+  if (has_advanced(s)) j["seconds_since_item"] = std::max(0.0, now - s.advanced);
+  if (!s.host.empty()) j["host"] = s.host;
+  if (s.state != "running" && s.state != "silent") j["exit_code"] = s.code;
+  if (!s.error.empty()) j[s.state == "finished" ? "reason" : "error"] = s.error;
+  j["warnings"] = s.warnings;
+  j["earlier_warnings"] = warnings_of_before(s);
+  return j;
 }
 
 std::string jobs_as_json(const std::vector<KnownJob>& jobs, double now) {
