@@ -29,7 +29,7 @@ function swatch({color, box}) {
   return i;
 }
 // Entries: {color, name, more, box: a square in place of a stroke}.
-const legend = entries => entries.length
+const legend = entries => entries.length > 0
   && el('div.legend', entries.map(e => el('span', swatch(e), e.name, e.more && [' ', el('em', e.more)])));
 function meter(part, color) {
   const i = el('i');
@@ -210,8 +210,8 @@ function chartSection(frame, runs) {
 const small = sections => el('div.small', sections);
 // NAME of each column before NAME after.
 const namesOf = (run, before, after) => Object.keys(run.steps.columns)
-  .filter(c => c.startsWith(before) && c.endsWith(after) && c.length > before.length
-    + after.length).map(c => c.slice(before.length, c.length - after.length));
+  .filter(c => c.startsWith(before) && c.endsWith(after) && c.length > before.length + after.length)
+  .map(c => c.slice(before.length, c.length - after.length));
 
 // A chart each: terms differ by orders of magnitude, and there are more of them than colours.
 function terms([run, other]) {
@@ -242,14 +242,14 @@ function stores([run, other]) {
 function stepTime(runs) {
   if (!runs.some(r => has(r, 'seconds'))) return null;
   const [run] = runs, mean = (r, column) => columnOf(r, column).total / r.steps.count;
+  const pieces = r => parts.map(p => {
+    const value = mean(r, p.column);
+    return {value, color: p.color, title: `${p.name} ${percent(value, mean(r, 'seconds'))}`};
+  });
   if (runs.length > 1)
     return section('Step time', 'Above: every step. Below: the mean of all steps, by what took it.',
-      stepChart(charts.seconds, runs),
-      legend(parts.map(p => ({...p, box: true}))),
-        bars(runs.map(r => ({name: r.name, text: `${seconds(mean(r, 'seconds'))} a step`,
-        pieces: parts.map(p =>
-          ({value: mean(r, p.column), color: p.color,
-          title: `${p.name} ${percent(mean(r, p.column), mean(r, 'seconds'))}`}))}))));
+      stepChart(charts.seconds, runs), legend(parts.map(p => ({...p, box: true}))),
+      bars(runs.map(r => ({name: r.name, pieces: pieces(r), text: `${seconds(mean(r, 'seconds'))} a step`}))));
   const most = 140, shown = parts.filter(p => has(run, p.column));
   const layers = (shown.length ? shown : [{name: 'step', column: 'seconds', color: parts[0].color}])
     .map(p => ({name: p.name, color: p.color, ...binned(run.steps.x, columnOf(run, p.column).y, most)}));
@@ -262,17 +262,18 @@ function stepTime(runs) {
 }
 // Efficiency against the run with the fewest ranks, if numbers of ranks differ.
 function speed(runs) {
-  const fast = runs.filter(r => samplesASecond(r) > 0), known = fast.filter(r => r.ranks_number > 0);
+  const fast = runs.filter(r => samplesASecond(r) > 0), counts = fast.filter(r => r.ranks_number > 0);
   if (runs.length < 2 || !fast.length) return null;
-  const base = [...known].sort((a, b) => a.ranks_number - b.ranks_number)[0],
-    differ = known.some(r => r.ranks_number !== base.ranks_number);
+  const [base] = [...counts].sort((a, b) => a.ranks_number - b.ranks_number);
+  const differ = counts.some(r => r.ranks_number !== base.ranks_number);
   const each = r => samplesASecond(r) / r.ranks_number;
+  const told = r => [
+    fast.includes(r) ? `${rate(samplesASecond(r))} samples a second` : '-',
+    r.ranks_number > 0 && counted(r.ranks_number, 'rank'),
+    differ && counts.includes(r) && `efficiency ${percent(each(r), each(base))}`].filter(Boolean).join(', ');
   return section('Speed', differ ? `Efficiency: samples a second for each rank, against the run ${base.name}.`
     : 'Samples a second of time in steps.',
-    bars(runs.map((r, i) => ({name: r.name, pieces: [{value: samplesASecond(r), color: color(i)}],
-      text: [samplesASecond(r) > 0 ? `${rate(samplesASecond(r))} samples a second` : '-', r.ranks_number > 0
-        && counted(r.ranks_number, 'rank'),
-        differ && known.includes(r) && `efficiency ${percent(each(r), each(base))}`].filter(Boolean).join(', ')}))));
+  bars(runs.map((r, i) => ({name: r.name, pieces: [{value: samplesASecond(r), color: color(i)}], text: told(r)}))));
 }
 
 // Ranks report their work and their wait for the slowest; what is left of the step is divided as on
@@ -280,46 +281,51 @@ function speed(runs) {
 function ranks(run, of) {
   const t = run.ranks;
   if (!t) return null;
-  const common = ['comm_exposed', 'optimizer', 'checkpoint', 'other'], own = p => t.own['split/' + p] ?? 0,
-    all = sum(common.map(own));
+  const common = ['comm_exposed', 'optimizer', 'checkpoint', 'other'], own = p => t.own['split/' + p] ?? 0;
+  const all = sum(common.map(own));
   const split = t.busy.map((busy, r) => {
-    const data = Math.min(t.data_wait[r] ?? 0, busy), wait = t.wait[r] ?? 0,
-      rest = Math.max(0, t.own.seconds - busy - wait);
+    const data = Math.min(t.data_wait[r] ?? 0, busy), wait = t.wait[r] ?? 0;
+    const rest = Math.max(0, t.own.seconds - busy - wait);
     return {compute: busy - data, data_wait: data, wait_slowest: wait,
       ...Object.fromEntries(common.map(p => [p, all > 0 ? rest * own(p) / all : 0]))};
   });
-  const often = Object.entries(t.slowest).sort((a, b) => b[1] - a[1]).slice(0,
-    8).map(([rank, n]) => `rank ${rank} in ${percent(n, t.steps)}`);
+  const often = Object.entries(t.slowest).sort((a, b) => b[1] - a[1]).slice(0, 8);
   const name = p => p.key === 'compute' && !t.data_wait.length ? 'compute, with the wait for clips' : p.name;
+  const shown = parts.filter(p => split.some(s => s[p.key] > 0));
   return section('Ranks' + of,
-    `The mean of ${grouped(t.steps)} steps. What a rank shares with all others (communication, optimizer, `
-      + `checkpoint) is divided as on `
-    + 'rank 0. Spread: how much longer the slowest rank was busy than the average.',
-  legend(parts.filter(p => split.some(s => s[p.key] > 0)).map(p => ({...p, name: name(p), box: true}))),
-  bars(split.map((s, r) => ({name: t.each ? `rank ${r}` : ['fastest', 'median', 'slowest'][r],
-    pieces: parts.map(p => ({value: s[p.key], color: p.color, title: `${p.name}: ${seconds(s[p.key])}`})),
-    text: `busy ${seconds(t.busy[r])}`
-      + (t.each ? `, slowest in ${percent(t.slowest[r] ?? 0, t.steps)} of steps` : '')}))),
-  !t.each && note(`Most often the slowest: ${often.join(', ')} of the steps.`),
-  has(run, 'spread') && [el('h3', 'Spread'), stepChart(charts.spread, [run])]);
+    `The mean of ${grouped(t.steps)} steps. What a rank shares with all others (communication, optimizer, checkpoint) `
+    + 'is divided as on rank 0. Spread: how much longer the slowest rank was busy than the average.',
+    legend(shown.map(p => ({...p, name: name(p), box: true}))),
+    bars(split.map((s, r) => ({
+      name: t.each ? `rank ${r}` : ['fastest', 'median', 'slowest'][r],
+      pieces: shown.map(p => ({value: s[p.key], color: p.color, title: `${p.name}: ${seconds(s[p.key])}`})),
+      text: `busy ${seconds(t.busy[r])}`
+        + (t.each ? `, slowest in ${percent(t.slowest[r] ?? 0, t.steps)} of steps` : '')}))),
+    !t.each && note('Most often the slowest: '
+      + often.map(([rank, n]) => `rank ${rank} in ${percent(n, t.steps)}`).join(', ') + ' of the steps.'),
+    has(run, 'spread') && [el('h3', 'Spread'), stepChart(charts.spread, [run])]);
 }
 function memoryPlan(run, of) {
   const plan = Object.entries(object(run.facts.memory_plan)).filter(([, bytes]) => known(bytes));
   if (!plan.length) return null;
-  const planned = sum(plan.map(p => p[1])), resident = columnOf(run, 'memory/resident_bytes').greatest,
-    arena = columnOf(run, 'memory/arena_peak_bytes').greatest;
-  const pieces = plan.map(([kind, value], i) =>
-    ({value, color: color(i), name: `${kind} ${bytes(value)}`, title: `${kind} ${bytes(value)}`, box: true}));
-  const at = plan.findIndex(([kind]) => kind === 'activations'),
-    one = (name, value, color, more = '') => ({name, pieces: [{value, color}], text: bytes(value) + more});
+  const planned = sum(plan.map(p => p[1])), at = plan.findIndex(([kind]) => kind === 'activations');
+  const resident = columnOf(run, 'memory/resident_bytes').greatest;
+  const arena = columnOf(run, 'memory/arena_peak_bytes').greatest;
+  const pieces = plan.map(([kind, value], i) => {
+    const name = `${kind} ${bytes(value)}`;
+    return {value, color: color(i), name, title: name, box: true};
+  });
+  const one = (name, value, color, more = '') => ({name, pieces: [{value, color}], text: bytes(value) + more});
+  const rows = [{name: 'planned, a rank', pieces, text: bytes(planned)}];
+  if (at >= 0 && known(arena)) {
+    const more = 100 * (arena / plan[at][1] - 1);
+    rows.push(one('activations, planned', plan[at][1], pieces[at].color),
+      one('activations, peak', arena, color(7), ` (${more >= 0 ? '+' : ''}${more.toFixed(1)} %)`));
+  }
+  if (known(resident)) rows.push(one('process, peak', resident, color(7)));
   return section('Memory against its plan' + of,
     'Rank 0. The process also holds the program, its libraries, clips read ahead and the copy of a checkpoint that is '
-    + 'being written; on a GPU it is what the host holds.', legend(pieces),
-      bars([{name: 'planned, a rank', pieces, text: bytes(planned)},
-    ...(at >= 0 && known(arena) ? [one('activations, planned', plan[at][1], pieces[at].color),
-      one('activations, peak', arena, color(7),
-        ` (${arena >= plan[at][1] ? '+' : ''}${(100 * (arena / plan[at][1] - 1)).toFixed(1)} %)`)] : []),
-    ...(known(resident) ? [one('process, peak', resident, color(7))] : [])]));
+    + 'being written; on a GPU it is what the host holds.', legend(pieces), bars(rows));
 }
 // Rank counts usually double, so their logarithms are evenly spaced.
 function scaling(results) {
@@ -331,72 +337,78 @@ function scaling(results) {
       y: r.points.map(p => p.efficiency), width: 2.4};
     return [c, {...c, name: '', width: 7, dots: true}];
   });
+  const ofStep = value => percent(value);
   return section('Scaling',
     'Efficiency against the smallest number of ranks, as weft bench scaling measured it. The axis does not begin at 0.',
     legend(curves.filter(c => c.name)),
-      chart({x: 'ranks', y: 'efficiency', unit: '%', labels: counts.map(n => [Math.log2(n), grouped(n)])}, curves),
+    chart({x: 'ranks', y: 'efficiency', unit: '%', labels: counts.map(n => [Math.log2(n), grouped(n)])}, curves),
     table([['case', p => p.name], ['ranks', p => p.ranks, grouped], ['a step', p => p.seconds, seconds],
       ['efficiency', p => p.efficiency, e => `${(100 * e).toFixed(1)} %`],
-      ['exposed communication', p => p.exposed / p.seconds, percent],
-        ['wait for the slowest', p => p.wait / p.seconds, percent]].map(([t, v, show]) =>
-      [t, v, show && (value => show(value))]), results.flatMap(r => r.points.map(p => ({...p, name: name(r)})))));
+      ['exposed communication', p => p.exposed / p.seconds, ofStep],
+      ['wait for the slowest', p => p.wait / p.seconds, ofStep]],
+    results.flatMap(r => r.points.map(p => ({...p, name: name(r)})))));
 }
 
 // The few numbers that a reader looks for first.
 function runTiles(r) {
   const c = name => columnOf(r, name), t = r.ranks, step = t?.own.seconds;
   const wait = t && (t.each ? sum(t.wait) / t.wait.length : t.wait[1]);
-  return tiles([[grouped(r.steps.last), 'steps done'], [loss(r.last_loss), `loss, from ${loss(c('loss').first)}`],
+  return tiles([
+    [grouped(r.steps.last), 'steps done'],
+    [loss(r.last_loss), `loss, from ${loss(c('loss').first)}`],
     known(r.held_out?.last) && [loss(r.held_out.last), `held-out loss, best ${loss(r.held_out.best)}`],
-    [seconds(c('seconds').median), 'median step'], r.samples_seen > 0
-      && [rate(samplesASecond(r)), 'samples a second'],
+    [seconds(c('seconds').median), 'median step'],
+    r.samples_seen > 0 && [rate(samplesASecond(r)), 'samples a second'],
     has(r, 'split/data_wait')
       && [percent(c('split/data_wait').total, c('seconds').total), 'of the time waiting for data'],
-    t && [percent(wait, step),
-      `waiting for the slowest, ${t.each ? 'mean' : 'median'} of the ranks (`
-        + `${percent(Math.min(...t.wait), step)} to ${percent(Math.max(...t.wait), step)})`],
+    t && [percent(wait, step), `waiting for the slowest, ${t.each ? 'mean' : 'median'} of the ranks `
+      + `(${percent(Math.min(...t.wait), step)} to ${percent(Math.max(...t.wait), step)})`],
     has(r, 'memory/resident_bytes') && [bytes(c('memory/resident_bytes').greatest), 'resident at most, rank 0']]);
 }
 // What the metrics say, then what the run said when it started.
 function factsOf(r) {
   const c = name => columnOf(r, name), s = r.steps;
-  return [['steps', s.count === s.last ? grouped(s.last)
-    : `${grouped(s.count)} recorded, to step ${grouped(s.last)}`],
-    ['loss', `${loss(c('loss').first)} at the first step, ${loss(r.last_loss)} at the end (mean of the last `
-      + `tenth, up to 50 steps)`],
-    ['time in steps', seconds(c('seconds').total)], ['median step', seconds(c('seconds').median)],
-    r.samples_seen > 0 && ['samples seen',
-      `${grouped(r.samples_seen)}, ${grouped(r.distinct_samples)} different ones, ${rate(samplesASecond(r))} a second`],
+  return [
+    ['steps', s.count === s.last ? grouped(s.last) : `${grouped(s.count)} recorded, to step ${grouped(s.last)}`],
+    ['loss', `${loss(c('loss').first)} at the first step, ${loss(r.last_loss)} at the end `
+      + '(mean of the last tenth, up to 50 steps)'],
+    ['time in steps', seconds(c('seconds').total)],
+    ['median step', seconds(c('seconds').median)],
+    r.samples_seen > 0 && ['samples seen', `${grouped(r.samples_seen)}, ${grouped(r.distinct_samples)} different ones, `
+      + `${rate(samplesASecond(r))} a second`],
     r.restarts.length > 0 && ['resumed after step', r.restarts.map(grouped).join(', ')],
     r.repeated_steps > 0 && ['steps done again', `${r.repeated_steps}, after a restart`],
     r.broken_lines > 0 && ['unreadable lines', `${r.broken_lines} of metrics.jsonl`],
-    ...Object.entries(r.facts).filter(([key]) => key !== 'memory_plan').map(([key, v]) =>
-      [key, typeof v === 'string' ? v : JSON.stringify(v)])].filter(Boolean);
+    ...Object.entries(r.facts).filter(([key]) => key !== 'memory_plan')
+      .map(([key, v]) => [key, typeof v === 'string' ? v : JSON.stringify(v)])].filter(Boolean);
 }
 // A column for each run.
 function runFacts(runs) {
+  if (!runs.length) return null;
   const of = runs.map(r => new Map(factsOf(r))), keys = [...new Set(of.flatMap(f => [...f.keys()]))];
-  const title = i => runs.length > 1 ? runs[i].name : '';
-  return runs.length > 0
-    && section('Facts', '',
-    table([['', k => k], ...of.map((f, i) => [title(i), k => f.get(k) ?? '-', null, true])], keys, runs.length > 1
-    ? '.beside' : ''));
+  const column = (f, i) => [runs.length > 1 ? runs[i].name : '', key => f.get(key) ?? '-', null, true];
+  return section('Facts', '', table([['', key => key], ...of.map(column)], keys, runs.length > 1 ? '.beside' : ''));
 }
 function samples(run, of) {
-  return [run.through_time.length > 0
-    && section('Samples through time' + of, 'From RUN/samples, a folder a checkpoint.',
-    clipsBeside(run.through_time)),
+  return [
+    run.through_time.length > 0 && section('Samples through time' + of, 'From RUN/samples, a folder a checkpoint.',
+      clipsBeside(run.through_time)),
     run.samples.clips.length > 0 && section('Samples' + of, '', clips(run.samples))];
 }
 function training({runs, scaling: results}) {
   const of = r => runs.length > 1 ? ` of ${r.name}` : '';
-  return [runs.length === 1 && runTiles(runs[0]), runs.map(r => statusSections(r.status, of(r))),
+  return [
+    runs.length === 1 && runTiles(runs[0]),
+    runs.map(r => statusSections(r.status, of(r))),
     chartSection(charts.loss, runs),
-    chartSection(charts.time, runs), runs.length > 0 && [terms(runs), stores(runs), stepTime(runs), speed(runs)],
-      runs.map(r => ranks(r, of(r))),
+    chartSection(charts.time, runs),
+    runs.length > 0 && [terms(runs), stores(runs), stepTime(runs), speed(runs)],
+    runs.map(r => ranks(r, of(r))),
     small(Object.values(charts).filter(c => c.small).map(c => chartSection(c, runs))),
-      runs.map(r => memoryPlan(r, of(r))), scaling(results),
-    runs.map(r => samples(r, of(r))), runFacts(runs),
+    runs.map(r => memoryPlan(r, of(r))),
+    scaling(results),
+    runs.map(r => samples(r, of(r))),
+    runFacts(runs),
     runs.map(r => r.deck && el('section', el('details', el('summary', 'Deck' + of(r)), el('pre', r.deck))))];
 }
 
@@ -422,9 +434,8 @@ const captionOf = c => captions.map(caption => caption(c.line, c.name)).filter(B
 const sourceOf = (g, c) => g.command === 'reconstruct'
   ? `left: ${text(c.line.input)}, right: through the VAE and back`
   : text(g.command === 'segment' ? c.line.input : c.line.prompt);
-const made = (g, c, head, more = []) =>
-  figure(c.media, {head, alt: c.name, caption: [...more, ...captionOf(c)].join(' · '),
-  sound: g.command === 'animate'});
+const made = (g, c, head, more = []) => figure(c.media,
+  {head, alt: c.name, caption: [...more, ...captionOf(c)].join(' · '), sound: g.command === 'animate'});
 // weft animate names the files for what they are: NAME-picture.png.
 const references = (g, c, of) => c.references.map(({file, media}, i) => {
   const what = g.command !== 'animate' ? `reference ${i}` : /-ref_pose\./.test(file) ? 'head motion'
@@ -446,42 +457,46 @@ function clipsBeside(galleries) {
   return [[...rows].map(([name, row]) => {
     const source = sourceOf(...row[0]), alike = row.every(([g, c]) => sourceOf(g, c) === source);
     const below = row.flatMap(([g, c]) => references(g, c, g.name));  // the clips are to be compared
-    return [el('h3', source && alike ? `${name}: ${shortened(source)}` : name), el('div.media',
-      row.map(([g, c]) => made(g, c, alike ? g.name : `${g.name}: ${shortened(sourceOf(g, c))}`)), below.length > 0
-        && el('div.sources', below))];
+    const figures = row.map(([g, c]) => made(g, c, alike ? g.name : `${g.name}: ${shortened(sourceOf(g, c))}`));
+    return [el('h3', source && alike ? `${name}: ${shortened(source)}` : name),
+      el('div.media', figures, below.length > 0 && el('div.sources', below))];
   }), galleries.map(more)];
 }
 const failures = (title, g) => lines(title, 'Run the same command to retry them.', list(g.failures).map(shortened),
   g.failed > g.failures.length && `and ${g.failed - g.failures.length} more in ${g.folder}`);
 function gallery({galleries}) {
   if (galleries.length > 1)
-    return [galleries.map(g => [failures(`Failed in ${g.name}`, g), statusSections(g.status, ` of ${g.name}`)]),
+    return [
+      galleries.map(g => [failures(`Failed in ${g.name}`, g), statusSections(g.status, ` of ${g.name}`)]),
       section('Clips', 'Clips of the same name are shown side by side.', clipsBeside(galleries)),
-        tooLarge(galleries)];
-  const [g] = galleries, noun = g.command === 'segment' ? 'input' : 'clip', work = list(g.ranks).map(object);
-  const wall = Math.max(0, ...work.map(r => r.last_end).filter(known)),
-    done = r => [r.clips, r.parts, r.inputs].find(n => n > 0) ?? 0;
-  const colours = new Map(g.clips.flatMap(c =>
-    list(c.line.shares).map(s => [text(object(s).name), text(object(s).colour)])));
-  return [tiles([counted(g.count, noun).split(' '), g.failed > 0 && [g.failed, 'failed'],
-    known(g.seconds) && [seconds(g.seconds), g.command === 'animate' ? 'of ranks\' work a clip (median)'
-      : 'a clip (median)'],
-    work.length > 0 && counted(work.length, 'rank').split(' '), wall > 0
-      && [seconds(wall), 'until the last was made']]),
-  failures('Failed', g), statusSections(g.status),
-  section(noun === 'input' ? 'Pictures and clips' : 'Clips', '',
-    legend([...colours].map(([name, color]) => ({name, color, box: true}))), clips(g)),
-  work.length > 1 && wall > 0
-    && section('Ranks', 'How long each was at work, of the time until the last item was made.',
-    bars(work.map((r, i) => ({name: `rank ${i}`,
-    pieces: [{value: r.busy, color: color(0), title: `busy ${seconds(r.busy)}`}],
-      text: `${counted(done(r), g.command === 'animate' ? 'part' : noun)}, busy ${percent(r.busy || 0, wall)}`})),
-      wall)),
-  tooLarge(galleries)];
+      tooLarge(galleries)];
+  const [g] = galleries, noun = g.command === 'segment' ? 'input' : 'clip', animated = g.command === 'animate';
+  const work = list(g.ranks).map(object), wall = Math.max(0, ...work.map(r => r.last_end).filter(known));
+  const done = r => [r.clips, r.parts, r.inputs].find(n => n > 0) ?? 0;
+  const shares = g.clips.flatMap(c => list(c.line.shares).map(object));
+  const colours = new Map(shares.map(s => [text(s.name), text(s.colour)]));
+  return [
+    tiles([
+      counted(g.count, noun).split(' '),
+      g.failed > 0 && [g.failed, 'failed'],
+      known(g.seconds) && [seconds(g.seconds), animated ? 'of ranks\' work a clip (median)' : 'a clip (median)'],
+      work.length > 0 && counted(work.length, 'rank').split(' '),
+      wall > 0 && [seconds(wall), 'until the last was made']]),
+    failures('Failed', g),
+    statusSections(g.status),
+    section(noun === 'input' ? 'Pictures and clips' : 'Clips', '',
+      legend([...colours].map(([name, color]) => ({name, color, box: true}))), clips(g)),
+    work.length > 1 && wall > 0 && section('Ranks',
+      'How long each was at work, of the time until the last item was made.',
+      bars(work.map((r, i) => ({
+        name: `rank ${i}`,
+        pieces: [{value: r.busy, color: color(0), title: `busy ${seconds(r.busy)}`}],
+        text: `${counted(done(r), animated ? 'part' : noun)}, busy ${percent(r.busy || 0, wall)}`})), wall)),
+    tooLarge(galleries)];
 }
 function tooLarge(galleries) {
-  const n = galleries.flatMap(g => g.clips.flatMap(c => [c.media, ...c.references.map(r => r.media)])).filter(m =>
-    m.link !== undefined).length;
+  const media = galleries.flatMap(g => g.clips).flatMap(c => [c.media, ...c.references.map(r => r.media)]);
+  const n = media.filter(m => m.link !== undefined).length;
   return n > 0 && el('footer',
     `Too large for this page: ${counted(n, 'file')}. Keep it in its folder for the links to work.`);
 }
@@ -491,64 +506,78 @@ function tooLarge(galleries) {
 const measured = i => v => [meter(v, color(i)), ' ', share(v)];
 function evaluation(values, scores, above, colours) {
   const {pace, seconds_an_image: image} = page;
-  return [tiles([...values, [grouped(page.images), 'images'], [seconds(image.median), 'an image (median)'],
-    [seconds(image.p95), 'an image (95 %)']]), statusSections(page.status),
-    facts('What was evaluated',
-      [...page.facts, ...(pace.images > 0
-      ? [['pace', `${counted(pace.images, 'image')} on ${counted(pace.ranks, 'rank')} in `
-        + `${seconds(pace.seconds)}: ${pace.images_a_second.toFixed(2)} images/s`]] : [])]),
-    scores, pictures(above, true, colours)];
+  const times = [[grouped(page.images), 'images'], [seconds(image.median), 'an image (median)'],
+    [seconds(image.p95), 'an image (95 %)']];
+  const made = pace.images > 0 ? [['pace', `${counted(pace.images, 'image')} on ${counted(pace.ranks, 'rank')} in `
+    + `${seconds(pace.seconds)}: ${pace.images_a_second.toFixed(2)} images/s`]] : [];
+  return [tiles([...values, ...times]), statusSections(page.status),
+    facts('What was evaluated', [...page.facts, ...made]), scores, pictures(above, true, colours)];
 }
 function segmentation(e) {
-  const there = c => c.union > 0,
-    rows = [...e.classes].sort((a, b) => there(b) - there(a) || (b.labelled > 0) - (a.labelled > 0) || b.iou - a.iou);
-  const colour = c => Object.assign(swatch({color: c.colour}), {className: 'colour'});
-  return evaluation([[share(e.mean_iou), `mean IoU of ${e.classes.length} classes`],
+  const there = c => c.union > 0;
+  const rows = [...e.classes].sort((a, b) =>
+    there(b) - there(a) || (b.labelled > 0) - (a.labelled > 0) || b.iou - a.iou);
+  return evaluation([
+    [share(e.mean_iou), `mean IoU of ${e.classes.length} classes`],
     e.labelled_classes < e.classes.length
       && [share(e.mean_iou_of_labelled_classes), `mean IoU of the ${e.labelled_classes} that are labelled`],
-      [share(e.accuracy), 'pixel accuracy']],
+    [share(e.accuracy), 'pixel accuracy']],
   section('Classes', 'By intersection over union; classes that are not labelled anywhere come last. Found: the '
-    + 'share of a class\'s pixels that are predicted as such.',
-    table([['', c => c.class, (_, c) => colour(c)], ['class', c => c.class, String], ['name', c => c.name],
-      ['IoU', c => there(c) ? c.iou : null, v => known(v) ? measured(0)(v) : [meter(0, ''), ' -']],
-      ['labelled pixels', c => c.labelled, grouped], ['predicted', c => c.predicted, grouped],
-        ['found', c => c.labelled > 0 ? c.intersection / c.labelled : null, v => percent(v ?? NaN)]], rows)),
+    + 'share of a class\'s pixels that are predicted as such.', table([
+    ['', c => c.class, (_, c) => Object.assign(swatch({color: c.colour}), {className: 'colour'})],
+    ['class', c => c.class, String],
+    ['name', c => c.name],
+    ['IoU', c => there(c) ? c.iou : null, v => known(v) ? measured(0)(v) : [meter(0, ''), ' -']],
+    ['labelled pixels', c => c.labelled, grouped],
+    ['predicted', c => c.predicted, grouped],
+    ['found', c => c.labelled > 0 ? c.intersection / c.labelled : null, v => percent(v ?? NaN)]], rows)),
   'The image, its labels (black: none), the prediction, and where they differ (white).',
-    legend(e.classes.filter(there).map(c => ({name: c.name, color: c.colour, box: true}))));
+  legend(e.classes.filter(there).map(c => ({name: c.name, color: c.colour, box: true}))));
 }
-const detection = e =>
-  evaluation([[share(e.hmean), 'Hmean'], [share(e.precision), 'precision'], [share(e.recall), 'recall'],
-  [grouped(e.regions), 'regions of text']],
-  section('Scores', 'What counts if boxes below a score are left out.',
-    table([['score', s => s.score, v => v.toFixed(2)], ['precision', s => s.precision, measured(0)],
-    ['recall', s => s.recall, measured(1)], ['Hmean', s => s.hmean, measured(2)], ['boxes', s => s.boxes, grouped],
-      ['matched', s => s.matched, grouped]], e.scores)),
+function detection(e) {
+  return evaluation([
+    [share(e.hmean), 'Hmean'],
+    [share(e.precision), 'precision'],
+    [share(e.recall), 'recall'],
+    [grouped(e.regions), 'regions of text']],
+  section('Scores', 'What counts if boxes below a score are left out.', table([
+    ['score', s => s.score, v => v.toFixed(2)],
+    ['precision', s => s.precision, measured(0)],
+    ['recall', s => s.recall, measured(1)],
+    ['Hmean', s => s.hmean, measured(2)],
+    ['boxes', s => s.boxes, grouped],
+    ['matched', s => s.matched, grouped]], e.scores)),
   'Left: the regions, green where a box matches, red where none does. Right: the boxes, green where they match '
     + 'a region, red where none. Grey ones do not count.');
+}
 const stages = {decode: 'decode', resize: 'resize', network: 'network', post_processing: 'post-processing'};
 function score(s) {
   const scored = s.rows - s.without, f = s.feed, number = (n, label) => n > 0 && [grouped(n), label];
-  return [tiles([[grouped(s.rows), 'rows'], [percent(s.with_text, scored), 'of the scored rows have text'],
-    [s.largest, 'largest count'],
-    number(s.left_out, 'rows left out (score.maximum)'), number(s.without, 'rows without a count'),
+  const all = f && sum(Object.keys(stages).map(key => f.stages[key]));
+  return [
+    tiles([
+      [grouped(s.rows), 'rows'],
+      [percent(s.with_text, scored), 'of the scored rows have text'],
+      [s.largest, 'largest count'],
+      number(s.left_out, 'rows left out (score.maximum)'),
+      number(s.without, 'rows without a count'),
       number(s.files_with_faults, 'files with faults'),
-    f && [rate(f.frames_a_second), 'frames a second']]), statusSections(s.status),
-  s.bins.length > 0 && section('Text regions', 'Rows by the number of text regions in their frame.',
-    bars(s.bins.map(([name, n]) =>
-      ({name, pieces: [{value: n, color: color(0), title: counted(n, 'row')}],
-      text: `${n} (${percent(n, scored)})`})), Math.max(...s.bins.map(b => b[1])))),
-  f && section('What took the time',
-    `${seconds(f.seconds)} on ${counted(f.ranks, 'rank')}, up to ${counted(f.threads, 'thread')} and `
-      + `${counted(f.batch, 'frame')} at once: ${f.verdict}; ${f.waits}.`,
-    table([['stage', x => x[0]], ['seconds, all ranks', x => x[1], v => v.toFixed(2)],
-      ['share', x => x[1], v => percent(v, sum(Object.keys(stages).map(k => f.stages[k])))],
-      ['a frame', x => x[1], v => seconds(v / f.frames)]],
-    Object.entries(stages).map(([key, name]) => [name, f.stages[key]]))),
-  lines('Files with faults',
-    'A picture that cannot be read has no count; of a broken video its first frame is scored, or a black one. '
-      + 'Run the same command to retry them.', s.faults,
-    s.files_with_faults > s.faults.length && `and ${s.files_with_faults - s.faults.length} more in ${s.all_faults}`),
-  pictures('The frame as the network saw it, with the boxes of text regions.', false),
+      f && [rate(f.frames_a_second), 'frames a second']]),
+    statusSections(s.status),
+    s.bins.length > 0 && section('Text regions', 'Rows by the number of text regions in their frame.',
+      bars(s.bins.map(([name, n]) => ({
+        name, pieces: [{value: n, color: color(0), title: counted(n, 'row')}], text: `${n} (${percent(n, scored)})`})))),
+    f && section('What took the time',
+      `${seconds(f.seconds)} on ${counted(f.ranks, 'rank')}, up to ${counted(f.threads, 'thread')} and `
+      + `${counted(f.batch, 'frame')} at once: ${f.verdict}; ${f.waits}.`, table([
+        ['stage', key => stages[key]],
+        ['seconds, all ranks', key => f.stages[key], v => v.toFixed(2)],
+        ['share', key => f.stages[key], v => percent(v, all)],
+        ['a frame', key => f.stages[key], v => seconds(v / f.frames)]], Object.keys(stages))),
+    lines('Files with faults', 'A picture that cannot be read has no count; of a broken video its first frame is scored, '
+      + 'or a black one. Run the same command to retry them.', s.faults, s.files_with_faults > s.faults.length
+      && `and ${s.files_with_faults - s.faults.length} more in ${s.all_faults}`),
+    pictures('The frame as the network saw it, with the boxes of text regions.', false),
     facts('What was scored', s.facts)];
 }
 
@@ -557,41 +586,45 @@ function score(s) {
 const stateColor = s =>
   ({running: color(0), finished: color(2), failed: 'var(--part4)', silent: color(1)})[s] ?? color(7);
 const jobColumns = [
-  ['job', r => r.name, (name, r) =>
-    [r.page ? link(r.page, breakable(name)) : el('b', breakable(name)), el('span.note', r.job.command)]],
-  ['state', r => r.job.state,
-    (state, {job, error}) =>
-    [swatch({color: stateColor(state), box: true}), stateText(job),
+  ['job', r => r.name, (name, r) => [
+    r.page ? link(r.page, breakable(name)) : el('b', breakable(name)), el('span.note', r.job.command)]],
+  ['state', r => r.job.state, (state, {job, error}) => [
+    swatch({color: stateColor(state), box: true}), stateText(job),
     [job.error, job.reason, error].filter(Boolean).map(e => el('span.note', e))]],
-  ['done', r => r.job.total > 0 ? r.job.done / r.job.total : 0,
-    (v, {job}) => [job.total > 0 && [meter(v, stateColor(job.state)), el('br')],
-    `${job.done}${job.total > 0 ? ` of ${job.total}` : ''} ${job.unit}s`, job.seconds_left > 0
-      && el('span.note', `${seconds(job.seconds_left)} left`)]],
+  ['done', r => r.job.total > 0 ? r.job.done / r.job.total : 0, (v, {job}) => [
+    job.total > 0 && [meter(v, stateColor(job.state)), el('br')],
+    `${job.done}${job.total > 0 ? ` of ${job.total}` : ''} ${job.unit}s`,
+    job.seconds_left > 0 && el('span.note', `${seconds(job.seconds_left)} left`)]],
   ['loss', r => r.loss, v => known(v) && loss(v)],
   ['curve', () => null, (_, r) => r.losses && sparkline(r.losses), true],
   ['held out', r => r.held_out, v => known(v) && loss(v)],
-  ['warnings', r => r.job.warnings.length, (n, r) => n > 0
-    && el('details', el('summary', n), el('ul', r.job.warnings.map(w => el('li', w))))],
-  ['newest samples', () => null,
-    (_, r) => el('div.shots', list(r.pictures).map(src => Object.assign(el('img'), {src, alt: ''}))), true],
+  ['warnings', r => r.job.warnings.length, (n, {job}) =>
+    n > 0 && el('details', el('summary', n), el('ul', job.warnings.map(w => el('li', w))))],
+  ['newest samples', () => null, (_, r) => el('div.shots',
+    list(r.pictures).map(src => Object.assign(el('img'), {src, alt: ''}))), true],
   ['per item', r => r.seconds, v => known(v) && seconds(v)],
   ['checkpoint', r => r.job.checkpoint ?? ''],
-  ['last update', r => r.job.updated,
-    (at, {job}) => el('span.when', job.state === 'running' ? `${seconds(Math.round(job.seconds_since_update))} ago`
-    : at > 0 ? new Date(1000 * at).toLocaleString() : '-')],
+  ['last update', r => r.job.updated, (at, {job}) => el('span.when',
+    job.state === 'running' ? `${seconds(Math.round(job.seconds_since_update))} ago`
+      : at > 0 ? new Date(1000 * at).toLocaleString() : '-')],
   ['ranks', r => r.job.ranks, String]];
+const states = {running: 'running', failed: 'failed', silent: 'silent', stopped: 'stopped early', finished: 'finished'};
 function folder({rows}) {
-  const count = state => rows.filter(r => r.job.state === state).length,
-    warned = rows.filter(r => r.job.warnings.length).length;
-  return [tiles([counted(rows.length, 'job').split(' '),
-    ...[['running', 'running'], ['failed', 'failed'], ['silent', 'silent'], ['stopped', 'stopped early'],
-    ['finished', 'finished']]
-    .map(([state, label]) => count(state) > 0 && [count(state), label]), warned > 0 && [warned, 'with warnings']]),
-  section('Jobs', 'A click on a column\'s title sorts by it. Loss: the mean of the last tenth of the steps, at '
-    + 'most 50. An item is a step, a clip or a file; of steps it is the median.',
-    table(jobColumns, rows, '.jobs'))];
+  const count = which => rows.filter(which).length;
+  const tile = (n, label) => n > 0 && [n, label];
+  return [
+    tiles([
+      counted(rows.length, 'job').split(' '),
+      ...Object.entries(states).map(([state, label]) => tile(count(r => r.job.state === state), label)),
+      tile(count(r => r.job.warnings.length > 0), 'with warnings')]),
+    section('Jobs', 'A click on a column\'s title sorts by it. Loss: the mean of the last tenth of the steps, at '
+      + 'most 50. An item is a step, a clip or a file; of steps it is the median.', table(jobColumns, rows, '.jobs'))];
 }
 
-document.querySelector('main').replaceChildren(el('header', el('h1', breakable(page.title)), page.note
-  && el('p', page.note)),
-  ...el('div', {training, gallery, segmentation, detection, score, folder}[page.kind](page)).childNodes);
+const main = document.querySelector('main');
+main.replaceChildren(el('header', el('h1', breakable(page.title)), page.note && el('p', page.note)));
+try {
+  main.append(...el('div', {training, gallery, segmentation, detection, score, folder}[page.kind](page)).childNodes);
+} catch (e) {
+  main.append(section('This page cannot be shown', String(e), el('pre', document.getElementById('data').textContent)));
+}

@@ -423,6 +423,8 @@ class Browser(Page):
             self.assertIn(line, text)
         colours = self.after_script("out/report.html", "return [...document.querySelectorAll('.legend i')].map(i => i.style.background)")
         self.assertEqual(colours[:2], ["rgb(10, 11, 12)", ""], "a style takes colours alone")
+        self.page("later")
+        self.assertRegex(self.after_script("later/report.html", self.TEXT), "Clips\n+reference 0\n", "no legend")
         self.page("out", "later")
         text = self.after_script("out/report.html", self.TEXT)
         self.assertRegex(text, "b-3\n(.*\n)*out: a <dog>\n(.*\n)*later: a cat\n(.*\n)*reference 0\nof out")
