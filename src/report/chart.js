@@ -69,17 +69,6 @@ function scaleOf(unit, most) {
 
 // ---- Curves: {name, color, x, y, width, opacity, low, high, reach}, whose missing values are null ----
 
-// Means over at most `most` bins of neighbours.
-function binned(x, y, most) {
-  const n = Math.min(x.length, most), out = {x: [], y: []};
-  for (let k = 0; k < n; ++k) {
-    const from = Math.floor(x.length * k / n), to = Math.floor(x.length * (k + 1) / n);
-    const mean = v => v.length ? v.reduce((a, b) => a + b) / v.length : null;
-    out.x.push(mean(x.slice(from, to)));
-    out.y.push(mean(y.slice(from, to).filter(known)));
-  }
-  return out;
-}
 // A Gaussian average over neighbours; missing values drop out.
 function smooth(y, sigma = Math.max(1, y.length / 60)) {
   return y.map((_, i) => {
@@ -282,7 +271,8 @@ function showValues(s, frame, curves, x, width, rule) {
 function sparkline(y) {
   const values = y.filter(known), low = Math.min(...values), high = Math.max(...values);
   if (values.length < 2) return null;
-  const at = (v, i) => `${(3 + 104 * i / (y.length - 1)).toFixed(1)} ${(25 - 22 * (v - low) / (high - low || 1)).toFixed(1)}`;
+  const across = i => 3 + 104 * i / (y.length - 1), up = v => 25 - 22 * (v - low) / (high - low || 1);
+  const at = (v, i) => `${across(i).toFixed(1)} ${up(v).toFixed(1)}`;
   const s = svg('svg', {class: 'spark', viewBox: '0 0 110 28', 'aria-hidden': 'true'});
   s.append(svg('polyline',
     {points: y.map((v, i) => known(v) ? at(v, i) : '').join(' '), style: `fill:none;stroke:${color(0)}`,

@@ -250,11 +250,11 @@ function stepTime(runs) {
     return section('Step time', 'Above: every step. Below: the mean of all steps, by what took it.',
       stepChart(charts.seconds, runs), legend(parts.map(p => ({...p, box: true}))),
       bars(runs.map(r => ({name: r.name, pieces: pieces(r), text: `${seconds(mean(r, 'seconds'))} a step`}))));
-  const most = 140, shown = parts.filter(p => has(run, p.column));
+  const shown = parts.filter(p => has(run, p.column)), {count, x} = run.steps;
   const layers = (shown.length ? shown : [{name: 'step', column: 'seconds', color: parts[0].color}])
-    .map(p => ({name: p.name, color: p.color, ...binned(run.steps.x, columnOf(run, p.column).y, most)}));
-  return section('Step time', run.steps.count > most
-    ? `Where the time of a step goes on rank 0; each column is the mean of ${Math.round(run.steps.count / most)} steps.`
+    .map(p => ({name: p.name, color: p.color, x, y: columnOf(run, p.column).y}));
+  return section('Step time', count > x.length
+    ? `Where the time of a step goes on rank 0; each column is the mean of ${short(+(count / x.length).toPrecision(2))} steps.`
     : 'Where the time of a step goes, on rank 0.',
   legend(shown.map(p =>
     ({...p, box: true, more: percent(columnOf(run, p.column).total, columnOf(run, 'seconds').total)}))),

@@ -70,19 +70,22 @@ void count_steps(const fs::path& dir, KnownJob& job) {
   s.advanced = std::max(s.advanced, s.updated);
 }
 
+bool goes_on(const JobStatus& s) { return s.state == "running"; }
+
 std::string pace_text(const JobStatus& s) {
-  if (!(s.rate > 0)) return "";
-  return s.rate >= 100   ? fmt::format("{:.0f} {}s/s", s.rate, s.noun)
-         : s.rate >= 0.1 ? fmt::format("{:.3g} {}s/s", s.rate, s.noun)
-                         : fmt::format("{} a {}", duration_text(1 / s.rate), s.noun);
+  std::string text = s.rate >= 100   ? fmt::format("{:.0f} {}s/s", s.rate, s.noun)
+                     : s.rate >= 0.1 ? fmt::format("{:.3g} {}s/s", s.rate, s.noun)
+                     : s.rate > 0    ? fmt::format("{} a {}", duration_text(1 / s.rate), s.noun)
+                                     : "";
+  if (goes_on(s) && s.left > 0)
+    text += fmt::format("{}{} left", text.empty() ? "" : ", ", duration_text(s.left));
+  return text;
 }
 
 // The label of one of JobStatus::values.
 std::string label_of(const std::string& name) {
   return name == "validation_loss" ? "held out" : printable(name);
 }
-
-bool goes_on(const JobStatus& s) { return s.state == "running"; }
 
 // Whether this start has finished an item: until then `advanced` is when it began.
 bool has_advanced(const JobStatus& s) { return s.done > s.before && s.advanced > 0; }
@@ -208,10 +211,7 @@ std::string describe_job(const KnownJob& job, double now) {
                         100 * static_cast<double>(s.done) / static_cast<double>(s.total));
   if (s.before > 0) done += fmt::format(", {} of them by earlier starts", s.before);
   row("done", done);
-  std::string pace = pace_text(s);
-  if (goes_on(s) && s.left > 0)
-    pace += fmt::format("{}{} left", pace.empty() ? "" : ", ", duration_text(s.left));
-  row("pace", pace);
+  row("pace", pace_text(s));
   for (const auto& [name, value] : s.values)
     row(label_of(name).c_str(), fmt::format("{:.6g}", value));
   row("ranks", fmt::format("{}{}", s.ranks, s.host.empty() ? "" : ", the first on " + s.host));
@@ -242,7 +242,6 @@ std::string table_of_jobs(const std::vector<KnownJob>& jobs, double now) {
     const JobStatus& s = jobs[i].status;
     std::string rest = pace_text(s);
     const auto add = [&](const std::string& more) { rest += (rest.empty() ? "" : ", ") + more; };
-    if (goes_on(s) && s.left > 0) add(duration_text(s.left) + " left");
     for (const auto& [name, value] : s.values) add(fmt::format("{} {:.4g}", label_of(name), value));
     if (!goes_on(s) && s.state != "silent")
       add(duration_text(std::max(0.0, now - s.updated)) + " ago");
