@@ -6,7 +6,7 @@
 function el(tag, ...children) {
   const [name, ...classes] = tag.split('.');
   const e = document.createElement(name);
-  e.className = classes.join(' ');
+  if (classes.length) e.className = classes.join(' ');
   e.append(...children.flat(9).filter(c => c || c === 0).map(c => c.nodeType ? c : visible(c)));
   return e;
 }

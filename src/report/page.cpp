@@ -65,27 +65,16 @@ std::string kind_of(const std::string& file) {
   return extension == ".mp4" ? "video/mp4" : "";
 }
 
-// The header of a PNG begins with its size, big-endian, at byte 16.
-bool is_wide_png(const std::string& bytes) {
-  if (bytes.size() < 24 || !bytes.starts_with("\x89PNG")) return false;
-  const auto word = [&](std::size_t at) {
-    std::uint64_t v = 0;
-    for (std::size_t i = 0; i < 4; ++i) v = v << 8 | static_cast<unsigned char>(bytes[at + i]);
-    return v;
-  };
-  return word(16) > 2 * word(20);
-}
-
 }  // namespace
 
 std::string page_html(const Json& data, const std::string& text) {
   return fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">{}"
+      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">{0}"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
-      "<title>{} - weft</title><style>{}</style></head>\n<body><main><noscript>"
-      "<p>JavaScript is off: this page has no tables, charts and pictures then.</p><pre>{}</pre>"
-      "</noscript></main>\n<script type=\"application/json\" id=\"data\">{}</script>\n"
-      "<script>{}</script></body></html>\n",
+      "<title>{1} - weft</title><style>{2}</style></head>\n<body><main><noscript><h1>{1}</h1>"
+      "<p>Tables, charts and pictures need JavaScript, which is off.</p><pre>{3}</pre>"
+      "</noscript></main>\n<script type=\"application/json\" id=\"data\">{4}</script>\n"
+      "<script>{5}</script></body></html>\n",
       data.value("several", false) ? mark_of_several : mark_of_one, escape(data.value("title", "")),
       page_style(), escape(text), script_data(data), page_script());
 }
@@ -129,7 +118,7 @@ Json Embedder::media(const fs::path& folder, const std::string& file) {
     std::string bytes(size, '\0');
     in.read(std::as_writable_bytes(std::span(bytes)), 0);
     total_ += size;
-    return {{"data", "data:" + kind + ";base64," + base64(bytes)}, {"wide", is_wide_png(bytes)}};
+    return {{"data", "data:" + kind + ";base64," + base64(bytes)}};
   } catch (const Error&) {
     return {{"lost", name}};
   }

@@ -34,9 +34,8 @@ void write_page(const std::filesystem::path& page, const std::string& html);
 class Embedder {
  public:
   explicit Embedder(std::filesystem::path page_folder) : base_(std::move(page_folder)) {}
-  // The file `folder`/`file`, PNG, JPEG or MP4: "data" is its content as an address, "wide" whether
-  // it wants the width of the page. A larger one has "link", its path from the page, and "bytes";
-  // one that cannot be read "lost", its path.
+  // The file `folder`/`file`, PNG, JPEG or MP4: "data" is its content as an address. A larger
+  // one has "link", its path from the page, and "bytes"; one that cannot be read "lost", its path.
   Json media(const std::filesystem::path& folder, const std::string& file);
 
  private:

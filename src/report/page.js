@@ -8,7 +8,7 @@ const text = x => typeof x === 'string' ? x : known(x) ? String(Number.isInteger
 const sum = values => values.filter(known).reduce((a, b) => a + b, 0);
 const shortened = t => t.length <= 600 ? t : t.slice(0, 600) + '...';
 // Lines may end after the slashes and underscores of a path.
-const breakable = path => path.split(/(?<=[/_])/).flatMap(part => [part, el('wbr')]);
+const breakable = path => (path.match(/[^/_]+[/_]*|[/_]+/g) ?? []).flatMap(part => [part, el('wbr')]);
 // "./": a name such as "a:b" would be another protocol.
 function link(path, ...children) {
   const a = el('a', ...children);
@@ -122,8 +122,11 @@ function figure(media, about) {
       el('span', `${(media.bytes / 1e6).toFixed(1)} MB, not in this page:`, el('br'), link(media.link, media.link)));
   else if (media.data.startsWith('data:video/')) shown = video(media.data, about.sound);
   else shown = Object.assign(el('img'), {src: media.data, alt: visible(about.alt ?? about.head ?? '')});
-  return el(media.wide || about.wide ? 'figure.wide' : 'figure', shown,
+  const f = el(about.wide ? 'figure.wide' : 'figure', shown,
     el('figcaption', about.head && el('b', about.head), about.caption));
+  // Wide pictures want the width of the page.
+  shown.addEventListener('load', () => { if (shown.naturalWidth > 2 * shown.naturalHeight) f.className = 'wide'; });
+  return f;
 }
 const pictures = (above, wide, colours) => page.pictures.length > 0
   && section('Pictures', above, colours, el('div.media',

@@ -19,6 +19,7 @@ from html import unescape
 from unittest import mock
 
 from harness import MPI_ON_ONE_HOST, MPIEXEC, REPOSITORY, WEFT, WeftTest, make_video, open_mpi
+from test_evaluate import png
 from tiny_models import TINY_GENERATE_DECK
 
 DATA, NON_FINITE, STOPPED = 3, 5, 75
@@ -406,9 +407,8 @@ class Browser(Page):
     def test_clips(self):
         def folder(name, prompt, **more):
             (self.dir / name / "references").mkdir(parents=True)
-            for file in ("b.png", "references/b-0.png"):
-                make_picture = self.dir / name / file
-                make_picture.write_bytes(b"\x89PNG")
+            for file, width in (("b.png", 65), ("references/b-0.png", 64)):
+                (self.dir / name / file).write_bytes(png(width, 32, lambda x, y: (90, 90, 90)))
             (self.dir / name / "generated.jsonl").write_text(
                 sealed(name="b-3", file="b.png", prompt=prompt, seed=7, sample=3, frames=9, height=48, width=64, seconds=1.25,
                        references=["references/b-0.png"], **more))
@@ -423,6 +423,8 @@ class Browser(Page):
             self.assertIn(line, text)
         colours = self.after_script("out/report.html", "return [...document.querySelectorAll('.legend i')].map(i => i.style.background)")
         self.assertEqual(colours[:2], ["rgb(10, 11, 12)", ""], "a style takes colours alone")
+        wide = self.after_script("out/report.html", "return [...document.querySelectorAll('figure')].map(f => f.className)")
+        self.assertEqual(wide, ["", "wide"])
         self.page("later")
         self.assertRegex(self.after_script("later/report.html", self.TEXT), "Clips\n+reference 0\n", "no legend")
         self.page("out", "later")
