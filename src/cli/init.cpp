@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -13,6 +12,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
+#include "report/page.h"
 
 namespace weft {
 namespace {
@@ -32,18 +32,6 @@ std::string without_schema(const std::string& deck) {
   return deck.starts_with(schema_directive) ? deck.substr(deck.find('\n') + 1) : deck;
 }
 
-// A path in an address: what is neither unreserved there nor a slash is percent-encoded (RFC 3986).
-std::string percent_encoded(const std::string& path) {
-  std::string url;
-  for (const char c : path) {
-    const auto u = static_cast<unsigned char>(c);
-    const bool plain =
-        std::isalnum(u) != 0 || std::string_view("-._~/").find(c) != std::string_view::npos;
-    url += plain ? std::string(1, c) : fmt::format("%{:02X}", u);
-  }
-  return url;
-}
-
 // The same with the schema of this program's installation or checkout; "" where there is none.
 std::string schema_line() {
   namespace fs = std::filesystem;
@@ -53,7 +41,8 @@ std::string schema_line() {
        {"../share/weft/inputs/deck.schema.json", "../inputs/deck.schema.json"}) {
     const fs::path file = (folder / place).lexically_normal();
     if (fs::is_regular_file(file, none))
-      return fmt::format("{}file://{}\n", schema_directive, percent_encoded(file.string()));
+      return fmt::format("{}file://{}\n", schema_directive,
+                         report_page::percent_encoded(file.string()));
   }
   return "";
 }

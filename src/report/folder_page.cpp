@@ -135,7 +135,7 @@ fs::path write_folder_page(const fs::path& folder, std::span<const KnownJob> job
     std::string error;
     try {
       if (const fs::path own = read_job(row, job, bytes_left); !own.empty())
-        row["page"] = below(own);
+        row["page"] = percent_encoded(below(own));
     } catch (const Error& e) {
       error = e.what();
     } catch (const std::exception& e) {  // of a library

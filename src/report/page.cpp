@@ -114,7 +114,7 @@ Json Embedder::media(const fs::path& folder, const std::string& file) {
     const std::uint64_t size = in.size();
     const std::string kind = kind_of(file);
     if (kind.empty() || size > largest_file || total_ + size > largest_page)
-      return {{"link", name}, {"bytes", size}};
+      return {{"name", name}, {"link", percent_encoded(name)}, {"bytes", size}};
     std::string bytes(size, '\0');
     in.read(std::as_writable_bytes(std::span(bytes)), 0);
     total_ += size;
@@ -128,6 +128,17 @@ bool stays_inside(const std::string& file) {
   const fs::path path = file;
   return !file.empty() && !path.is_absolute() &&
          std::ranges::none_of(path, [](const fs::path& p) { return p == ".."; });
+}
+
+std::string percent_encoded(const std::string& path) {
+  std::string url;
+  for (const char c : path) {
+    const auto u = static_cast<unsigned char>(c);
+    const bool plain =
+        std::isalnum(u) != 0 || std::string_view("-._~/").find(c) != std::string_view::npos;
+    url += plain ? std::string(1, c) : fmt::format("%{:02X}", u);
+  }
+  return url;
 }
 
 bool is_plain_word(const std::string& text) {

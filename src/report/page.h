@@ -35,7 +35,8 @@ class Embedder {
  public:
   explicit Embedder(std::filesystem::path page_folder) : base_(std::move(page_folder)) {}
   // The file `folder`/`file`, PNG, JPEG or MP4: "data" is its content as an address. A larger
-  // one has "link", its path from the page, and "bytes"; one that cannot be read "lost", its path.
+  // one has "name", its path from the page, "link", the same as an address, and "bytes"; one that
+  // cannot be read has "lost", its path.
   Json media(const std::filesystem::path& folder, const std::string& file);
 
  private:
@@ -46,6 +47,8 @@ class Embedder {
 // Whether a file named by an untrusted manifest lies in the manifest's folder: a relative path
 // without "..".
 bool stays_inside(const std::string& file);
+// A path in an address: what is neither unreserved there nor a slash is percent-encoded (RFC 3986).
+std::string percent_encoded(const std::string& path);
 // Whether shells take each of its characters as it is.
 bool is_plain_word(const std::string& text);
 // The last part of a path: "runs/demo/" and "runs/demo" are the same run.

@@ -10,11 +10,7 @@ const shortened = t => t.length <= 600 ? t : t.slice(0, 600) + '...';
 // Lines may end after the slashes and underscores of a path.
 const breakable = path => (path.match(/[^/_]+[/_]*|[/_]+/g) ?? []).flatMap(part => [part, el('wbr')]);
 // "./": a name such as "a:b" would be another protocol.
-function link(path, ...children) {
-  const a = el('a', ...children);
-  a.href = './' + path.split('/').map(encodeURIComponent).join('/');
-  return a;
-}
+const link = (address, ...children) => Object.assign(el('a', ...children), {href: './' + address});
 
 // ---- What sections are made of ----
 
@@ -119,7 +115,7 @@ function figure(media, about) {
   if (media.lost !== undefined) shown = el('div.linked', `${media.lost} cannot be read`);
   else if (media.link !== undefined)
     shown = el('div.linked',
-      el('span', `${(media.bytes / 1e6).toFixed(1)} MB, not in this page:`, el('br'), link(media.link, media.link)));
+      el('span', `${(media.bytes / 1e6).toFixed(1)} MB, not in this page:`, el('br'), link(media.link, media.name)));
   else if (media.data.startsWith('data:video/')) shown = video(media.data, about.sound);
   else shown = Object.assign(el('img'), {src: media.data, alt: visible(about.alt ?? about.head ?? '')});
   const f = el(about.wide ? 'figure.wide' : 'figure', shown,

@@ -157,7 +157,9 @@ TEST_F(FolderPage, NamesAndFilesAreNotTrusted) {
   fs::create_symlink(dir_ / "secret.png", dir_ / "runs/<b>x:y\" onclick=/generated/a.png");
   const std::string html = make();
   EXPECT_THAT(html, Not(HasSubstr("<b>x:y")));
-  EXPECT_EQ(data_of(html)["rows"][0]["pictures"], Json::array());
+  const Json row = data_of(html)["rows"][0];
+  EXPECT_EQ(row["page"], "%3Cb%3Ex%3Ay%22%20onclick%3D/report.html");
+  EXPECT_EQ(row["pictures"], Json::array());
 }
 
 TEST_F(FolderPage, WhichInputsAreFolders) {

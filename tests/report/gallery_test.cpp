@@ -77,7 +77,8 @@ TEST_F(Galleries, LinkWhatIsTooLarge) {
   write("out/generated.jsonl", sealed(R"({"name":"a","file":"a b#1.mp4","prompt":"x","key":"k"})"));
   write("out/a b#1.mp4", "x");
   fs::resize_file(dir_ / "out/a b#1.mp4", 17 << 20);
-  EXPECT_EQ(page()["clips"][0]["media"], (Json{{"link", "a b#1.mp4"}, {"bytes", 17 << 20}}));
+  EXPECT_EQ(page()["clips"][0]["media"],
+            (Json{{"name", "a b#1.mp4"}, {"link", "a%20b%231.mp4"}, {"bytes", 17 << 20}}));
 }
 
 TEST_F(Galleries, TakeNoFilesFromElsewhere) {

@@ -261,8 +261,9 @@ TEST_F(Report, LargeVideosAreNamedInsteadOfEmbedded) {
   write("metrics.jsonl", "{\"step\":0,\"loss\":1}\n");
   write("generated/long.mp4", "x");
   fs::resize_file(run_ / "generated/long.mp4", 17 << 20);
-  EXPECT_EQ(page()["runs"][0]["samples"]["clips"][0]["media"],
-            (Json{{"link", "generated/long.mp4"}, {"bytes", 17 << 20}}));
+  EXPECT_EQ(
+      page()["runs"][0]["samples"]["clips"][0]["media"],
+      (Json{{"name", "generated/long.mp4"}, {"link", "generated/long.mp4"}, {"bytes", 17 << 20}}));
 }
 
 TEST_F(Report, SeveralRunsShareThePlots) {
