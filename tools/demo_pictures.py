@@ -30,15 +30,17 @@ def frames(run, out):
 
 
 def step_time(run, out):
-    page = (run / "stdit/report.html").read_text()
+    # A browser draws the charts.
+    page = subprocess.run(["chromium", "--headless", "--no-sandbox", "--window-size=1120,800", "--virtual-time-budget=3000", "--dump-dom",
+                           (run / "stdit/report.html").resolve().as_uri()], check=True, capture_output=True, text=True).stdout
     colors = re.findall(r"--(\w+):(#\w+);", page.split("prefers-color-scheme")[0])  # of the light style
     for name, value in colors:
         page = page.replace(f"var(--{name})", value)
     section = re.search(r"<h2>Step time</h2>(.*?)</section>", page, re.S)[1]
-    plot = re.search(r"<svg viewBox=\"0 0 (\d+) (\d+)\"[^>]*?>(.*?)</svg>", re.sub(r" data-plot='.*?'", "", section), re.S)
+    plot = re.search(r"<svg viewBox=\"0 0 (\d+) (\d+)\"[^>]*?>(.*?)</svg>", section, re.S)
     width, height, body = int(plot[1]), int(plot[2]), plot[3]
     legend, x = "", 64
-    for color, name in re.findall(r"background:(#\w+)\"></i>([^<]+)", section):
+    for color, name in re.findall(r"background: (#\w+);\"></i>([^<]+)", section):
         name = html.unescape(name).strip()
         legend += (f'<rect x="{x}" y="10" width="11" height="11" fill="{color}"/><text x="{x + 16}" y="20">'
                    f"{html.escape(name)}</text>")

@@ -28,7 +28,7 @@
 #include "data/synthetic.h"
 #include "models/registry.h"
 #include "parallel/rank_device.h"
-#include "report/plot.h"
+#include "report/report.h"
 #include "tensor/device.h"
 #include "train/trainer.h"
 
@@ -474,41 +474,6 @@ std::string scaling_json(const ScalingResult& result) {
   return dump_json(j, 1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
-// Efficiency (weak) or speed-up (strong) against ranks, as a file of its own.
-std::string scaling_plot(const ScalingResult& result) {
-  using namespace report_page;
-  const bool weak = result.mode == "weak";
-  const ScalingPoint& first = result.points.front();
-  Curve ideal{"", {}, {}, "#9aa4b1", 1.2};
-  Curve ours{"weft", {}, {}, "#2f6fb2", 2.4};
-  for (const ScalingPoint& p : result.points) {
-    const double more = static_cast<double>(p.ranks) / first.ranks;
-    const double unit = weak ? 100 : more;  // what perfect scaling is drawn as
-    ideal.x.push_back(p.ranks);
-    ideal.y.push_back(unit);
-    ours.x.push_back(p.ranks);
-    ours.y.push_back(unit * p.efficiency);
-    // Every round's own ratio, as a band.
-    double low = 1e300, high = 0;
-    for (std::size_t r = 0; r < p.rounds.size(); ++r) {
-      double e = first.rounds[r].seconds / p.rounds[r].seconds;
-      if (!weak) e /= more;
-      low = std::min(low, e);
-      high = std::max(high, e);
-    }
-    ours.low.push_back(unit * low);
-    ours.high.push_back(unit * high);
-  }
-  PlotFrame frame;
-  frame.x_label = "ranks";
-  frame.y_label = weak ? "efficiency (%)" : "speed-up";
-  frame.from_zero = true;
-  const std::vector<std::pair<std::string, std::string>> legend = {
-      {ours.color, fmt::format("{} scaling, {} clips", result.mode, result.mix)},
-      {ideal.color, "perfect"}};
-  return standalone_svg(frame, std::vector<Curve>{ideal, ours}, legend, frame.height - 92);
-}
-
 // Rank 0. An existing file keeps its content until there is a result: an empty `text` only checks
 // that the file can be written.
 void write_text(const std::string& path, const std::string& text) {
@@ -522,6 +487,8 @@ void write_text(const std::string& path, const std::string& text) {
 }  // namespace
 
 int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Comm world) {
+  WEFT_CHECK(request.plot.empty() || request.plot.ends_with(".html"), Exit::usage,
+             "give it a name that ends in .html", "--plot {} would be a page", request.plot);
   if (log::rank() == 0)
     for (const std::string& path : {request.json, request.plot}) write_text(path, "");
   int world_size = 1;
@@ -616,7 +583,10 @@ int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Com
     summarise(result);
     fmt::print("{}", scaling_table(result));
     write_text(request.json, scaling_json(result));
-    if (!request.plot.empty()) write_text(request.plot, scaling_plot(result));
+    if (!request.plot.empty())
+      write_text(request.plot,
+                 report_page::make_page(
+                     {}, std::vector{parse_json<nlohmann::ordered_json>(scaling_json(result))}));
   }
   meet(world);
   return 0;
@@ -641,7 +611,7 @@ Command bench_scaling_command() {
   c.option("--no-overlap", r->no_overlap, "also with parallel.overlap = false");
   c.option("--paced", r->paced, "wait for a line on stdin before each round");
   c.path("--json", r->json, "file for the results (scaling.json)");
-  c.path("--plot", r->plot, "file for a plot (SVG)");
+  c.path("--plot", r->plot, "file for a page with the plot (.html)");
   return c;
 }
 

@@ -12,7 +12,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
-#include "report/html.h"
+#include "report/page.h"
 
 namespace weft {
 namespace {

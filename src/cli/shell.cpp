@@ -8,7 +8,7 @@
 
 #include "config/deck_table.h"
 #include "core/host.h"
-#include "report/html.h"
+#include "report/page.h"
 
 namespace weft {
 namespace {

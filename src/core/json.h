@@ -61,6 +61,14 @@ double number_of(const Json& object, const char* key) {
                                                : std::numeric_limits<double>::quiet_NaN();
 }
 
+// The same of a list; an empty one where it is absent or no list.
+template <class Json>
+const Json& list_of(const Json& object, const char* key) {
+  static const Json none = Json::array();
+  const auto it = object.find(key);
+  return it != object.end() && it->is_array() ? *it : none;
+}
+
 // j.dump() with the same arguments.
 template <class Json>
 std::string dump_json(

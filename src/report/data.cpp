@@ -8,8 +8,10 @@
 #include <cstdlib>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/json.h"
@@ -109,17 +111,16 @@ void load_metrics(Run& run) {
     run.steps.add(static_cast<double>(step) + 1, *j);
     if (!std::isnan(run.steps["split/compute"].back())) {
       double rest = run.steps["seconds"].back();
-      for (int p = 0; p < other; ++p)
-        if (const double v = run.steps[step_parts[p].column].back(); std::isfinite(v)) rest -= v;
+      for (const char* part : step_parts)
+        if (const double v = run.steps[part].back(); std::isfinite(v)) rest -= v;
       // Clocks of the parts and of the whole are read at different moments: no negative rest.
-      run.steps.add(step_parts[other].column, std::max(0.0, rest));
+      run.steps.add(other_part, std::max(0.0, rest));
     }
-    if (const auto it = j->find("samples"); it != j->end() && it->is_array())
-      for (const json& id : *it)
-        if (id.is_number_integer()) {
-          ++run.samples_seen;
-          samples.insert(id.get<std::int64_t>());
-        }
+    for (const json& id : list_of(*j, "samples"))
+      if (id.is_number_integer()) {
+        ++run.samples_seen;
+        samples.insert(id.get<std::int64_t>());
+      }
   }
   for (auto* sums : {&run.ranks.busy, &run.ranks.wait, &run.ranks.data_wait})
     for (double& s : *sums) s /= static_cast<double>(run.ranks.steps.size());
@@ -154,21 +155,16 @@ void load_layer_norms(Run& run) {
       run.layer_norms[number_of(line, "step") + 1] = std::move(*norms);
 }
 
-// Optional: an older run, or one that died before its first step, has none.
+// Optional: a run that died before its first step has none.
 void load_facts(Run& run) {
-  const auto j = try_parse_json<nlohmann::ordered_json>(read_text(run.dir / "run.json"));
-  if (!j.is_object()) return;
-  for (const auto& [key, value] : j.items()) {
-    if (key == "memory_plan" && value.is_object()) {
-      for (const auto& [kind, bytes] : value.items())
-        if (bytes.is_number()) run.memory_plan.emplace_back(kind, bytes.get<double>());
-      continue;  // a picture of its own
-    }
-    if (key == "xxh3" || key == "id") continue;  // for weft itself
-    if (key == "ranks" && value.is_string())
-      run.ranks_number = std::strtod(value.get<std::string>().c_str(), nullptr);
-    run.facts.emplace_back(key, value.is_string() ? value.get<std::string>() : dump_json(value));
-  }
+  Json facts = try_parse_json<Json>(read_text(run.dir / "run.json"));
+  if (!facts.is_object()) return;
+  for (const char* for_weft : {"xxh3", "id"}) facts.erase(for_weft);
+  run.facts = std::move(facts);
+  // A string, for people.
+  const auto ranks = run.facts.find("ranks");
+  if (ranks != run.facts.end() && ranks->is_string())
+    run.ranks_number = std::strtod(ranks->get_ref<const std::string&>().c_str(), nullptr);
 }
 
 // A folder of clips for each of several checkpoints: RUN/samples/200, RUN/samples/step_400 ...
@@ -195,17 +191,37 @@ void load_samples(Run& run) {
 
 }  // namespace
 
+std::vector<double> finite(std::span<const double> values) {
+  std::vector<double> v;
+  std::ranges::copy_if(values, std::back_inserter(v), [](double x) { return std::isfinite(x); });
+  return v;
+}
+double median(std::span<const double> values) {
+  const std::vector<double> v = finite(values);
+  return v.empty() ? nan : upper_median(v);
+}
+double total(std::span<const double> values) {
+  const std::vector<double> v = finite(values);
+  return std::accumulate(v.begin(), v.end(), 0.0);
+}
+
+Binned bin(std::span<const double> x, std::span<const double> y, std::size_t most) {
+  Binned b;
+  const std::size_t n = x.size(), bins = std::min(n, most);
+  for (std::size_t k = 0; k < bins; ++k) {
+    const std::size_t begin = n * k / bins, count = n * (k + 1) / bins - begin;
+    const std::vector<double> known = finite(y.subspan(begin, count));
+    b.x.push_back(total(x.subspan(begin, count)) / static_cast<double>(count));
+    b.mean.push_back(known.empty() ? nan : total(known) / static_cast<double>(known.size()));
+    b.low.push_back(known.empty() ? nan : std::ranges::min(known));
+    b.high.push_back(known.empty() ? nan : std::ranges::max(known));
+  }
+  return b;
+}
+
 std::span<const double> Series::operator[](const std::string& column) const {
   const auto it = columns.find(column);
   return it == columns.end() ? absent_ : it->second;
-}
-
-std::vector<std::string> Series::names(std::string_view before, std::string_view after) const {
-  std::vector<std::string> names;
-  for (const auto& [column, values] : columns)
-    if (column.starts_with(before) && column.ends_with(after))
-      names.push_back(column.substr(before.size(), column.size() - before.size() - after.size()));
-  return names;
 }
 
 void Series::add(double at, const json& line) {
@@ -247,35 +263,37 @@ Run load_run(const fs::path& dir) {
   run.deck = read_text(dir / "deck.toml");
   run.status = read_status(dir / "status.json").value_or(JobStatus());
   load_samples(run);
-  if (fs::exists(dir / "scaling.json", ec))
-    run.scaling.push_back(load_scaling(dir / "scaling.json"));
+  if (fs::exists(dir / "scaling.json", ec)) run.scaling = load_scaling(dir / "scaling.json");
   return run;
 }
 
-Scaling load_scaling(const fs::path& file) {
+double last_loss(const Run& run) {
+  const std::vector<double> v = finite(run.steps["loss"]);
+  if (v.empty()) return nan;
+  const std::size_t n = std::clamp<std::size_t>(v.size() / 10, 1, 50);
+  return total(std::span(v).last(n)) / static_cast<double>(n);
+}
+
+Json load_scaling(const fs::path& file) {
   const char* hint = "give a file that weft bench scaling --json has written";
   std::error_code ec;
   WEFT_CHECK(fs::is_regular_file(file, ec), Exit::data, hint, "cannot open {}", file.string());
-  const json j = try_parse_json(read_text(file));
-  const auto points = j.is_object() ? j.find("points") : j.end();
-  WEFT_CHECK(j.is_object() && points != j.end() && points->is_array(), Exit::data, hint,
+  const Json j = try_parse_json<Json>(read_text(file));
+  WEFT_CHECK(j.is_object() && j.contains("points") && j["points"].is_array(), Exit::data, hint,
              "{} has no list of points", file.string());
-  Scaling s;
-  if (const auto it = j.find("mode"); it != j.end() && it->is_string()) s.mode = *it;
-  if (const auto it = j.find("mix"); it != j.end() && it->is_string()) s.mix = *it;
-  for (const json& p : *points) {
-    if (!p.is_object()) continue;
-    const Scaling::Point point{number_of(p, "ranks"), number_of(p, "seconds"),
-                               number_of(p, "efficiency"), number_of(p, "exposed"),
-                               number_of(p, "wait")};
-    if (point.ranks >= 1 && point.seconds > 0 && std::isfinite(point.efficiency))
-      s.points.push_back(point);
-  }
-  WEFT_CHECK(!s.points.empty(), Exit::data, hint,
+  std::vector<Json> points;
+  for (const Json& p : j["points"])
+    if (p.is_object() && number_of(p, "ranks") >= 1 && number_of(p, "seconds") > 0 &&
+        std::isfinite(number_of(p, "efficiency")))
+      points.push_back(p);
+  WEFT_CHECK(!points.empty(), Exit::data, hint,
              "no point of {} has ranks, seconds and an efficiency", file.string());
-  std::sort(s.points.begin(), s.points.end(),
-            [](const auto& a, const auto& b) { return a.ranks < b.ranks; });
-  return s;
+  std::ranges::sort(points, {}, [](const Json& p) { return number_of(p, "ranks"); });
+  const auto text = [&](const char* key) {
+    const auto it = j.find(key);
+    return it != j.end() && it->is_string() ? *it : Json("");
+  };
+  return {{"mode", text("mode")}, {"mix", text("mix")}, {"points", points}};
 }
 
 }  // namespace weft::report_page

@@ -17,19 +17,23 @@
 
 namespace weft::report_page {
 
-// The parts of a step's time, in the order they are stacked. `other` is what the parts leave over.
-enum Part { compute, wait_slowest, comm_exposed, optimizer, data_wait, checkpoint, other, parts };
-struct StepPart {
-  const char *column, *name, *color;
+// The columns of what the time of a step is divided into, and of what these leave over.
+inline constexpr const char* step_parts[] = {"split/compute",      "split/wait_slowest",
+                                             "split/comm_exposed", "split/optimizer",
+                                             "split/data_wait",    "split/checkpoint"};
+inline constexpr const char* other_part = "split/other";
+
+// Fields may be absent and losses NaN: statistics cover the finite values. NaN if there are none;
+// the sum of none is 0.
+std::vector<double> finite(std::span<const double> values);
+double median(std::span<const double> values);
+double total(std::span<const double> values);
+
+// Means over at most `most` bins of neighbours, with the least and greatest of each bin.
+struct Binned {
+  std::vector<double> x, mean, low, high;
 };
-inline constexpr StepPart step_parts[parts] = {
-    {"split/compute", "compute", "var(--part0)"},
-    {"split/wait_slowest", "wait for the slowest", "var(--part1)"},
-    {"split/comm_exposed", "exposed communication", "var(--part2)"},
-    {"split/optimizer", "optimizer", "var(--part3)"},
-    {"split/data_wait", "data wait", "var(--part4)"},
-    {"split/checkpoint", "checkpoint", "var(--part5)"},
-    {"split/other", "other", "var(--part6)"}};
+Binned bin(std::span<const double> x, std::span<const double> y, std::size_t most);
 
 // The numbers of lines such as those of metrics.jsonl. A column is a member of the lines: "loss",
 // "split/compute", "stores/NAME/samples".
@@ -43,8 +47,6 @@ class Series {
   std::size_t size() const { return step.size(); }
   // A column; NaN throughout where no line has it.
   std::span<const double> operator[](const std::string& column) const;
-  // NAME of each column that is called `before`NAME`after`.
-  std::vector<std::string> names(std::string_view before, std::string_view after) const;
   // Adds the numbers of a line, or one number more of the last line.
   void add(double at, const nlohmann::json& line);
   void add(const std::string& column, double value);
@@ -67,15 +69,6 @@ struct RankTimes {
   std::map<int, std::size_t> was_slowest;  // in how many of them
 };
 
-// A result of `weft bench scaling --json`.
-struct Scaling {
-  std::string mode, mix;
-  struct Point {
-    double ranks = 0, seconds = 0, efficiency = 0, exposed = 0, wait = 0;  // NaN: not there
-  };
-  std::vector<Point> points;
-};
-
 struct Run {
   std::filesystem::path dir;
   std::string name;  // for titles and legends
@@ -86,13 +79,12 @@ struct Run {
   RankTimes ranks;
   // The gradient's norm in each layer, by steps done: of some steps only.
   std::map<double, nlohmann::json> layer_norms;
-  double ranks_number = 0;       // how many ranks; 0: unknown
-  double ended = 0;              // time of its last line: seconds since 1970
-  std::vector<Scaling> scaling;  // of RUN/scaling.json
-  std::vector<std::pair<std::string, double>> memory_plan;  // bytes of a rank by kind
-  std::vector<std::pair<std::string, std::string>> facts;   // run.json, in its order
-  std::string deck;                                         // deck.toml as it is
-  Gallery samples;                                          // RUN/generated
+  double ranks_number = 0;            // how many ranks; 0: unknown
+  double ended = 0;                   // time of its last line: seconds since 1970
+  Json scaling;                       // RUN/scaling.json; null: none
+  Json facts = Json::object();        // run.json
+  std::string deck;                   // deck.toml as it is
+  Gallery samples;                    // RUN/generated
   std::vector<Gallery> through_time;  // RUN/samples/*, by the number in their names
   std::size_t broken_lines = 0;       // of the files by step, but for a torn last one
   std::size_t repeated_steps = 0;     // done again after a restart
@@ -105,8 +97,12 @@ struct Run {
 // Exit::data when there is no such directory or no complete line of metrics.
 Run load_run(const std::filesystem::path& dir);
 
-// Reads a scaling result. Throws Exit::data when it is none.
-Scaling load_scaling(const std::filesystem::path& file);
+// The mean of the last tenth of the losses (at least one, at most 50), NaN without any.
+double last_loss(const Run& run);
+
+// Reads a result of `weft bench scaling --json`: an object whose "points", by "ranks", have
+// "seconds" and "efficiency" too. Throws Exit::data when it is none.
+Json load_scaling(const std::filesystem::path& file);
 
 // ---- TensorBoard (tensorboard.cpp) ----
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
@@ -13,7 +13,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "report/html.h"
+#include "report/page.h"
 #include "train/metrics/metrics.h"
 
 namespace weft {
@@ -34,48 +34,15 @@ std::int64_t steps_a_line(const fs::path& run) {
   }
 }
 
-// The members of a line of metrics.jsonl that a log shows.
-StepMetrics step_of_line(const json& line, std::int64_t step) {
-  StepMetrics m;
-  m.step = step;
-  m.loss = number_of(line, "loss");
-  m.grad_norm = number_of(line, "grad_norm");
-  m.lr = number_of(line, "lr");
-  m.seconds = number_of(line, "seconds");
-  if (const auto terms = line.find("terms"); terms != line.end() && terms->is_object())
-    m.terms.emplace_back("mae", number_of(*terms, "mae"));
-  const auto split = line.find("split");
-  if (split != line.end() && split->is_object())
-    for (const auto& [key, seconds] : {std::pair{"data_wait", &m.split.data_wait},
-                                       {"comm_exposed", &m.split.comm_exposed},
-                                       {"wait_slowest", &m.split.wait_slowest},
-                                       {"checkpoint", &m.split.checkpoint}})
-      if (const double given = number_of(*split, key); std::isfinite(given)) *seconds = given;
-  const auto wait = line.find("rank_wait");
-  if (wait != line.end() && wait->is_array())
-    for (const json& s : *wait) m.rank_wait.push_back(s.is_number() ? s.get<float>() : 0);
-  else if (wait != line.end() && std::isfinite(number_of(*wait, "mean")))
-    m.rank_wait = {static_cast<float>(number_of(*wait, "mean"))};
-  // A line has figures of only some of many ranks: it names the slowest of several.
-  const auto busy = line.find("rank_busy");
-  if (busy != line.end() && busy->size() > 1) {
-    m.rank_busy.resize(2);
-    const double slowest = number_of(line, "slowest_rank");
-    m.slowest_rank = slowest >= 0 && slowest < 1 << 30 ? static_cast<int>(slowest) : -1;
-  }
-  return m;
-}
+// What happened, by steps done.
+using Events = std::multimap<std::int64_t, std::string>;
 
-// What happened at a step, to be printed in the order of steps.
-using Events = std::vector<std::pair<std::int64_t, std::string>>;
-
-// `text` adds what a line of that step tells. Damaged lines are left out.
-template <class Text>
-void add_events(Events& events, const std::vector<std::string>& lines, const Text& text) {
-  for (const std::string& line : lines) {
-    const json j = parse_step_line(line);
-    if (!j.is_discarded()) text(j, j["step"].get<std::int64_t>(), events);
-  }
+// The new whole lines by step; damaged ones are left out.
+std::vector<json> step_lines(FileTail& file) {
+  std::vector<json> lines;
+  for (const std::string& line : file.take())
+    if (json j = parse_step_line(line); !j.is_discarded()) lines.push_back(std::move(j));
+  return lines;
 }
 
 // The warnings that follow those of before, which may have dropped out at the front.
@@ -168,7 +135,7 @@ std::string Follower::poll(double now) {
   } else {
     // What has ended may be started again: the next search sees it.
     for (auto& [path, f] : jobs_)
-      if (!has_ended(f.job) && f.job.measured)
+      if (!has_ended(f.job))
         if (auto job = find_job(path, now)) f.job = std::move(*job);
   }
   std::string text = drop_gone(now);
@@ -192,11 +159,11 @@ std::string Follower::poll(double now) {
 std::string Follower::new_lines(Followed& f, double now) {
   const JobStatus& s = f.job.status;
   const bool first = f.state.empty(), again = !first && s.started != f.started;
-  const bool changed = again || s.state != f.state;
+  const bool changed = again || s.state != f.state, training = s.command == "train";
   const std::string line = table_of_jobs({f.job}, now);
   f.state = s.state;
   f.started = s.started;
-  if (first || again) f.log_every = steps_a_line(f.job.path);
+  if (training && (first || again)) f.log_every = steps_a_line(f.job.path);
   if (again) {
     f.done = s.before;
     f.unprinted.clear();
@@ -204,65 +171,56 @@ std::string Follower::new_lines(Followed& f, double now) {
     f.metrics.rewind();
     f.validation.rewind();
   }
-  if (s.command != "train") {
-    const bool tells = changed || s.done != f.done;
-    f.done = s.done;
-    std::string text;
-    for (const std::string& w : new_warnings(std::exchange(f.warnings, s.warnings), s.warnings))
-      text += "WARN: " + printable(w, 2000) + "\n";
-    return text + (tells ? line : "");
+  // Warnings of before stand above the steps of a training, as all that was before.
+  const bool before = training && first;
+  std::string warnings;
+  for (const std::string& w : new_warnings(std::exchange(f.warnings, s.warnings), s.warnings))
+    warnings += (before ? "warned    " : "WARN: ") + printable(w, 2000) + "\n";
+  if (!training) {
+    const bool tells = std::exchange(f.done, s.done) != s.done || changed;
+    return warnings + (tells ? line : "");
   }
   if (first && has_ended(f.job)) {
     f.done = s.done;
     f.checkpoint = f.job.checkpoint;
-    f.warnings = s.warnings;
     return line;
   }
-  // Warnings of before stand above the steps, as all that was before.
-  std::string before;
-  if (first)
-    for (const std::string& w : f.warnings = s.warnings)
-      before += "warned    " + printable(w, 2000) + "\n";
-  const std::string steps = new_lines_of_training(f, first);
+  const std::string steps = new_steps(f, first);
+  const std::string news = before ? warnings + steps : steps + warnings;
+  if (!changed) return news;
   // How it begins stands above its steps, how it ends below them.
-  const bool above = first || again || s.state == "running";
-  return (changed && above ? line : "") + before + steps + (changed && !above ? line : "");
+  return first || again || s.state == "running" ? line + news : news + line;
 }
 
-std::string Follower::new_lines_of_training(Followed& f, bool first) {
+std::string Follower::new_steps(Followed& f, bool first) {
   const JobStatus& s = f.job.status;
   Events events;
-  std::int64_t done = f.done;
-  add_events(events, f.metrics.take(), [&](const json& j, std::int64_t step, Events& to) {
-    if (step + 1 <= done) return;  // of the start before
-    done = step + 1;
-    std::string line = step_text(step_of_line(j, step), s.total);
+  for (const json& j : step_lines(f.metrics)) {
+    const std::int64_t done = j["step"].get<std::int64_t>() + 1;
+    if (done <= f.done) continue;  // of the start before
+    f.done = done;
+    std::string line = step_text(j, s.total);
     if (s.rate > 0 && done < s.total)
       line += ", " + duration_text(static_cast<double>(s.total - done) / s.rate) + " left";
     const bool logged = done % f.log_every == 0;
-    if (logged) to.emplace_back(done, line);
+    if (logged) events.emplace(done, line);
     f.unprinted = logged ? "" : std::move(line);
-  });
-  f.done = done;
+  }
   // A log ends with the last step.
   if (has_ended(f.job) && !f.unprinted.empty())
-    events.emplace_back(done, std::exchange(f.unprinted, ""));
+    events.emplace(f.done, std::exchange(f.unprinted, ""));
   if (first && events.size() > steps_at_first)
-    events.erase(events.begin(), events.end() - steps_at_first);
-  const std::int64_t oldest = events.empty() ? done : events.front().first;
-  add_events(events, f.validation.take(), [&](const json& j, std::int64_t step, Events& to) {
-    if (!first || step >= oldest)
-      to.emplace_back(step,
-                      fmt::format("held out  step {}: loss {:.5f}", step, number_of(j, "loss")));
-  });
-  std::ranges::stable_sort(events, {}, &Events::value_type::first);
+    events.erase(events.begin(), std::prev(events.end(), steps_at_first));
+  const std::int64_t oldest = events.empty() ? f.done : events.begin()->first;
+  for (const json& j : step_lines(f.validation))
+    if (const std::int64_t step = j["step"]; !first || step >= oldest)
+      events.emplace(step,
+                     fmt::format("held out  step {}: loss {:.5f}", step, number_of(j, "loss")));
   std::string text;
   for (const auto& [step, event] : events) text += event + "\n";
   if (f.job.checkpoint != f.checkpoint && !f.job.checkpoint.empty())
     text += fmt::format("saved     {}\n", printable(f.job.checkpoint));
   f.checkpoint = f.job.checkpoint;
-  for (const std::string& w : new_warnings(std::exchange(f.warnings, s.warnings), s.warnings))
-    text += "WARN: " + printable(w, 2000) + "\n";
   return text;
 }
 

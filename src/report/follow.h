@@ -67,7 +67,7 @@ class Follower {
   // Stops following the jobs that are gone. Returns their lines.
   std::string drop_gone(double now);
   static std::string new_lines(Followed& f, double now);
-  static std::string new_lines_of_training(Followed& f, bool first);
+  static std::string new_steps(Followed& f, bool first);
 
   std::vector<std::filesystem::path> paths_;
   std::set<std::filesystem::path> waiting_;

@@ -4,30 +4,21 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <limits>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "report/html.h"
+#include "core/progress.h"
+#include "report/page.h"
 
 namespace weft::report_page {
 
 struct GalleryClip {
   std::string name, file;  // within the folder
-  std::string text;        // prompt, or what it was made from; may be empty
-  std::vector<std::pair<std::string, std::string>> facts;    // seed, size and so on
-  std::vector<std::pair<std::string, std::string>> classes;  // of a segmentation: name, colour
-  double seconds = std::numeric_limits<double>::quiet_NaN();
-  bool sound = false;
-  // Pictures within the folder of what it was made from: file, and what it is.
-  std::vector<std::pair<std::string, std::string>> references;
-};
-
-// A rank's part of the work, as the job's report has it.
-struct RankWork {
-  double made = 0, busy = 0;  // items; seconds
+  // What the job says of it: a line of the manifest. Of an animation, whose clips are made in
+  // parts, "seconds" and "rank" are those of all parts.
+  Json line = Json::object();
+  std::vector<std::string> references;  // pictures within the folder of what it was made from
 };
 
 struct Gallery {
@@ -38,20 +29,17 @@ struct Gallery {
   std::vector<GalleryClip> clips;
   std::vector<std::string> failures;  // "NAME: why"
   JobStatus status;                   // of the last start
-  std::vector<RankWork> ranks;
-  double wall_seconds = 0;  // from the start of the work until the last item; 0: unknown
+  Json ranks = Json::array();         // of the job's report
 };
 
 // Without clips for a folder that no such job has written to and that has no .png and .mp4.
 Gallery load_gallery(const std::filesystem::path& folder);
 
-// The figures of a gallery, and of several, whose clips of the same name lie beside each other.
-std::string clip_figures(const std::filesystem::path& base, const Gallery& gallery,
-                         Embedder& embedder);
-std::string clips_beside(const std::filesystem::path& base, std::span<const Gallery> galleries,
-                         Embedder& embedder);
+// What page.js shows of it.
+Json json_of(const Gallery& gallery, Embedder& embedder);
 
-// The page of one folder or of several; it lies in the first.
+// The page of one folder or of several, whose clips of the same name lie beside each other; it lies
+// in the first.
 std::string gallery_page(std::span<const Gallery> galleries);
 
 }  // namespace weft::report_page

@@ -33,49 +33,20 @@ Command report_command();
 
 namespace report_page {
 
-// The page as HTML. Needs no network and no script to be read. Curves of several runs lie over
-// one another, in the order given. `scaling` comes beside the results that the runs have
-// themselves. `folder`: where the page goes; empty: the first run's.
-std::string make_page(std::span<const Run> runs, std::span<const Scaling> scaling = {},
+// The page of training runs, whose curves lie over one another, in the order given. `scaling` comes
+// beside the results that the runs have themselves; it may be all there is. `folder`: where the
+// page goes; empty: the first run's.
+std::string make_page(std::span<const Run> runs, std::span<const Json> scaling = {},
                       std::filesystem::path folder = {});
 
-// The mean of the last tenth of the losses (at least one, at most 50), NaN without any; and a loss
-// in five digits.
-double last_loss(const Run& run);
-std::string loss_text(double loss);
-
-// The sections on many ranks: where the time of each went, who was waited for, how the job scales,
-// and a rank's memory against its plan.
-//
-// All return "" for what the run does not tell. `of`, HTML, ends the titles: " of a".
-std::string rank_bars(const Run& run, const std::string& of);
-std::string memory_against_plan(const Run& run, const std::string& of);
-// The curves of all results, efficiency against ranks, and their figures.
-std::string scaling_curves(std::span<const Scaling> results);
-
-// Write the pages of `weft evaluate` and `weft score` to `file` (job_pages.cpp): totals, classes by
-// IoU, Hmean by score or rows by text regions, what bounded the job, and some pictures. HTML that
-// needs no other file: pictures that are not too large are in it, others are named. Exit::data
-// where `file` is not a page of weft (write_page).
+// Write the pages of `weft evaluate` and `weft score` to `file` (job_pages.cpp). Exit::data where
+// `file` is not a page of weft (write_page).
 void segmentation_page(const SegmentationScores& scores, const std::filesystem::path& file);
 void detection_page(const DetectionScores& scores, const std::filesystem::path& file);
 void score_page(const ScoreSummary& summary, const std::filesystem::path& file);
 
 // ---- `weft report DIR`: one page over all jobs below a folder, which links to the page of each
 // (folder_page.cpp)
-
-// A row of the page. NaN or empty: unknown.
-struct JobRow {
-  KnownJob job;
-  std::string name;   // its path below the folder
-  std::string page;   // its own page, likewise
-  std::string error;  // why it has no page, or no figures
-  double loss = std::numeric_limits<double>::quiet_NaN();
-  double held_out = std::numeric_limits<double>::quiet_NaN();  // the last loss of held-out samples
-  double seconds = std::numeric_limits<double>::quiet_NaN();   // a step or another item
-  std::vector<double> losses;                                  // some dozens, over all steps
-  std::vector<std::string> pictures;                           // PNG files, of the newest samples
-};
 
 // Reads these jobs, which lie below `folder` (find_jobs), writes the pages of those that have none
 // yet or have gone on since then, and `folder`/index.html, whose path it returns. A job that cannot
@@ -84,10 +55,6 @@ struct JobRow {
 // not a page of weft.
 std::filesystem::path write_folder_page(const std::filesystem::path& folder,
                                         std::span<const KnownJob> jobs, double now);
-
-// The page of these rows. Needs no other file, no network, and a script only to sort its rows.
-std::string folder_page(const std::filesystem::path& folder, std::span<const JobRow> rows,
-                        double now);
 
 // The page that weft evaluate or weft score has written itself, for its folder or its output; empty
 // where there is none.

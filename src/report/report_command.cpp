@@ -1,24 +1,17 @@
 // `weft report`: what its inputs turn out to be, the pages that are written, and how they are
 // opened.
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
-#include <string_view>
-#include <thread>
 #include <utility>
 
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
-#include "report/html.h"
+#include "report/page.h"
 #include "report/report.h"
 
 namespace weft {
@@ -31,7 +24,7 @@ namespace {
 struct Inputs {
   std::vector<report_page::Run> runs;
   std::vector<report_page::Gallery> galleries;
-  std::vector<report_page::Scaling> scaling;
+  std::vector<report_page::Json> scaling;
   std::vector<fs::path> pages;  // that jobs have written themselves
   struct Folder {
     fs::path path;
@@ -40,11 +33,23 @@ struct Inputs {
   std::vector<Folder> folders;
 };
 
-// None for a folder that is a job's own.
-std::vector<KnownJob> jobs_below(const fs::path& folder) {
+// What a folder or a file without metrics.jsonl is, if it is anything.
+bool add_other(Inputs& inputs, const std::string& name) {
+  if (const fs::path page = report_page::own_page(name); !page.empty()) {
+    inputs.pages.push_back(page);
+    return true;
+  }
+  report_page::Gallery gallery = report_page::load_gallery(name);
+  // Loose pictures next to jobs, such as plots of somebody's, are not what is asked for.
   const double now = seconds_since_1970();
-  if (find_job(folder, now)) return {};
-  return find_jobs(folder, now);
+  if (gallery.command.empty() && !find_job(name, now))
+    if (std::vector<KnownJob> jobs = find_jobs(name, now); !jobs.empty()) {
+      inputs.folders.push_back({name, std::move(jobs)});
+      return true;
+    }
+  if (gallery.clips.empty() && gallery.failures.empty()) return false;
+  inputs.galleries.push_back(std::move(gallery));
+  return true;
 }
 
 Inputs load_inputs(const std::vector<std::string>& names) {
@@ -55,25 +60,7 @@ Inputs load_inputs(const std::vector<std::string>& names) {
       inputs.scaling.push_back(report_page::load_scaling(fs::weakly_canonical(name)));
       continue;
     }
-    if (!fs::exists(fs::path(name) / "metrics.jsonl", none)) {
-      if (const fs::path page = report_page::own_page(name); !page.empty()) {
-        inputs.pages.push_back(page);
-        continue;
-      }
-      report_page::Gallery gallery = report_page::load_gallery(name);
-      const bool any = !gallery.clips.empty() || !gallery.failures.empty();
-      // Loose pictures next to jobs, such as plots of somebody's, are not what is asked for.
-      if (!any || gallery.command.empty()) {
-        if (std::vector<KnownJob> jobs = jobs_below(name); !jobs.empty()) {
-          inputs.folders.push_back({name, std::move(jobs)});
-          continue;
-        }
-      }
-      if (any) {
-        inputs.galleries.push_back(std::move(gallery));
-        continue;
-      }
-    }
+    if (!fs::exists(fs::path(name) / "metrics.jsonl", none) && add_other(inputs, name)) continue;
     WEFT_CHECK(!fs::exists(fs::path(name) / "scores.json", none), Exit::data,
                "open scores.csv or scores.jsonl in it as a table; docs/evaluate_clips.md names the "
                "columns",
@@ -109,27 +96,11 @@ bool has_desktop() {
 
 // Starts the desktop's browser, which lives on. Returns false where that fails within two seconds.
 bool start_browser(const fs::path& page) {
-  posix_spawn_file_actions_t files;
-  posix_spawnattr_t attributes;
-  posix_spawn_file_actions_init(&files);
-  posix_spawnattr_init(&attributes);
-  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
-    posix_spawn_file_actions_addopen(&files, fd, "/dev/null", O_RDWR, 0);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID);
-  std::string name = "xdg-open", path = fs::absolute(page).string();
-  char* const arguments[] = {name.data(), path.data(), nullptr};
-  pid_t child = 0;
-  const int failed = posix_spawnp(&child, name.c_str(), &files, &attributes, arguments, environ);
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&files);
-  if (failed != 0) return false;
-  for (int polls = 0; polls < 100; ++polls) {
-    int status = 0;
-    if (waitpid(child, &status, WNOHANG) == child)
-      return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  return true;
+  setenv("WEFT_PAGE", fs::absolute(page).c_str(), 1);
+  return std::system(
+             "setsid xdg-open \"$WEFT_PAGE\" </dev/null >/dev/null 2>&1 & "
+             "for poll in 1 2 3 4 5 6 7 8 9 10; do "
+             "kill -0 $! 2>/dev/null || { wait $!; exit; }; sleep 0.2; done") == 0;
 }
 
 // `folder`: the page links to others below its folder, and these to clips and pictures that were
@@ -160,12 +131,11 @@ void open_or_tell(const fs::path& page, bool folder) {
 int report(const std::vector<std::string>& names, const std::string& tensorboard,
            const std::string& output, bool open) {
   Inputs inputs = load_inputs(names);
-  WEFT_CHECK(!inputs.runs.empty() || !inputs.galleries.empty() || !inputs.pages.empty() ||
-                 !inputs.folders.empty(),
-             Exit::usage, "for example: weft report runs/demo",
-             "weft report needs the directory of a run");
-  WEFT_CHECK(inputs.scaling.empty() || !inputs.runs.empty(), Exit::usage,
-             "name the directory of a training run too",
+  const bool others = !inputs.galleries.empty() || !inputs.pages.empty() || !inputs.folders.empty();
+  WEFT_CHECK(!inputs.runs.empty() || !inputs.scaling.empty() || others, Exit::usage,
+             "for example: weft report runs/demo", "weft report needs the directory of a run");
+  WEFT_CHECK(inputs.scaling.empty() || !inputs.runs.empty() || !output.empty(), Exit::usage,
+             "name the directory of a training run too, or --output FILE",
              "{} is shown on the page of a training run",
              *std::ranges::find_if(names, [](const auto& n) { return n.ends_with(".json"); }));
   WEFT_CHECK(tensorboard.empty() || (!open && output.empty()), Exit::usage, "leave one of them out",
@@ -186,16 +156,15 @@ int report(const std::vector<std::string>& names, const std::string& tensorboard
     fmt::print("{}\n", page.string());
     if (open) open_or_tell(page, folder);
   };
-  WEFT_CHECK(output.empty() ||
-                 (inputs.galleries.empty() && inputs.pages.empty() && inputs.folders.empty()),
-             Exit::usage, "name training runs alone", "--output is for the page of training runs");
+  WEFT_CHECK(output.empty() || !others, Exit::usage, "name training runs alone",
+             "--output is for the page of training runs");
   const auto write = [&](const fs::path& file, const std::string& page) {
     report_page::write_page(file, page);
     done(file);
   };
-  if (!inputs.runs.empty()) {
-    fs::path page = output;
-    if (output.empty()) page = inputs.runs.front().dir / "report.html";
+  if (!inputs.runs.empty() || !inputs.scaling.empty()) {
+    const fs::path page =
+        output.empty() ? inputs.runs.front().dir / "report.html" : fs::path(output);
     write(page,
           report_page::make_page(inputs.runs, inputs.scaling, fs::absolute(page).parent_path()));
   }

@@ -23,9 +23,7 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "report/data.h"
 #include "report/follow.h"
-#include "report/html.h"
 #include "train/metrics/metrics.h"
 
 namespace weft {
@@ -45,40 +43,6 @@ bool is_gone(const JobStatus& s) {
          errno == ESRCH;
 }
 
-std::int64_t steps_of_deck(const std::string& deck) {
-  try {
-    return parse_deck(deck, "deck.toml", {}).train.steps;
-  } catch (const Error&) {
-    return 0;  // of another weft
-  }
-}
-
-// The status of a run that an older weft has written: its metrics say how far it came.
-std::optional<JobStatus> status_of_metrics(const fs::path& dir) {
-  std::error_code none;
-  if (!fs::is_regular_file(dir / "metrics.jsonl", none)) return std::nullopt;
-  try {
-    const report_page::Run run = report_page::load_run(dir);
-    JobStatus s;
-    s.command = "train";
-    s.noun = "step";
-    s.done = static_cast<std::int64_t>(run.steps.step.back());
-    s.total = std::max(s.done, steps_of_deck(run.deck));
-    s.ranks = std::max(1, static_cast<int>(run.ranks_number));
-    s.updated = s.advanced = run.ended;
-    if (std::isfinite(run.steps["loss"].back())) s.values = {{"loss", run.steps["loss"].back()}};
-    const double step = report_page::median(run.steps["seconds"]);
-    if (step > 0) s.rate = 1 / step;
-    if (s.done >= s.total)
-      s.state = "finished";
-    else if (s.rate > 0)
-      s.left = static_cast<double>(s.total - s.done) / s.rate;
-    return s;
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
 std::string newest_checkpoint(const fs::path& dir) {
   const auto latest = checkpoint::read_latest(dir);
   std::error_code none;
@@ -88,17 +52,11 @@ std::string newest_checkpoint(const fs::path& dir) {
 // Steps done by the last whole line of the metrics, 0 without one. A line of a thousand ranks takes
 // some kilobytes, and a run has many: only the end is read.
 std::int64_t steps_of_metrics(const fs::path& dir) {
-  constexpr std::streamoff most = 256 << 10;
-  std::ifstream in = report_page::open_regular(dir / "metrics.jsonl");
-  if (!in.is_open()) return 0;
-  in.seekg(0, std::ios::end);
-  in.seekg(std::max<std::streamoff>(0, in.tellg() - std::streampos(most)));
-  std::int64_t done = 0;
-  for (std::string line; std::getline(in, line);) {
-    const nlohmann::json j = parse_step_line(line);  // cut off: discarded
-    if (!j.is_discarded()) done = j["step"].get<std::int64_t>() + 1;
-  }
-  return done;
+  const std::vector<std::string> lines = FileTail(dir / "metrics.jsonl").take();
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line)
+    if (const nlohmann::json j = parse_step_line(*line); !j.is_discarded())
+      return j["step"].get<std::int64_t>() + 1;
+  return 0;
 }
 
 // The status is written every five seconds, metrics and checkpoints at once: after a crash, and
@@ -112,18 +70,22 @@ void count_steps(const fs::path& dir, KnownJob& job) {
   s.advanced = std::max(s.advanced, s.updated);
 }
 
+bool goes_on(const JobStatus& s) { return s.state == "running"; }
+
 std::string pace_text(const JobStatus& s) {
-  if (!(s.rate > 0)) return "";
-  return s.rate >= 0.1 ? fmt::format("{} {}s/s", report_page::rate_text(s.rate), s.noun)
-                       : fmt::format("{} a {}", duration_text(1 / s.rate), s.noun);
+  std::string text = s.rate >= 100   ? fmt::format("{:.0f} {}s/s", s.rate, s.noun)
+                     : s.rate >= 0.1 ? fmt::format("{:.3g} {}s/s", s.rate, s.noun)
+                     : s.rate > 0    ? fmt::format("{} a {}", duration_text(1 / s.rate), s.noun)
+                                     : "";
+  if (goes_on(s) && s.left > 0)
+    text += fmt::format("{}{} left", text.empty() ? "" : ", ", duration_text(s.left));
+  return text;
 }
 
 // The label of one of JobStatus::values.
 std::string label_of(const std::string& name) {
   return name == "validation_loss" ? "held out" : printable(name);
 }
-
-bool goes_on(const JobStatus& s) { return s.state == "running"; }
 
 // Whether this start has finished an item: until then `advanced` is when it began.
 bool has_advanced(const JobStatus& s) { return s.done > s.before && s.advanced > 0; }
@@ -152,39 +114,6 @@ void search_folder(const fs::path& folder, int depth, std::size_t& folders_seen,
   }
 }
 
-Json json_of(const KnownJob& job, double now) {
-  const JobStatus& s = job.status;
-  Json j = {{"path", job.path.string()},
-            {"command", s.command},
-            {"state", s.state},
-            {"unit", s.noun},
-            {"done", s.done},
-            {"total", s.total},
-            {"done_before", s.before},
-            {"ranks", s.ranks}};
-  if (s.rate > 0) j["rate"] = s.rate;
-  if (goes_on(s) && s.left > 0) j["seconds_left"] = s.left;
-  for (const auto& [name, value] : s.values) j[name] = value;
-  if (!job.checkpoint.empty()) j["checkpoint"] = job.checkpoint;
-  if (s.started > 0) j["started"] = s.started;
-  j["updated"] = s.updated;
-  j["seconds_since_update"] = std::max(0.0, now - s.updated);
-  if (has_advanced(s)) j["seconds_since_item"] = std::max(0.0, now - s.advanced);
-  if (!s.host.empty()) j["host"] = s.host;
-  if (s.state != "running" && s.state != "silent" && job.measured) j["exit_code"] = s.code;
-  if (!s.error.empty()) j[s.state == "finished" ? "reason" : "error"] = s.error;
-  j["warnings"] = s.warnings;
-  j["earlier_warnings"] = warnings_of_before(s);
-  return j;
-}
-
-}  // namespace
-
-std::string time_text(double seconds) {
-  if (!(seconds > 0) || seconds > 4e9) return "-";
-  return fmt::format("{:%Y-%m-%d %H:%M:%S}", fmt::localtime(static_cast<std::time_t>(seconds)));
-}
-
 std::vector<std::string> warnings_of_before(const JobStatus& s) {
   std::vector<std::string> lines;
   for (const auto& [text, count] : s.earlier_warnings)
@@ -204,6 +133,13 @@ std::string share_text(const JobStatus& s) {
   return fmt::format("{} of {}", s.done, s.total);
 }
 
+}  // namespace
+
+std::string time_text(double seconds) {
+  if (!(seconds > 0) || seconds > 4e9) return "-";
+  return fmt::format("{:%Y-%m-%d %H:%M:%S}", fmt::localtime(static_cast<std::time_t>(seconds)));
+}
+
 double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -219,18 +155,11 @@ std::optional<KnownJob> find_job(const fs::path& path, double now) {
   for (const fs::path& file : {path / "status.json", fs::path(plain + ".status.json"),
                                fs::path(plain + ".parts/status.json")})
     if (!status) status = read_status(file);
-  if (!status) {
-    status = status_of_metrics(path);
-    job.measured = false;
-  }
   if (!status) return std::nullopt;
   job.status = std::move(*status);
   JobStatus& s = job.status;
-  // Before its first lines of status, an old run's steps tell how long silence may last.
-  const double patience =
-      job.measured || !(s.rate > 0) ? silent_after : std::max(silent_after, 10 / s.rate);
   const double quiet = now - s.updated;
-  if (s.state == "running" && (quiet > patience || (quiet > gone_after && is_gone(s))))
+  if (s.state == "running" && (quiet > silent_after || (quiet > gone_after && is_gone(s))))
     s.state = "silent";
   if (s.command == "train") {
     job.checkpoint = newest_checkpoint(path);
@@ -282,10 +211,7 @@ std::string describe_job(const KnownJob& job, double now) {
                         100 * static_cast<double>(s.done) / static_cast<double>(s.total));
   if (s.before > 0) done += fmt::format(", {} of them by earlier starts", s.before);
   row("done", done);
-  std::string pace = pace_text(s);
-  if (goes_on(s) && s.left > 0)
-    pace += fmt::format("{}{} left", pace.empty() ? "" : ", ", duration_text(s.left));
-  row("pace", pace);
+  row("pace", pace_text(s));
   for (const auto& [name, value] : s.values)
     row(label_of(name).c_str(), fmt::format("{:.6g}", value));
   row("ranks", fmt::format("{}{}", s.ranks, s.host.empty() ? "" : ", the first on " + s.host));
@@ -316,7 +242,6 @@ std::string table_of_jobs(const std::vector<KnownJob>& jobs, double now) {
     const JobStatus& s = jobs[i].status;
     std::string rest = pace_text(s);
     const auto add = [&](const std::string& more) { rest += (rest.empty() ? "" : ", ") + more; };
-    if (goes_on(s) && s.left > 0) add(duration_text(s.left) + " left");
     for (const auto& [name, value] : s.values) add(fmt::format("{} {:.4g}", label_of(name), value));
     if (!goes_on(s) && s.state != "silent")
       add(duration_text(std::max(0.0, now - s.updated)) + " ago");
@@ -328,6 +253,32 @@ std::string table_of_jobs(const std::vector<KnownJob>& jobs, double now) {
     text += line + "\n";
   }
   return text;
+}
+
+Json json_of(const KnownJob& job, double now) {
+  const JobStatus& s = job.status;
+  Json j = {{"path", job.path.string()},
+            {"command", s.command},
+            {"state", s.state},
+            {"unit", s.noun},
+            {"done", s.done},
+            {"total", s.total},
+            {"done_before", s.before},
+            {"ranks", s.ranks}};
+  if (s.rate > 0) j["rate"] = s.rate;
+  if (goes_on(s) && s.left > 0) j["seconds_left"] = s.left;
+  for (const auto& [name, value] : s.values) j[name] = value;
+  if (!job.checkpoint.empty()) j["checkpoint"] = job.checkpoint;
+  if (s.started > 0) j["started"] = s.started;
+  j["updated"] = s.updated;
+  j["seconds_since_update"] = std::max(0.0, now - s.updated);
+  if (has_advanced(s)) j["seconds_since_item"] = std::max(0.0, now - s.advanced);
+  if (!s.host.empty()) j["host"] = s.host;
+  if (s.state != "running" && s.state != "silent") j["exit_code"] = s.code;
+  if (!s.error.empty()) j[s.state == "finished" ? "reason" : "error"] = s.error;
+  j["warnings"] = s.warnings;
+  j["earlier_warnings"] = warnings_of_before(s);
+  return j;
 }
 
 std::string jobs_as_json(const std::vector<KnownJob>& jobs, double now) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,8 +16,7 @@ namespace weft {
 struct KnownJob {
   std::filesystem::path path;  // the run directory, or the file that the job writes
   JobStatus status;            // `state` may be "silent" too: it says it runs, and writes no more
-  std::string checkpoint;      // the newest of a training run
-  bool measured = true;        // false: told by metrics.jsonl alone, of an older weft
+  std::string checkpoint{};    // the newest of a training run
 };
 
 // The job of a run directory, of a folder of results or of a file that a job writes; nothing if
@@ -28,14 +28,9 @@ std::vector<KnownJob> find_jobs(const std::filesystem::path& path, double now);
 // All that is known of one job, and a table with a line for each of several.
 std::string describe_job(const KnownJob& job, double now);
 std::string table_of_jobs(const std::vector<KnownJob>& jobs, double now);
+nlohmann::ordered_json json_of(const KnownJob& job, double now);
 std::string jobs_as_json(const std::vector<KnownJob>& jobs, double now);
 
-// JobStatus::earlier_warnings as lines.
-std::vector<std::string> warnings_of_before(const JobStatus& status);
-// "running", "no sign of life since 2026-11-24 10:00:12", "stopped early", "failed (exit code 3)".
-std::string state_text(const JobStatus& status);
-// "120 of 600", or "120" where the total is unknown.
-std::string share_text(const JobStatus& status);
 // Local time, "2026-11-24 10:00:12"; "-" where it is unknown.
 std::string time_text(double seconds_since_1970);
 double seconds_since_1970();

@@ -264,6 +264,11 @@ class WeftTest(unittest.TestCase):
         self.assertEqual([m["step"] for m in found], list(range(len(found))))
         return found
 
+    def page_data(self, page):
+        """What a page of weft report tells its script."""
+        html = (self.dir / page).read_text()
+        return json.loads(html.partition('<script type="application/json" id="data">')[2].partition("</script>")[0])
+
     def losses(self, run):
         return [m["loss"] for m in self.metrics(run)]
 

@@ -218,8 +218,8 @@ class Clips(Animate):
         self.weft("report", "one", ranks=0)
         page = (self.dir / "one/report.html").read_text()
         self.assertEqual(page.count("data:video/mp4;base64,"), 3)
-        self.assertIn("picture face.png", page)
-        self.assertIn("speech a.wav", page)
+        shown = {c["name"]: c["line"] for c in self.page_data("one/report.html")["galleries"][0]["clips"]}
+        self.assertEqual((shown["face_a"]["picture"], shown["face_a"]["speech"]), ("face.png", "a.wav"))
         self.assertFalse((self.dir / "one/.work").exists())
         # The same as JSON lines, in pieces over three ranks.
         (self.dir / "list.jsonl").write_text("".join(json.dumps(j) + "\n" for j in (

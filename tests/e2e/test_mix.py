@@ -44,7 +44,8 @@ class Mix(WeftTest):
         self.assertIn("with a changed deck: data.weights ", self.train("half", *TWO, "data.weights=[1, 1]", "train.steps=21").err)
 
         self.weft("report", "two", ranks=0)
-        self.assertIn("Loss of each store", (self.dir / "two" / "report.html").read_text())
+        columns = self.page_data("two/report.html")["runs"][0]["steps"]["columns"]
+        self.assertEqual(sum(c.startswith("stores/") and c.endswith("/samples") for c in columns), 2)
 
     def test_kept_shares_and_prefixes(self):
         job = self.train("keep", f"data.path={B}", "data.keep=synthetic-3=0.5", "data.prompt_prefixes=old film: ",

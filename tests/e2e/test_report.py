@@ -19,6 +19,7 @@ from html import unescape
 from unittest import mock
 
 from harness import MPI_ON_ONE_HOST, MPIEXEC, REPOSITORY, WEFT, WeftTest, make_video, open_mpi
+from test_evaluate import png
 from tiny_models import TINY_GENERATE_DECK
 
 DATA, NON_FINITE, STOPPED = 3, 5, 75
@@ -74,21 +75,15 @@ class Page(WeftTest):
             self.assertNotIn(outside, html)
         self.assertEqual(re.findall(r'src="(?!data:)[^"]*"', html), [])
         self.assertIn("prefers-color-scheme: dark", html)
-        for plot in self.plots(html):
-            for curve in plot["curves"]:
-                self.assertEqual(len(curve["x"]), len(curve["y"]))
-        return path, html
+        return path, self.page_data(path)
 
-    def plots(self, html):
-        """What page.js knows of each chart."""
-        return [json.loads(plot) for plot in re.findall(r" data-plot='(.*?)'", html)]
-
-    def after_script(self, html, script):
-        """What `script`, JavaScript that runs after the page's own, returns in a browser."""
+    def after_script(self, path, script, width="auto"):
+        """What `script`, JavaScript that runs after the page's own and what it has drawn, returns in a browser."""
         page = self.dir / "scripted.html"
-        page.write_text(html.replace("</body>", f"<script>document.title = JSON.stringify((() => {{ {script} }})())</script></body>"))
+        page.write_text((self.dir / path).read_text().replace("</body>", f"<style>main {{ width: {width}; }}</style><script>setTimeout(() => {{"
+                        f"document.title = JSON.stringify((() => {{ {script} }})())}}, 500)</script></body>"))
         job = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.dir}/browser",
-                              "--window-size=1280,2000", "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
+                              "--window-size=1280,2000", "--virtual-time-budget=2000", "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
         title = re.search(r"<title>(.*?)</title>", job.stdout)
         self.assertTrue(title, job.stderr)
         return json.loads(unescape(title[1]))
@@ -206,12 +201,11 @@ class Training(Page):
     def test_all_jobs_of_a_folder_on_one_page(self):
         self.train("runs/one", "train.steps=3", ranks=1)
         self.train("runs/three", "train.steps=4", ranks=2)
-        path, html = self.page("runs")
+        path, data = self.page("runs")
         self.assertEqual(path, self.dir / "runs" / "index.html")
-        self.assertEqual(re.findall(r'href="([^"]*)"', html), ["./one/report.html", "./three/report.html"])
-        for page in ("one", "three"):
-            self.assertIn("<h2>Loss</h2>", (self.dir / "runs" / page / "report.html").read_text())
-        self.assertIn("3 of 3 steps", html)
+        self.assertEqual([(r["page"], r["job"]["done"]) for r in data["rows"]], [("one/report.html", 3), ("three/report.html", 4)])
+        for page, steps in (("one", 3), ("three", 4)):
+            self.assertEqual(self.page_data(f"runs/{page}/report.html")["runs"][0]["steps"]["last"], steps)
         # The current folder is the one where no other is named.
         job = self.weft("status", ranks=0)
         self.assertEqual([line.split()[0] for line in job.out.splitlines()], ["runs/one", "runs/three"])
@@ -249,25 +243,6 @@ class Training(Page):
             self.assertNotIn("scp", job.err)
             self.assertRegex(job.err, rf"copy it to your own machine: .*:{self.dir}/it's \$\(one\)/report.html\n")
 
-    @unittest.skipUnless(BROWSER, "no Chromium on this host")
-    def test_a_browser_shows_values_and_sorts(self):
-        self.train("runs/b", "train.steps=3", ranks=1)
-        self.train("runs/a", "train.steps=5", ranks=1)
-        _, html = self.page("runs/a")
-        shown = self.after_script(html, """
-            const svg = [...document.querySelectorAll('.chart svg')].find(s => s.clientWidth), r = svg.getBoundingClientRect();
-            svg.dispatchEvent(new PointerEvent('pointermove', {clientX: r.left + 0.99 * r.width, clientY: r.top + 50}));
-            const box = document.getElementById('value');
-            return [box.style.display, box.innerText];""")
-        self.assertEqual(shown[0], "block")
-        self.assertRegex(shown[1], f"^step 5\\s+a {self.plots(html)[0]['curves'][0]['y'][-1]}$")
-        _, html = self.page("runs")
-        names = self.after_script(html, """
-            const shown = () => [...document.querySelectorAll('.jobs a')].map(a => a.innerText);
-            const click = () => document.querySelector('.jobs th button').click();
-            return [(click(), shown()), (click(), shown())];""")
-        self.assertEqual(names, [["a", "b"], ["b", "a"]])
-
     def test_files_of_others_are_kept(self):
         self.train("run", "train.steps=2", ranks=1)
         (self.dir / "index.html").write_text("mine")
@@ -277,12 +252,9 @@ class Training(Page):
     def test_two_runs_on_one_page(self):
         self.train("one", ranks=1)
         self.train("two", ranks=2)
-        path, html = self.page("one", "two")
+        path, data = self.page("one", "two")
         self.assertEqual(path, self.dir / "one" / "report.html")
-        for title in ("Loss over time", "Step time", "Speed"):
-            self.assertIn(f"<h2>{title}</h2>", html)
-        self.assertRegex(html, r"1 rank, efficiency 100 %")
-        self.assertRegex(html, r"2 ranks, efficiency \d")
+        self.assertEqual([(r["name"], r["ranks_number"], r["steps"]["last"]) for r in data["runs"]], [("one", 1, 20), ("two", 2, 20)])
 
     def test_sample_clips_are_images_of_tensorboard(self):
         for step in (1, 3):
@@ -335,14 +307,13 @@ class Clips(Page):
         self.job = self.weft("generate", "deck.toml", "generate.prompt_file=prompts.txt", ranks=2)
 
     def test_a_gallery(self):
-        path, html = self.page("out")
+        path, data = self.page("out")
         self.assertEqual(path, self.dir / "out" / "report.html")
-        self.assertEqual(html.count("data:video/mp4;base64,"), 1)
-        self.assertEqual(html.count("data:image/png;base64,"), 1)
-        self.assertNotIn("<b>cat</b>", html)
-        for line in map(json.loads, (self.dir / "out" / "generated.jsonl").read_text().splitlines()):
-            self.assertIn(f"seed {line['seed']} · {line['width']} x {line['height']}", html)
-            self.assertIn(f" · rank {line['rank']}", html)
+        clips = data["galleries"][0]["clips"]
+        self.assertEqual([c["media"]["data"].partition(";")[0] for c in clips], ["data:video/mp4", "data:image/png"])
+        self.assertNotIn("<b>cat</b>", path.read_text())
+        lines = list(map(json.loads, (self.dir / "out" / "generated.jsonl").read_text().splitlines()))
+        self.assertCountEqual([c["line"]["seed"] for c in clips], [line["seed"] for line in lines])
 
     def test_the_status_of_a_list(self):
         state = self.status("out")[0]
@@ -354,6 +325,126 @@ class Clips(Page):
         state = self.status(".")[0]
         self.assertEqual((pathlib.Path(state["path"]).name, state["done"], state["total"], state["done_before"]),
                          ("out", 3, 3, 2))
+
+
+def sealed(**line):
+    """A line of a manifest that a page accepts; without a hash, as of another program."""
+    return json.dumps({"key": "k", "rank": 0, "bytes": 1, "file_xxh3": "0", **line}) + "\n"
+
+
+@unittest.skipUnless(BROWSER, "no Chromium on this host")
+class Browser(Page):
+    """What page.js makes of the data."""
+
+    TEXT = "return document.querySelector('main').innerText"
+    RANKS = [  # of two ranks, step by step: seconds of work, of waiting for the other and for clips
+        {"rank_busy": [0.65, 0.85], "rank_wait": [0.2, 0.0], "rank_data_wait": [0.05, 0.25], "slowest_rank": 1},
+        {"rank_busy": [0.85, 0.75], "rank_wait": [0.0, 0.1], "rank_data_wait": [0.05, 0.05], "slowest_rank": 0}]
+
+    def run_of(self, run, steps, **files):
+        """A run with these steps; run_json: of run.json, and so on."""
+        folder = self.dir / run
+        folder.mkdir(parents=True)
+        split = {"compute": 0.7, "wait_slowest": 0.1, "comm_exposed": 0.1, "data_wait": 0.05}
+        (folder / "metrics.jsonl").write_text("".join(
+            json.dumps({"step": i, "loss": 100 / (i + 1) ** 2, "seconds": 1, "split": split, "spread": 0.1, "samples": [i], "lr": 2e-3,
+                        "memory": {"resident_bytes": 5e9, "arena_peak_bytes": 1.1e9}, **step}) + "\n" for i, step in enumerate(steps)))
+        for name, content in files.items():
+            (folder / name.replace("_json", ".json")).write_text(json.dumps(content))
+        return self.page(run)[0]
+
+    def test_a_training(self):
+        steps = [dict(s, terms={"kl <b>": i, "still": 3}, stores={"a": {"samples": 3, "loss": 2}, "b": {"samples": 1, "loss": 5}},
+                      start=i == 4) for i, s in enumerate(self.RANKS * 4)]
+        page = self.run_of("run", steps, run_json={"ranks": "2", "memory_plan": {"weights": 2e9, "<b>": 3e8, "activations": 1e9}},
+                           scaling_json={"mode": "weak", "mix": "mixed", "points": [
+                               {"ranks": 4, "seconds": 1.1, "efficiency": 0.91, "wait": 0.011}, {"ranks": 1, "seconds": 1, "efficiency": 1}]})
+        text = self.after_script(page, self.TEXT)
+        for line in ("8\nsteps done", "1.5625\nloss, from 100", "7.5 %\nwaiting for the slowest, mean of the ranks (5.0 % to 10 %)",
+                     "5.00 GB\nresident at most, rank 0", "Dotted: where the run was resumed.", "Constant: still = 3", "kl <b>",
+                     "a 75 % of the samples", "compute 70 %", "rank 1\nbusy 800 ms, slowest in 50 % of steps", "weights 2.00 GB", "<b> 300 MB",
+                     "activations, peak\n1.10 GB (+10.0 %)", "planned, a rank\n3.30 GB", "weak, mixed\t4\t1.10 s\t91.0 %\t-\t1.0 %",
+                     "resumed after step\t4", "steps\t8", "loss (log)", "memory (GB)", "rate (1e-3)", "spread of ranks (%)"):
+            self.assertIn(line, text)
+        for wrong in ("NaN", "undefined", "memory_plan"):
+            self.assertNotIn(wrong, text)
+        widths, dotted, titles = self.after_script(page, """
+            const ranks = [...document.querySelectorAll('section')].find(s => s.innerText.startsWith('Ranks'));
+            return [[...ranks.querySelectorAll('.bar')].map(b => b.style.width), document.querySelectorAll('.restart').length,
+                    [...ranks.querySelectorAll('.bar div')].map(d => d.title)];""")
+        self.assertEqual(widths, ["100%", "100%"], "a rank's bar is as long as its step")
+        self.assertIn("compute: 650 ms", titles, "rank 1's busy time without its wait for clips")
+        self.assertEqual(dotted, 7)  # loss, a term, stores, step time, spread, memory, rate
+
+    def test_charts_fit_the_screen(self):
+        page = self.run_of("run", [{} for _ in range(120)])
+        ticks = "return [...document.querySelectorAll('svg')[0].querySelectorAll('.tick')].map(t => t.textContent)"
+        self.assertEqual(self.after_script(page, ticks)[-6:], ["20", "40", "60", "80", "100", "120"])
+        self.assertEqual(self.after_script(page, ticks, width="390px")[-2:], ["50", "100"])
+
+    def test_values_under_the_pointer_and_the_order_of_jobs(self):
+        for run, steps in (("b", 3), ("a", 5)):
+            self.run_of(f"runs/{run}", [{} for _ in range(steps)])
+            (self.dir / f"runs/{run}/status.json").write_text(json.dumps(
+                {"command": "train", "noun": "step", "state": "finished", "code": 0, "done": steps, "total": steps, "before": 0, "rate": 1,
+                 "left": 0, "ranks": 1, "host": "", "started": 1, "updated": 2, "advanced": 1, "values": {}, "warnings": ["<i>"]}))
+        shown = self.after_script("runs/a/report.html", """
+            const svg = document.querySelector('.chart svg'), r = svg.getBoundingClientRect();
+            svg.dispatchEvent(new PointerEvent('pointermove', {clientX: r.left + 0.98 * r.width, clientY: r.top + 50}));
+            const box = document.getElementById('value');
+            return [box.style.display, box.innerText, document.querySelector('.chart').curves[1].y.at(-1)];""")
+        self.assertEqual(shown[0], "block")
+        self.assertRegex(shown[1], f"^step 5\\s+a {float(f'{shown[2]:.5g}'):g}$")
+        self.page("runs")
+        names = self.after_script("runs/index.html", """
+            const shown = () => [...document.querySelectorAll('.jobs a')].map(a => a.innerText + ' ' + a.getAttribute('href'));
+            const click = () => document.querySelectorAll('.jobs th button')[2].click();
+            const loss = () => document.querySelectorAll('.jobs th button')[3].click();
+            return [(loss(), shown()), (loss(), shown()), document.querySelector('.jobs li').textContent];""")
+        a, b = "a ./a/report.html", "b ./b/report.html"
+        self.assertEqual(names, [[a, b], [b, a], "<i>"])
+
+    def test_clips(self):
+        def folder(name, prompt, **more):
+            (self.dir / name / "references").mkdir(parents=True)
+            for file, width in (("b.png", 65), ("references/b-0.png", 64)):
+                (self.dir / name / file).write_bytes(png(width, 32, lambda x, y: (90, 90, 90)))
+            (self.dir / name / "generated.jsonl").write_text(
+                sealed(name="b-3", file="b.png", prompt=prompt, seed=7, sample=3, frames=9, height=48, width=64, seconds=1.25,
+                       references=["references/b-0.png"], **more))
+        folder("out", "a <dog>", shares=[{"name": "sky", "share": 0.5, "colour": "#0a0b0c"}, {"name": "sea", "share": 0.5, "colour": "red"}, 3])
+        folder("later", "a cat", seed_of_another="x")
+        (self.dir / "out/generate_report.json").write_text(json.dumps(
+            {"failures": ["d: <no>"], "ranks": [{"clips": 1, "busy": 0.5, "last_end": 2}, {"clips": 2, "busy": 1.5, "last_end": 1.9}]}))
+        self.page("out")
+        text = self.after_script("out/report.html", self.TEXT)
+        for line in ("1\nclip", "1\nfailed", "1.25 s\na clip (median)", "d: <no>", "reference 0\nof b-3",
+                     "a <dog>\nb-3 · clip 3 of seed 7 · 64 x 48 · 9 frames · sky 50 % · sea 50 % · ", " · 1.25 s · rank 0", "1 clip, busy 25 %", "2 clips, busy 75 %"):
+            self.assertIn(line, text)
+        colours = self.after_script("out/report.html", "return [...document.querySelectorAll('.legend i')].map(i => i.style.background)")
+        self.assertEqual(colours[:2], ["rgb(10, 11, 12)", ""], "a style takes colours alone")
+        wide = self.after_script("out/report.html", "return [...document.querySelectorAll('figure')].map(f => f.className)")
+        self.assertEqual(wide, ["", "wide"])
+        self.page("later")
+        self.assertRegex(self.after_script("later/report.html", self.TEXT), "Clips\n+reference 0\n", "no legend")
+        self.page("out", "later")
+        text = self.after_script("out/report.html", self.TEXT)
+        self.assertRegex(text, "b-3\n(.*\n)*out: a <dog>\n(.*\n)*later: a cat\n(.*\n)*reference 0\nof out")
+
+    def test_nothing_from_files_becomes_markup(self):
+        evil = "<img src=x onerror='window.evil=1'></script><script>window.evil=1</script>\u202e\x1b"
+        (self.dir / "run/generated").mkdir(parents=True)
+        (self.dir / "run/generated/generated.jsonl").write_text(sealed(name=evil, file="a.png", prompt=evil, marked=evil, picture={"a": evil}))
+        (self.dir / "run/metrics.jsonl").write_text(json.dumps({"step": 0, "loss": 1, "seconds": 1, "terms": {evil: 1}, "__proto__": {"x": 1}}) + "\n")
+        (self.dir / "run/run.json").write_text(json.dumps({evil: evil, "build": evil, "memory_plan": {evil: 1e9}}))
+        (self.dir / "run/deck.toml").write_text(evil)
+        self.page("run")
+        found, images, text = self.after_script("run/report.html", """
+            return [window.evil ?? null, document.querySelectorAll('main script, img[src=x]').length, document.querySelector('main').innerText];""")
+        self.assertEqual((found, images), (None, 0))
+        self.assertIn("onerror", text)
+        self.assertNotIn("\u202e", text)
+        self.assertIn("\\u202e", text)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ std::string png_bytes(std::int64_t, std::int64_t, std::span<const std::uint8_t>)
 
 // Nor are the files that pages embed: this folder does not know where they are.
 namespace weft::report_page {
-std::string_view page_style() { return ""; }
-std::string_view page_script() { return ""; }
+std::string page_style() { return ""; }
+std::string page_script() { return ""; }
 }  // namespace weft::report_page
 
 namespace weft::fuzz {

@@ -177,42 +177,26 @@ TEST_F(Status, OfAllJobsBelowAFolder) {
   write("runs/a/generated/status.json", to_text(s));
   s.command = "encode";
   write("runs/b/latents.h5.status.json", to_text(s));
-  write("runs/c/d/metrics.jsonl", "{\"step\":4,\"loss\":2,\"seconds\":0.5}\n");
   write("runs/e/status.json", "{}");
   const std::vector<KnownJob> jobs = find_jobs(dir_ / "runs", now);
-  ASSERT_EQ(jobs.size(), 4u);
+  ASSERT_EQ(jobs.size(), 3u);
   EXPECT_EQ(jobs[0].path, dir_ / "runs/a");
   EXPECT_EQ(jobs[1].path, dir_ / "runs/a/generated");
   EXPECT_EQ(jobs[2].path, dir_ / "runs/b/latents.h5");
-  EXPECT_EQ(jobs[3].path, dir_ / "runs/c/d");
-  EXPECT_EQ(jobs[3].status.done, 5) << "an older weft has left no status";
   const std::string table = table_of_jobs(jobs, now);
-  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 4);
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 3);
   EXPECT_THAT(table, HasSubstr("30 of 120 steps   0.5 steps/s, 3 min 00 s left, loss 0.125\n"));
   EXPECT_THAT(table, HasSubstr("encode       finished"));
   const auto j = parse_json(jobs_as_json(jobs, now));
-  ASSERT_EQ(j.size(), 4u);
+  ASSERT_EQ(j.size(), 3u);
   EXPECT_EQ(j[0]["state"], "running");
   EXPECT_EQ(j[0]["seconds_left"], 180);
   EXPECT_EQ(j[0]["loss"], 0.125);
   EXPECT_EQ(j[1]["exit_code"], 0);
   EXPECT_FALSE(j[1].contains("seconds_left"));
-  EXPECT_FALSE(j[3].contains("exit_code"));
+  EXPECT_FALSE(j[0].contains("exit_code"));
   EXPECT_EQ(find_jobs(dir_ / "runs/b/latents.h5", now).size(), 1u) << "the file that a job makes";
   EXPECT_TRUE(find_jobs(dir_ / "nowhere", now).empty());
-}
-
-TEST_F(Status, AnOldRunsDeckSaysHowFarItWasToGo) {
-  write("run/metrics.jsonl", "{\"step\":4,\"loss\":2,\"seconds\":0.5}\n");
-  write("run/deck.toml", "[train]\nsteps = 5\n");
-  auto job = find_job(dir_ / "run", now);
-  ASSERT_TRUE(job);
-  EXPECT_EQ(job->status.state, "finished");
-  write("run/deck.toml", "[train]\nsteps = 50\n");
-  const double written = find_job(dir_ / "run", 0)->status.updated;
-  EXPECT_EQ(find_job(dir_ / "run", written + 59)->status.state, "running");
-  EXPECT_EQ(find_job(dir_ / "run", written + 61)->status.state, "silent");
-  EXPECT_EQ(find_job(dir_ / "run", written)->status.total, 50);
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ class JobScripts(ScriptTest):
             self.finish(task)
             result = json.loads((self.site / f"runs/weft-scaling-{job}" / f"{kind}_2.json").read_text())
             self.assertTrue(result)
-            self.assertTrue((self.site / f"runs/weft-scaling-{job}" / f"{kind}_2.svg").exists())
+            self.assertTrue((self.site / f"runs/weft-scaling-{job}" / f"{kind}_2.html").exists())
         self.show(f"array {job}: tasks 0 and 1 COMPLETED, exit 0:0, one JSON and one plot each")
 
     def test_preempted_and_requeued_until_done(self):

@@ -70,6 +70,39 @@ nlohmann::ordered_json of_ranks(std::span<const float> seconds) {
           {"max", rounded(sorted.back())}};
 }
 
+// A line of metrics.jsonl.
+nlohmann::ordered_json json_of(const StepMetrics& m) {
+  nlohmann::ordered_json j{
+      {"step", m.step},
+      {"loss", m.loss},
+      {"grad_norm", m.grad_norm},
+      {"lr", m.lr},
+      {"seconds", m.seconds},
+      {"split",
+       {{"data_wait", m.split.data_wait},
+        {"compute", m.split.compute},
+        {"wait_slowest", m.split.wait_slowest},
+        {"comm_exposed", m.split.comm_exposed},
+        {"optimizer", m.split.optimizer},
+        {"checkpoint", m.split.checkpoint}}},
+      {"memory", {{"resident_bytes", m.resident_bytes}, {"arena_peak_bytes", m.arena_peak_bytes}}},
+      {"samples", m.samples},
+  };
+  for (const auto& [name, value] : m.terms) j["terms"][name] = value;
+  for (const StoreMetrics& s : m.stores) {
+    j["stores"][s.name]["samples"] = s.samples;
+    if (s.samples > 0) j["stores"][s.name]["loss"] = s.loss;
+  }
+  if (m.slowest_rank >= 0) {
+    j["slowest_rank"] = m.slowest_rank;
+    j["spread"] = m.spread;
+    j["rank_busy"] = of_ranks(m.rank_busy);
+    j["rank_wait"] = of_ranks(m.rank_wait);
+    if (!m.rank_data_wait.empty()) j["rank_data_wait"] = of_ranks(m.rank_data_wait);
+  }
+  return j;
+}
+
 }  // namespace
 
 nlohmann::json parse_step_line(const std::string& line) {
@@ -80,17 +113,31 @@ nlohmann::json parse_step_line(const std::string& line) {
 }
 
 std::string step_text(const StepMetrics& m, std::int64_t steps) {
-  const auto share = [&](double s) { return 100 * s / m.seconds; };
+  return step_text(nlohmann::json(json_of(m)), steps);
+}
+
+std::string step_text(const nlohmann::json& line, std::int64_t steps) {
+  const auto in = [&](const char* object, const char* key) {
+    const auto it = line.find(object);
+    return it != line.end() && it->is_object() ? number_of(*it, key) : NAN;
+  };
+  const double seconds = number_of(line, "seconds");
+  const auto share = [&](double s) { return std::isfinite(s) ? 100 * s / seconds : 0; };
+  std::vector<float> waits;
+  for (const nlohmann::json& s : list_of(line, "rank_wait"))
+    waits.push_back(s.is_number() ? s.get<float>() : 0);
+  double wait = waits.empty() ? in("rank_wait", "mean") : mean_of(waits);
+  if (!std::isfinite(wait)) wait = in("split", "wait_slowest");
   std::string slowest, mae;
-  const double wait = m.rank_wait.empty() ? m.split.wait_slowest : mean_of(m.rank_wait);
-  for (const auto& [name, value] : m.terms)
-    if (name == "mae" && value > 0) mae = fmt::format("  MAE {:.2f}/255", value);
-  if (m.rank_busy.size() > 1) slowest = fmt::format(", slowest rank {}", m.slowest_rank);
+  if (in("terms", "mae") > 0) mae = fmt::format("  MAE {:.2f}/255", in("terms", "mae"));
+  if (const auto busy = line.find("rank_busy"); busy != line.end() && busy->size() > 1)
+    slowest = fmt::format(", slowest rank {:.0f}", number_of(line, "slowest_rank"));
   return fmt::format(
       "step {:>6}/{}  loss {:.5f}{}  grad {:.3f}  lr {:.2e}  {:.3f} s  (data {:.1f} %, comm {:.1f} "
       "%, wait {:.1f} %, save {:.1f} %{})",
-      m.step + 1, steps, m.loss, mae, m.grad_norm, m.lr, m.seconds, share(m.split.data_wait),
-      share(m.split.comm_exposed), share(wait), share(m.split.checkpoint), slowest);
+      number_of(line, "step") + 1, steps, number_of(line, "loss"), mae,
+      number_of(line, "grad_norm"), number_of(line, "lr"), seconds, share(in("split", "data_wait")),
+      share(in("split", "comm_exposed")), share(wait), share(in("split", "checkpoint")), slowest);
 }
 
 double mean_of(std::span<const float> v) {
@@ -156,36 +203,9 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& run_dir, std::int64_t 
 }
 
 void MetricsWriter::write(const StepMetrics& m) {
-  nlohmann::ordered_json j{
-      {"step", m.step},
-      {"loss", m.loss},
-      {"grad_norm", m.grad_norm},
-      {"lr", m.lr},
-      {"seconds", m.seconds},
-      {"split",
-       {{"data_wait", m.split.data_wait},
-        {"compute", m.split.compute},
-        {"wait_slowest", m.split.wait_slowest},
-        {"comm_exposed", m.split.comm_exposed},
-        {"optimizer", m.split.optimizer},
-        {"checkpoint", m.split.checkpoint}}},
-      {"memory", {{"resident_bytes", m.resident_bytes}, {"arena_peak_bytes", m.arena_peak_bytes}}},
-      {"samples", m.samples},
-  };
+  nlohmann::ordered_json j = json_of(m);
   // Marks where the run was started, or went on.
   if (std::exchange(first_, false)) j["start"] = true;
-  for (const auto& [name, value] : m.terms) j["terms"][name] = value;
-  for (const StoreMetrics& s : m.stores) {
-    j["stores"][s.name]["samples"] = s.samples;
-    if (s.samples > 0) j["stores"][s.name]["loss"] = s.loss;
-  }
-  if (m.slowest_rank >= 0) {
-    j["slowest_rank"] = m.slowest_rank;
-    j["spread"] = m.spread;
-    j["rank_busy"] = of_ranks(m.rank_busy);
-    j["rank_wait"] = of_ranks(m.rank_wait);
-    if (!m.rank_data_wait.empty()) j["rank_data_wait"] = of_ranks(m.rank_data_wait);
-  }
   metrics_.write(dump_json(j));
   if (m.layer_norms.empty()) return;
   if (!layer_norms_) layer_norms_.emplace(run_dir_ / "layer_norms.jsonl", first_step_);

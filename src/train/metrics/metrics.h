@@ -60,9 +60,10 @@ struct StepMetrics {
 // "step". is_discarded() for another, and for one whose hash does not match.
 nlohmann::json parse_step_line(const std::string& line);
 
-// A step as a line, of the log and of weft status --follow: "step    120/600  loss 0.41207  grad
-// 0.853  lr 2.00e-03  0.031 s  (data 0.1 %, ...)", of `steps` in total. The wait for the slowest
-// rank is the mean of the ranks'.
+// A step, of metrics.jsonl, as a line of the log and of weft status --follow: "step    120/600 loss
+// 0.41207  grad 0.853  lr 2.00e-03  0.031 s  (data 0.1 %, ...)", of `steps` in total. The wait for
+// the slowest rank is the mean of the ranks'.
+std::string step_text(const nlohmann::json& line, std::int64_t steps);
 std::string step_text(const StepMetrics& m, std::int64_t steps);
 
 double mean_of(std::span<const float> v);  // one value at least

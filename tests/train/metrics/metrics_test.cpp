@@ -134,6 +134,7 @@ TEST_F(Metrics, TheWaitOfAStepIsTheMeanOfTheRanks) {
   m.split.wait_slowest = 0.006;
   EXPECT_THAT(step_text(m, 10), HasSubstr("wait 0.6 %"));
   m.rank_wait = {0.006F, 0.27F};
+  m.slowest_rank = 0;
   EXPECT_THAT(step_text(m, 10), HasSubstr("wait 13.8 %"));
 }
 
