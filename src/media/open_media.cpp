@@ -21,7 +21,6 @@ extern "C" {
 #include "core/error.h"
 #include "core/file.h"
 #include "core/host.h"
-#include "media/file_kind.h"
 #include "media/image_file.h"
 #include "media/media_source.h"
 #include "media/video_reader.h"

@@ -18,7 +18,6 @@ extern "C" {
 }
 
 #include "core/error.h"
-#include "media/file_kind.h"
 #include "media/image_file.h"
 #include "media/open_media.h"
 #include "media/resize.h"

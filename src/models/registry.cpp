@@ -4,8 +4,8 @@
 #include <initializer_list>
 
 #include "core/error.h"
-#include "models/clip/options.h"
-#include "models/dbnet/options.h"
+#include "models/clip/clip.h"
+#include "models/dbnet/dbnet.h"
 #include "models/dbnet/task.h"
 #include "models/sadtalker/options.h"
 #include "models/segmentation/options.h"

@@ -10,7 +10,7 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "plan/gpus.h"
+#include "plan/step_model.h"
 #include "plan/plan.h"
 
 namespace weft {

@@ -11,7 +11,7 @@
 #include "jobs/generate/samples.h"
 #include "models/registry.h"
 #include "parallel/rank_device.h"
-#include "plan/gpus.h"
+#include "plan/step_model.h"
 #include "tensor/tensor.h"
 #include "train/data_parallel.h"
 #include "train/step_work.h"

@@ -26,7 +26,7 @@ struct PlanRequest {
       0;               // of a rank's device, 1e9 bytes; 0 on local: what the host has for each rank
   int per_node = 0;    // ranks; 0: 8
   std::string fabric;  // as described_machine() takes it, or "local"; empty: default_fabric()
-  std::string gpu;     // as find_gpu() takes it (plan/gpus.h): memory, links, rates
+  std::string gpu;     // as find_gpu() takes it (plan/step_model.h): memory, links, rates
   std::string rates;   // a file of measured rates; empty: those of `gpu`, or targets
   double mtbf_hours = 50000;  // of one device: mean hours between failures
 

@@ -15,7 +15,7 @@
 #include "core/faults.h"
 #include "core/log.h"
 #include "ops/optimizer.h"
-#include "train/metrics/store_losses.h"
+#include "train/metrics/step_report.h"
 
 namespace weft {
 namespace {

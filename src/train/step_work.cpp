@@ -8,6 +8,7 @@
 #include "ops/optimizer.h"
 #include "ops/pointwise.h"
 #include "train/step_cost.h"
+#include "train/validation.h"
 
 namespace weft {
 
@@ -309,6 +310,32 @@ NonZeroWeights::NonZeroWeights(ParameterTable& table) {
 void NonZeroWeights::restore() {
   for (Parameter* p : zero_)
     p->set(0, std::vector<float>(static_cast<std::size_t>(p->shape.numel())));
+}
+
+std::unique_ptr<ValidationSet> TrainingTask::validation_set(const HeldOut&) {
+  throw Error(Exit::usage, "this model has no validation", "leave [validation] out", __FILE__,
+              __LINE__);
+}
+
+std::size_t run_parts(const TrainingWork& work, ParameterTable& params, bool counting,
+                      const std::function<void(const TrainingLoss&)>& on_loss) {
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < work.parts.size(); ++i) {
+    // Only the last part completes the gradients, so only its uses may release a bucket.
+    const CountingScope counted(params, counting && i + 1 == work.parts.size());
+    Tape tape;
+    tape.allow(work.kept);
+    TrainingLoss loss;
+    {
+      const trace::Scope traced("forward", trace::Lane::compute);
+      loss = work.parts[i](tape);
+    }
+    const trace::Scope traced("backward", trace::Lane::compute);
+    tape.backward();
+    on_loss(loss);
+    kept = std::max(kept, tape.kept());
+  }
+  return kept;
 }
 
 }  // namespace weft

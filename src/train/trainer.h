@@ -24,7 +24,6 @@
 #include "train/memory_plan.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/step_report.h"
-#include "train/metrics/store_losses.h"
 #include "train/step_review.h"
 #include "train/step_work.h"
 #include "train/stop.h"

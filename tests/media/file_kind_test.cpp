@@ -1,4 +1,4 @@
-#include "media/file_kind.h"
+#include "media/image_file.h"
 
 #include <gtest/gtest.h>
 

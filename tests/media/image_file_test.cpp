@@ -10,7 +10,6 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "media/file_kind.h"
 #include "media/resize.h"
 #include "media/video_reader.h"
 

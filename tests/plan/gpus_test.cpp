@@ -1,6 +1,6 @@
 // The GPUs of `weft plan --gpu`: scaled rates by hand, and the H100's against steps measured on
 // one.
-#include "plan/gpus.h"
+#include "plan/step_model.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,7 +1,6 @@
 #include "models/clip/clip.h"
 #include "core/error.h"
 #include "models/clip/clip_tokenizer.h"
-#include "models/clip/options.h"
 #include "parallel/rank_device.h"
 #include "tests/probe/probe.h"
 #include "tests/probe/probe_case.h"

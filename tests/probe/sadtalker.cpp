@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "models/images.h"
+#include "models/pixels.h"
 #include "models/sadtalker/coefficients.h"
 #include "models/sadtalker/face/crop.h"
 #include "models/sadtalker/generator.h"

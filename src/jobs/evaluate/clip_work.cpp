@@ -21,7 +21,6 @@
 #include "media/video_reader.h"
 #include "models/clip/clip.h"
 #include "models/clip/clip_tokenizer.h"
-#include "models/clip/options.h"
 #include "models/video_vae/vae_loss.h"
 #include "tensor/device.h"
 #include "train/memory_plan.h"

@@ -19,7 +19,7 @@
 #include "jobs/engine/pictures.h"
 #include "jobs/evaluate/evaluate.h"
 #include "models/clip/clip_tokenizer.h"
-#include "models/clip/options.h"
+#include "models/clip/clip.h"
 #include "tensor/device.h"
 
 namespace weft {

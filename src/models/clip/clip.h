@@ -9,12 +9,23 @@
 #include <vector>
 
 #include "checkpoint/weights.h"
+#include "config/deck.h"
 #include "media/resize.h"
 #include "nn/conv.h"
 #include "nn/nn.h"
 #include "tensor/tensor.h"
 
 namespace weft {
+
+// CLIP's table of the deck: [clip].
+// Shapes are not in the deck: they follow from the weights (models/clip/clip.h).
+struct ClipDeck {
+  std::string weights;
+  std::string merges;
+  std::string aesthetic;
+};
+
+std::vector<DeckTable> clip_tables();
 
 // Follows from the weights' shapes, as in OpenAI's loader: heads are 64 channels wide.
 struct ClipShape {

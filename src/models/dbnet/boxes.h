@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "data/text_images/polygon.h"
-#include "models/dbnet/options.h"
+#include "models/dbnet/dbnet.h"
 
 namespace weft {
 

@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 #include "data/text_images/opencv.h"
-#include "models/images.h"
+#include "models/pixels.h"
 #include "nn/image_ops.h"
 #include "ops/loss.h"
 #include "ops/pointwise.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "models/images.h"
+#include "models/pixels.h"
 #include "models/resnet/conv_net.h"
 #include "ops/pointwise.h"
 #include "ops/resize.h"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "models/images.h"
+#include "models/pixels.h"
 #include "ops/layout.h"
 #include "ops/norm.h"
 #include "ops/pointwise.h"

@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include "core/error.h"
-#include "models/images.h"
+#include "models/pixels.h"
 #include "models/sadtalker/generator.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"

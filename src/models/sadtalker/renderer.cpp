@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "core/error.h"
-#include "models/images.h"
+#include "models/pixels.h"
 #include "models/sadtalker/coefficients.h"
 #include "models/sadtalker/generator.h"
 #include "models/sadtalker/keypoints.h"

@@ -7,7 +7,7 @@
 #include "core/file.h"
 #include "core/host.h"
 #include "media/resize.h"
-#include "models/images.h"
+#include "models/pixels.h"
 #include "models/segmentation/segmentation.h"
 #include "ops/loss.h"
 

@@ -6,16 +6,32 @@
 #include <numeric>
 #include <vector>
 
+#include "checkpoint/weights.h"
 #include "config/deck.h"
 #include "models/flow_sampler.h"
 #include "models/interfaces.h"
-#include "models/wan/names.h"
-#include "models/wan/negative_prompt.h"
 #include "models/wan/options.h"
 #include "nn/exchange.h"
 #include "nn/nn.h"
 
 namespace weft {
+
+// What guidance steers away from where the deck asks for nothing else (Denoiser::clip_defaults).
+// The negative prompt that Wan2.1 is released with (wan/configs/shared_config.py), as it stands
+// there: cleaning makes its commas ASCII ones. Roughly: garish colours, overexposed, static,
+// blurred details, subtitles, a painting, a still, grey, worst quality, JPEG artefacts, ugly, extra
+// fingers, badly drawn hands and faces, deformed, fused fingers, a motionless picture, a cluttered
+// background, three legs, many people in the background, walking backwards.
+inline constexpr const char* wan_negative_prompt =
+    "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，"
+    "低质量，JPEG压缩残留，丑陋的，残缺的，多余的手指，画得不好的手部，画得不好的脸部，畸形的，"
+    "毁容的，形态畸形的肢体，手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走";
+
+// Names in Wan's weight files (docs/models/wan.md, Weights).
+// Parameters of the network have the names that Wan releases, which is what is written. Files may
+// have them behind "model.diffusion_model.", as repackagings do, or be diffusers'
+// WanTransformer3DModel.
+WeightNames wan_weight_names();
 
 // q, k, v and o of an attention, with the gains [C] of the norms of q and k.
 struct WanAttention {

@@ -7,7 +7,7 @@
 
 #include "models/interfaces.h"
 #include "models/wan/vae_networks.h"
-#include "models/wan/vae_options.h"
+#include "models/wan/options.h"
 
 namespace weft {
 

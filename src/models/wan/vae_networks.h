@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "models/wan/vae_options.h"
+#include "models/wan/options.h"
 #include "nn/conv.h"
 
 namespace weft {

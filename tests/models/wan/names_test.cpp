@@ -1,5 +1,5 @@
 // Files of each layout fill the same parameters; the default negative prompt is the released one.
-#include "models/wan/names.h"
+#include "models/wan/dit.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,6 @@
 #include "checkpoint/safetensors.h"
 #include "core/error.h"
 #include "core/hash.h"
-#include "models/wan/negative_prompt.h"
 #include "tests/folder.h"
 #include "text/cleaning.h"
 

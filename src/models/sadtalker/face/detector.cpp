@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "core/error.h"
-#include "models/images.h"
+#include "models/pixels.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "ops/resize.h"

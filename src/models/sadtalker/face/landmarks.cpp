@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "models/images.h"
+#include "models/pixels.h"
 #include "models/sadtalker/face/crop.h"
 #include "models/sadtalker/options.h"
 #include "ops/layout.h"

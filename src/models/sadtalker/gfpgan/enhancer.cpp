@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "models/images.h"
+#include "models/pixels.h"
 
 namespace weft {
 namespace {
