@@ -263,11 +263,12 @@ void warn_of_older_name(const std::string& given, const Option& o, const std::st
 constexpr std::pair<std::string_view, double> retired_keys[] = {
     {"model.channels", 8},       {"model.momentum", 0.001}, {"model.eps", 1e-5},
     {"model.ranks", 1},          {"train.ranks", 1},        {"train.first_iteration", 0},
-    {"train.max_iterations", 1}, {"score.network_wait", 0}};
+    {"train.max_iterations", 1}, {"score.network_wait", 0}, {"generate.share_out", 1}};
 
 bool is_retired(const std::string& key, const toml::node& value) {
   return std::ranges::any_of(retired_keys, [&](const auto& retired) {
-    return retired.first == key && value.value<double>() == retired.second;
+    const auto number = value.is_boolean() ? double(*value.value<bool>()) : value.value<double>();
+    return retired.first == key && number == retired.second;
   });
 }
 

@@ -153,7 +153,7 @@ std::string histogram(const ScoreSummary& s) {
 }
 
 std::string stages(const ScoreSummary& s) {
-  const PrefetchSummary& f = s.feed;
+  const FeedSummary& f = s.feed;
   if (f.empty()) return "";
   const std::pair<const char*, double> rows[] = {{"decode", f.sum.decode},
                                                  {"resize", f.sum.resize},

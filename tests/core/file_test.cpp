@@ -61,6 +61,40 @@ TEST(ReplaceFile, OldOrNew) {
   fs::remove_all(dir);
 }
 
+TEST(WholeFile, AppearsWithCommitOrNotAtAll) {
+  const fs::path dir =
+      fs::temp_directory_path() / ("weft_whole_test_" + std::to_string(::getpid()));
+  fs::create_directories(dir);
+  const fs::path path = dir / "table.csv", draft = dir / ".table.csv.partial";
+  // What a killed job has left, a link above all, is not written through.
+  fs::create_symlink(dir / "elsewhere", draft);
+  const std::string piece(700000, 'x');
+  {
+    WholeFile file(path, Exit::data);
+    for (int i = 0; i < 3; ++i) file.add(piece);
+    EXPECT_TRUE(fs::exists(draft));
+    EXPECT_FALSE(fs::exists(path));
+    file.commit(Durable::yes);
+  }
+  EXPECT_EQ(fs::file_size(path), 3 * piece.size());
+  EXPECT_FALSE(fs::exists(draft));
+  EXPECT_FALSE(fs::exists(dir / "elsewhere"));
+  {
+    WholeFile file(path, Exit::data);
+    file.add("another");
+  }
+  EXPECT_EQ(fs::file_size(path), 3 * piece.size()) << "not committed";
+  EXPECT_FALSE(fs::exists(draft));
+  // A library writes the draft.
+  {
+    WholeFile file(path, Exit::data);
+    std::ofstream(file.draft()) << "of a library";
+    file.commit();
+  }
+  EXPECT_EQ(read_whole(path, 100, Exit::data, ""), "of a library");
+  fs::remove_all(dir);
+}
+
 std::string reason_of(const std::function<void()>& act) {
   try {
     act();

@@ -69,7 +69,7 @@ class Generate(WeftTest):
         self.generate(*loops, "generate.output=null", text=False, prompts=prompts)
         self.assertTrue(all(one[name] != other for name, other in self.pixels("null").items()))
         self.generate(*loops, "generate.output=out2", ranks=2, prompts=prompts)
-        self.generate(*loops, "generate.output=out3", "generate.share_out=false", ranks=3, prompts=prompts)
+        self.generate(*loops, "generate.output=out3", ranks=3, prompts=prompts)
         self.generate(*loops, "generate.output=sp", "parallel.sp=2", "generate.tensors=true", ranks=2,
                       prompts=prompts)
         for output in ("out2", "out3"):

@@ -83,7 +83,8 @@ InHand read_lines(const fs::path& path, ManifestLines& lines) {
       whole_number<int>(j.at("rank"));
       files_of(j);
       in_hand.erase(name);
-      if (whole) lines[name] = {std::move(key), std::move(line)};
+      if (whole)
+        lines[name] = {std::move(key), std::move(line), j.value("died", 0), j.contains("fault")};
     } catch (const nlohmann::json::exception&) {
       whole = false;
     }
@@ -96,17 +97,18 @@ InHand read_lines(const fs::path& path, ManifestLines& lines) {
 // Adds a death to the lines of items that were in hand when their ranks died.
 void note_deaths(const InHand& in_hand, ManifestLines& lines) {
   if (in_hand.empty()) return;
+  const auto deaths_of = [&](const auto& item) {
+    const auto line = lines.find(item.first);
+    return line != lines.end() && line->second.key == item.second ? line->second.died : 0;
+  };
+  const bool one_suspect =
+      std::ranges::count_if(in_hand, [&](const auto& item) { return deaths_of(item) > 0; }) == 1;
   std::string names;
-  std::size_t suspects = 0;
-  for (const auto& [name, key] : in_hand) {
-    suspects += deaths_of(lines, name, key) > 0 ? 1 : 0;
-    names += (names.empty() ? "" : ", ") + printable(name);
-  }
-  for (const auto& [name, key] : in_hand) {
-    const int before = deaths_of(lines, name, key);
-    const int died = before == 0 || suspects > 1 ? 1 : before + 1;
-    const Json line = {{"name", name}, {"key", key}, {"rank", 0}, {"died", died}};
-    lines[name] = {key, seal_json(dump_json(line))};
+  for (const auto& item : in_hand) {
+    const int before = deaths_of(item), died = one_suspect ? before + 1 : 1;
+    const Json line = {{"name", item.first}, {"key", item.second}, {"rank", 0}, {"died", died}};
+    lines[item.first] = {item.second, seal_json(dump_json(line)), died};
+    names += (names.empty() ? "" : ", ") + printable(item.first);
   }
   log::warn("in progress when a rank died: {}", printable(names, 500));
 }
@@ -136,9 +138,10 @@ std::vector<fs::path> parts_in(const fs::path& directory, const std::string& ste
 }
 
 [[noreturn]] void fail(const fs::path& path, const std::string& reason) {
-  throw JobError(Exit::data, fmt::format("cannot write {}: {}", path.string(), reason),
-                 "is the disk full, or the directory not writable? what is finished is kept",
-                 __FILE__, __LINE__);
+  throw Error(Exit::data, fmt::format("cannot write {}: {}", path.string(), reason),
+              "is the disk full, or the directory not writable? what is finished is kept", __FILE__,
+              __LINE__)
+      .for_job();
 }
 
 FileHash hash_of_piece(const fs::path& path, std::uint64_t offset, std::uint64_t bytes) {
@@ -266,12 +269,6 @@ void Manifest::write(const Json& line, Sync sync) {
   if (!written) fail(path_, std::strerror(errno));
 }
 
-bool is_result(const ManifestLine& line, const std::string& key) {
-  if (line.key != key) return false;
-  const Json parsed = line.parsed();
-  return !parsed.contains("fault") && !parsed.contains("died");
-}
-
 bool has_result(const ManifestLine& line, const fs::path& directory) {
   if (!is_result(line, line.key)) return false;
   return std::ranges::all_of(files_of(line.parsed()), [&](const NamedFile& file) {
@@ -287,12 +284,6 @@ bool is_finished(const ManifestLines& lines, const std::string& name, const std:
   for (const NamedFile& file : files_of(found->second.parsed()))
     if (!is_whole(directory, file)) return false;
   return true;
-}
-
-int deaths_of(const ManifestLines& lines, const std::string& name, const std::string& key) {
-  const auto found = lines.find(name);
-  if (found == lines.end() || found->second.key != key) return 0;
-  return found->second.parsed().value("died", 0);
 }
 
 void add_file(Json& line, const fs::path& directory, const std::string& file,
@@ -351,7 +342,13 @@ fs::path result_path(const fs::path& directory, const fs::path& file) {
   return directory / file;
 }
 
-// ---- Names of results ----
+// ---- Names of items and results ----
+
+std::string item_name(const std::string& path) {
+  constexpr std::size_t longest_path = 4096;
+  const std::string name = path.empty() ? "(no path)" : printable(path, longest_path);
+  return name == path ? name : name + " #" + to_hex(hash128(path));
+}
 
 std::string as_utf8(const std::string& name) {
   const nlohmann::json j = name;

@@ -102,8 +102,9 @@ class ClipFile {
     if (video_)
       video_->add(frames);
     else
-      picture_ = png_bytes(frames.height, frames.width,
-                           {frames.rgb, static_cast<std::size_t>(frames.height * frames.width * 3)});
+      picture_ =
+          png_bytes(frames.height, frames.width,
+                    {frames.rgb, static_cast<std::size_t>(frames.height * frames.width * 3)});
   }
   void finish() {
     if (video_) return video_->finish();

@@ -80,8 +80,9 @@ class ClipWriter {
   ClipWriter(const ClipWriter&) = delete;
   ClipWriter& operator=(const ClipWriter&) = delete;
 
-  // A clip begins: an MP4, or a PNG where it has one frame, which appears with its end. `clip` says its name, frames and size; files, bytes, pixels and rank are filled in here.
-  // Pictures of references go into references/.
+  // A clip begins: an MP4, or a PNG where it has one frame, which appears with its end. `clip` says
+  // its name, frames and size; files, bytes, pixels and rank are filled in here. Pictures of
+  // references go into references/.
   void begin(FinishedClip clip, double fps);
   // Adds the next frames, u8 [count, height, width, 3], which `fill` writes. First waits while all
   // pieces are in use, so that a slow disk slows the clip down instead of filling the memory.

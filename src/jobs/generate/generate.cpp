@@ -86,8 +86,9 @@ class ClipJob : public ListJob {
   // the engine's missing clips.
   ClipJob(const Deck& deck, const GenerateJob& job, ClipModels& models,
           const PromptFeatures& features, std::shared_ptr<const Watermark> watermark,
-          const RankDevice& device, const ListEngine& engine, MPI_Comm world)
+          const RankDevice& device, ListEngine& engine, MPI_Comm world)
       : models_(models),
+        engine_(engine),
         first_(engine.groups().first),
         exchange_(nn::make_sequence_group(world, deck.parallel.sp, deck.parallel.hang_timeout)) {
     Denoiser& model = *models.parts.denoiser;
@@ -110,19 +111,21 @@ class ClipJob : public ListJob {
     maker_.emplace(deck, job, model, codec, features, engine.groups().group);
     writer_.emplace(engine.settings().directory, std::move(watermark), engine.groups().rank,
                     frames_.piece,
-                    [this](const FinishedClip& clip) { results_->finished(manifest_line(clip)); });
+                    [this](const FinishedClip& clip) { engine_.finished(manifest_line(clip)); });
   }
 
   // Which clips are sampled together, costliest first.
   const std::vector<ItemBatch>& batches() const { return batches_; }
 
-  void make(const ItemBatch& clips, ItemResults& results) override {
-    if (results_ == nullptr) results_ = &results;  // the writer thread reads it from then on
+  void make(const ItemBatch& clips) override {
     maker_->make(clips, *writer_,
-                 [&](std::int64_t clip, const Error& e) { results.failed(clip, e); });
+                 [&](std::int64_t clip, const Error& e) { engine_.failed(clip, e); });
   }
-  void flush(ItemResults& results) override {
-    for (const ClipWriter::Failure& f : writer_->finish()) results.failed(f.name, f.why);
+  void flush() override {
+    for (const ClipWriter::Failure& f : writer_->finish()) {
+      const auto item = std::ranges::find(engine_.items(), f.name, &ListItem::name);
+      engine_.failed(item - engine_.items().begin(), Error(Exit::data, f.why, "is the disk full?"));
+    }
   }
 
   // This rank's numbers for the report: seconds by stage, bytes next to their plans.
@@ -149,6 +152,7 @@ class ClipJob : public ListJob {
 
  private:
   ClipModels& models_;
+  ListEngine& engine_;
   const bool first_;                        // of its group: decodes and writes
   std::unique_ptr<Communicator> exchange_;  // of the model, with parallel.sp
   std::size_t capacity_, planned_ = 0;      // bytes of the arena
@@ -157,7 +161,6 @@ class ClipJob : public ListJob {
   std::optional<ArenaScope> scope_;
   FramePlan frames_;
   std::optional<ClipMaker> maker_;
-  ItemResults* results_ = nullptr;  // of the engine, from the first batch on
   std::optional<ClipWriter> writer_;
 };
 
@@ -214,15 +217,9 @@ std::shared_ptr<const Watermark> open_watermark(const Deck& deck) {
 }
 
 ListSettings settings_of(const Deck& deck) {
-  ListSettings s;
-  s.directory = output_of(deck);
-  s.command = "generate";
+  ListSettings s = list_settings(deck, "generate", output_of(deck), "clip");
   s.stem = "generated";
-  s.report = "generate_report.json";
-  s.key = "generate.output";
-  s.stop_margin = deck.run.stop_margin;
   s.group = static_cast<int>(deck.parallel.sp);
-  s.shared = deck.get<GenerateDeck>().share_out;
   return s;
 }
 
@@ -265,7 +262,6 @@ nlohmann::ordered_json report_header(const Deck& deck, const Stages& stages,
                                      const EncodedTexts& texts) {
   nlohmann::ordered_json header = {
       {"ranks_a_clip", deck.parallel.sp},
-      {"share_out", deck.get<GenerateDeck>().share_out},
       {"seconds", {{"text", stages.text}, {"load", stages.load}, {"clips", stages.clips}}}};
   if (!texts.bytes_taken.empty())
     header["text"] = {{"bytes_planned", texts.bytes_planned}, {"bytes_taken", texts.bytes_taken}};
@@ -276,9 +272,7 @@ nlohmann::ordered_json report_header(const Deck& deck, const Stages& stages,
 
 int generate(const Deck& written, MPI_Comm world) {
   // 1. The clips to make. Everything is checked before any weights are loaded.
-  watch_stop_signals();
-  const RankDevice device = choose_device(written.device.kind, written.device.share, world);
-  set_threads(static_cast<int>(written.run.threads), device.core_sharers);
+  const ListStart start = start_list_job(written, world);
   const Deck deck = complete_deck(written, world);
   ClipModels models(deck, world);
   if (log::rank() == 0 && models.codec_weights && !make_codec(written)->lacks_scale().empty())
@@ -309,7 +303,7 @@ int generate(const Deck& written, MPI_Comm world) {
   // 3. The other models on every rank, then clips: a rank that is free makes the next batch.
   ListEnd last;
   if (missing > 0 && !features.encoded().stopped) {
-    ClipJob clips(deck, job, models, features, watermark, device, engine, world);
+    ClipJob clips(deck, job, models, features, watermark, start.device, engine, world);
     stages.load = stages.since_last();
     engine.run(clips, clips.batches());
     last.share = clips.share();
@@ -317,12 +311,12 @@ int generate(const Deck& written, MPI_Comm world) {
   }
 
   // 4. The report.
-  last.header = report_header(deck, stages, features.encoded());
-  last.print = [&](const ListReport& report) {
+  last.summarise = [&](const ListReport& report) {
     print_clip_table(report);
     print_skipped_steps(report);
     log::write_info(fmt::format("stages    text {:.1f} s, weights {:.1f} s, clips {:.1f} s",
                                 stages.text, stages.load, stages.clips));
+    return ListSummary{report_header(deck, stages, features.encoded())};
   };
   return engine.end(last);
 }

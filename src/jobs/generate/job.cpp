@@ -452,9 +452,8 @@ std::vector<ClipBatch> make_batches(const Deck& deck, const GenerateJob& job,
   const auto cost = [&](const ClipBatch& batch) {
     return item_of(job, batch.front()).cost * static_cast<double>(batch.size());
   };
-  if (deck.get<GenerateDeck>().share_out)
-    std::stable_sort(batches.begin(), batches.end(),
-                     [&](const ClipBatch& a, const ClipBatch& b) { return cost(a) > cost(b); });
+  std::stable_sort(batches.begin(), batches.end(),
+                   [&](const ClipBatch& a, const ClipBatch& b) { return cost(a) > cost(b); });
   return batches;
 }
 

@@ -40,7 +40,6 @@ struct GenerateDeck {
   bool prompt_as_path = false;
   std::string watermark;
   bool tensors = false;
-  bool share_out = true;
 };
 
 DeckTable generate_table();

@@ -91,7 +91,7 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Deck& deck,
 }
 
 // The times of all ranks; if this start scored nothing, of the one that wrote the report.
-void add_feeds(const ListReport& report, const fs::path& file, PrefetchSummary& feed) {
+void add_feeds(const ListReport& report, const fs::path& file, FeedSummary& feed) {
   if (report.made() > 0) {
     for (const RankShare& r : report.ranks) feed.add(r.own);
     return;
@@ -136,10 +136,12 @@ int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
   summary.facts = facts_of(deck, source.describe());
   summary.feed.on_gpu = on_cuda();
   last.finish_with_failures = true;
-  last.print = [&](const ListReport& report) {
+  last.summarise = [&](const ListReport& report) {
+    // Before the engine writes this report.
     add_feeds(report, engine.settings().directory / engine.settings().report, summary.feed);
-    // The engine writes the report after this.
-    if (!summary.feed.empty()) last.header["feed"] = summary.feed.json();
+    ListSummary said;
+    if (!summary.feed.empty()) said.header["feed"] = summary.feed.json();
+    return said;
   };
   last.finish = [&](const ListReport& report) {
     write_output(deck, rows, engine, report, summary);

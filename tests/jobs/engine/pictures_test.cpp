@@ -5,8 +5,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
-#include <stdexcept>
 
 #include "core/error.h"
 
@@ -44,24 +42,16 @@ TEST(Views, PlainStems) {
   EXPECT_EQ(plain_stem(std::string(300, 'x')).size(), 100);
 }
 
-TEST(Views, FilesAreWholeOrNotThere) {
+TEST(Views, ResultsStayInTheirFolder) {
   const fs::path folder = fs::temp_directory_path() / ("weft_views_" + std::to_string(getpid()));
   fs::create_directory(folder);
-  write_whole(folder, "a/b.txt", [](const std::string& path) { std::ofstream(path) << "whole"; });
-  EXPECT_EQ(fs::file_size(folder / "a/b.txt"), 5);
-  EXPECT_THROW(write_whole(folder, "a/c.txt",
-                           [](const std::string& path) {
-                             std::ofstream(path) << "half";
-                             throw std::runtime_error("disk full");
-                           }),
-               std::runtime_error);
-  EXPECT_FALSE(fs::exists(folder / "a/c.txt"));
+  EXPECT_EQ(result_path(folder, "a/b/c.txt"), folder / "a/b/c.txt");
+  EXPECT_TRUE(fs::is_directory(folder / "a/b"));
   // Not through a link, and not where the folder has gone.
   fs::create_directory_symlink(fs::temp_directory_path(), folder / "link");
-  const auto nothing = [](const std::string& path) { std::ofstream(path) << "x"; };
-  EXPECT_THROW(write_whole(folder, "link/d.txt", nothing), Error);
+  EXPECT_THROW(result_path(folder, "link/d.txt"), Error);
   fs::remove_all(folder);
-  EXPECT_THROW(write_whole(folder, "a/b.txt", nothing), Error);
+  EXPECT_THROW(result_path(folder, "a/b.txt"), Error);
   EXPECT_FALSE(fs::exists(folder));
 }
 

@@ -1,7 +1,8 @@
-// Keeps a network busy with frames: reader threads prepare them (decode, resize) and finish them
-// (post-processing) while the calling thread runs the network. Measured times set the number of
-// threads, the frames that the network takes at once, and how many are read ahead; they also say
-// who waited for whom.
+// Keeps a network fed with frames: reader threads prepare them (decode, resize) and finish them
+// (post-processing) while the calling thread runs the network. It tunes itself by one rule, that
+// the network should not wait: measured times say how many threads that takes, and the network
+// takes what is ready, so that it gets larger batches where it is the slower part. The times also
+// say who waited for whom.
 #pragma once
 
 #include <condition_variable>
@@ -23,15 +24,13 @@
 
 namespace weft {
 
-struct PrefetchLimits {
+struct FeedLimits {
   int threads = 1;              // of this rank, for all stages
   bool network_on_gpu = false;  // else the network takes the threads that reading leaves
-  std::int64_t most_batch = 64;
-  std::size_t frame_bytes = 1;  // of a frame that is ready; at the start, where they differ
+  std::int64_t most_batch = 1;  // frames that the network takes at once
   std::size_t most_bytes = 1;   // of all that are read ahead
   // Frames that may be read ahead; of a short list each rank should leave the others their share.
   std::int64_t most_ahead = std::numeric_limits<std::int64_t>::max();
-  std::function<bool(std::int64_t)> fits;  // whether the network's memory is enough for a batch
 };
 
 // A mean over all values at first, and over about the last twenty later.
@@ -41,7 +40,6 @@ class SmoothTime {
     count_ = count_ < 20 ? count_ + 1 : 20;
     value_ += (seconds - value_) / count_;
   }
-  void reset() { count_ = 0, value_ = 0; }
   bool known() const { return count_ > 0; }
   double value() const { return value_; }
 
@@ -50,14 +48,13 @@ class SmoothTime {
 };
 
 // Arithmetic alone, without threads and clocks.
-class PrefetchTuner {
+class FeedTuner {
  public:
-  explicit PrefetchTuner(PrefetchLimits limits);
+  explicit FeedTuner(FeedLimits limits);
 
-  // Seconds of a frame, and its bytes, 0 where frame_bytes is right.
-  void took_prepare(double decode, double resize, std::size_t bytes = 0);
+  // Seconds of a frame, and its bytes.
+  void took_prepare(double decode, double resize, std::size_t bytes);
   void took_finish(double seconds);
-  // Seconds of a batch.
   void took_network(std::int64_t frames, double seconds);
 
   // Threads that prepare and finish frames: as many as keep the network busy. All that there are
@@ -65,88 +62,82 @@ class PrefetchTuner {
   int readers() const;
   // Threads of the network: 1 that drives a GPU; else those that readers leave.
   int network_threads() const;
-  // Frames that the network takes at once. Doubles while that makes a frame cheaper by 3 % and
-  // fits.
-  std::int64_t batch() const { return batch_; }
+  // How many of the frames that are ready the network takes: a power of two, so that few sizes
+  // occur.
+  std::int64_t batch(std::int64_t ready) const;
   // Frames, also those that nobody has begun, that may wait for the network.
   std::int64_t ahead() const;
 
  private:
-  bool may_grow() const;
   double busy_readers() const;
 
-  PrefetchLimits limits_;
+  FeedLimits limits_;
   SmoothTime decode_, resize_, finish_, network_;  // of a frame
-  std::int64_t batch_ = 1;
-  bool settled_ = false;
-  std::vector<double> trial_;          // seconds of a frame in batches of this size
-  double best_ = 0;                    // the same of half of it
-  static constexpr int trials = 4;     // the first of a size pays for its memory
-  static constexpr double gain = .97;  // of the time of a frame
+  std::size_t frame_bytes_ = 0;                    // of the largest so far; 0: none is known
 };
 
 // One frame on its way. What it holds is the work's own.
-struct PrefetchUnit {
-  virtual ~PrefetchUnit() = default;
+struct FeedUnit {
+  virtual ~FeedUnit() = default;
 };
 
 // The stages of a frame. Each call returns or notes what it took.
-class PrefetchWork {
+class FeedWork {
  public:
-  virtual ~PrefetchWork() = default;
+  virtual ~FeedWork() = default;
   struct Prepared {
     double decode = 0, resize = 0;  // seconds
     bool ready = true;              // false: there is no frame, and the work has dealt with it
-    std::size_t bytes = 0;          // of the frame, where frames differ
+    std::size_t bytes = 0;          // of the frame that is ready
   };
   // On several threads at once. An exception ends the prefetch.
-  virtual Prepared prepare(PrefetchUnit& unit) = 0;
-  virtual double finish(PrefetchUnit& unit) = 0;
+  virtual Prepared prepare(FeedUnit& unit) = 0;
+  virtual double finish(FeedUnit& unit) = 0;
   // On the thread that calls add() and drain(), which may use `threads` of them.
-  virtual double network(std::span<PrefetchUnit* const> units, int threads) = 0;
+  virtual double network(std::span<FeedUnit* const> units, int threads) = 0;
 };
 
 // The times of one rank. Seconds of stages are sums over threads.
-struct PrefetchTimes {
+struct FeedTimes {
   std::int64_t frames = 0, batches = 0;
   double decode = 0, resize = 0, network = 0, finish = 0;
   double network_cores = 0;      // thread-seconds of it, where it runs on cores
   double elapsed = 0;            // of add() and drain(), and between them
   double network_waited = 0;     // for frames
   double frames_waited = 0;      // for the network: readers had nothing to do
-  std::int64_t batch = 0;        // frames that the network took at once in the end
+  std::int64_t batch = 0;        // most frames that the network took at once
   int readers = 0, threads = 0;  // most readers at work; threads of the rank
 };
 
-class Prefetch {
+class Feed {
  public:
   using Clock = std::function<double()>;
-  Prefetch(PrefetchWork& work, PrefetchLimits limits, Clock clock = now_seconds);
+  Feed(FeedWork& work, FeedLimits limits, Clock clock = now_seconds);
   // Drops what is still on its way.
-  ~Prefetch();
-  Prefetch(const Prefetch&) = delete;
-  Prefetch& operator=(const Prefetch&) = delete;
+  ~Feed();
+  Feed(const Feed&) = delete;
+  Feed& operator=(const Feed&) = delete;
 
   // Takes a frame. While enough of them wait, runs the network.
-  void add(std::unique_ptr<PrefetchUnit> unit);
+  void add(std::unique_ptr<FeedUnit> unit);
   // Until all frames are finished.
   void drain();
-  PrefetchTimes times() const;
+  FeedTimes times() const;
 
  private:
-  using Units = std::deque<std::unique_ptr<PrefetchUnit>>;
+  using Units = std::deque<std::unique_ptr<FeedUnit>>;
   void begin();
   void account();
   void serve(const std::stop_token& end);
   void handle(std::unique_lock<std::mutex>& lock);
-  void run_network(std::unique_lock<std::mutex>& lock, std::size_t frames);
+  void run_network(std::unique_lock<std::mutex>& lock, std::int64_t frames);
   void step(std::unique_lock<std::mutex>& lock, bool all);
   void check();
   bool has_task() const { return !finishing_.empty() || !waiting_.empty(); }
   // Frames that the network has not had.
   std::int64_t before_network() const;
 
-  PrefetchWork& work_;
+  FeedWork& work_;
   const bool network_on_gpu_;
   const int threads_of_rank_;
   Clock clock_;
@@ -154,25 +145,25 @@ class Prefetch {
   mutable std::mutex mutex_;  // of all that follows
   std::condition_variable_any tasks_;
   std::condition_variable changed_;
-  PrefetchTuner tuner_;
+  FeedTuner tuner_;
   Units waiting_, ready_, finishing_;
   int preparing_ = 0, running_ = 0, allowed_ = 0;
   double began_ = 0, accounted_ = 0;
   bool at_work_ = false;
   std::exception_ptr error_;
-  PrefetchTimes times_;
+  FeedTimes times_;
   std::vector<std::jthread> readers_;
 };
 
 // How long all ranks' stages took, and who waited.
-struct PrefetchSummary {
+struct FeedSummary {
   int ranks = 0;
   bool on_gpu = false;  // the network
   double cores = 0;     // of all hosts, as far as ranks could use them
-  PrefetchTimes sum;    // of all ranks; of elapsed, batch, readers and threads the largest
+  FeedTimes sum;        // of all ranks; of elapsed, batch, readers and threads the largest
 
   // A rank's numbers, and its share of the cores.
-  void add(const PrefetchTimes& rank, double rank_cores);
+  void add(const FeedTimes& rank, double rank_cores);
   // The same from its share of a report; nothing where that has none.
   void add(const nlohmann::ordered_json& share);
   bool empty() const { return sum.frames == 0; }
@@ -193,7 +184,7 @@ struct PrefetchSummary {
 
 // A rank's numbers, and its cores, as members of its share of the report, and back; zeros where
 // there are none.
-nlohmann::ordered_json as_share(const PrefetchTimes& times, double cores);
-PrefetchTimes from_share(const nlohmann::ordered_json& share);
+nlohmann::ordered_json as_share(const FeedTimes& times, double cores);
+FeedTimes from_share(const nlohmann::ordered_json& share);
 
 }  // namespace weft

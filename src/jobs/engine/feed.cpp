@@ -1,7 +1,8 @@
-#include "jobs/engine/prefetch.h"
+#include "jobs/engine/feed.h"
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -11,59 +12,35 @@ namespace weft {
 
 // ---- How much of what ----
 
-PrefetchTuner::PrefetchTuner(PrefetchLimits limits) : limits_(std::move(limits)) {}
+FeedTuner::FeedTuner(FeedLimits limits) : limits_(std::move(limits)) {}
 
-void PrefetchTuner::took_prepare(double decode, double resize, std::size_t bytes) {
-  limits_.frame_bytes = std::max(limits_.frame_bytes, bytes);
+void FeedTuner::took_prepare(double decode, double resize, std::size_t bytes) {
+  frame_bytes_ = std::max(frame_bytes_, bytes);
   decode_.add(decode);
   resize_.add(resize);
 }
 
-void PrefetchTuner::took_finish(double seconds) { finish_.add(seconds); }
+void FeedTuner::took_finish(double seconds) { finish_.add(seconds); }
 
-bool PrefetchTuner::may_grow() const {
-  const std::int64_t next = 2 * batch_;
-  const auto bytes = static_cast<std::size_t>(2 * next) * limits_.frame_bytes;
-  return next <= limits_.most_batch && bytes <= limits_.most_bytes &&
-         (!limits_.fits || limits_.fits(next));
-}
-
-void PrefetchTuner::took_network(std::int64_t frames, double seconds) {
-  const double a_frame = seconds / static_cast<double>(frames);
-  network_.add(a_frame);
-  if (settled_ || frames != batch_) return;
-  trial_.push_back(a_frame);
-  if (std::ssize(trial_) < trials) return;
-  std::sort(trial_.begin() + 1, trial_.end());
-  const double median = trial_[1 + (trials - 1) / 2];
-  if (batch_ > 1 && median >= gain * best_) {
-    batch_ /= 2;
-    settled_ = true;
-  } else if (may_grow()) {
-    best_ = median;
-    batch_ *= 2;
-  } else {
-    settled_ = true;
-  }
-  trial_.clear();
-  network_.reset();
+void FeedTuner::took_network(std::int64_t frames, double seconds) {
+  network_.add(seconds / static_cast<double>(frames));
 }
 
 // How many readers are busy all the time while the network runs; negative: not known yet. A fifth
 // more than the means say: times vary, and an idle network costs more than an idle reader.
-double PrefetchTuner::busy_readers() const {
+double FeedTuner::busy_readers() const {
   if (!network_.known() || !decode_.known() || network_.value() <= 0) return -1;
   return 1.2 * (decode_.value() + resize_.value() + finish_.value()) / network_.value();
 }
 
-int PrefetchTuner::readers() const {
+int FeedTuner::readers() const {
   const int most = limits_.network_on_gpu ? std::max(1, limits_.threads - 1) : limits_.threads;
   const double busy = busy_readers();
   return busy < 0 ? most
                   : static_cast<int>(std::clamp(std::ceil(busy), 1.0, static_cast<double>(most)));
 }
 
-int PrefetchTuner::network_threads() const {
+int FeedTuner::network_threads() const {
   if (limits_.network_on_gpu) return 1;
   // A reader that is idle most of the time leaves its core to the network.
   const double busy = std::max(0.0, busy_readers());
@@ -71,17 +48,23 @@ int PrefetchTuner::network_threads() const {
       std::clamp(limits_.threads - std::floor(busy), 1.0, double(limits_.threads)));
 }
 
-std::int64_t PrefetchTuner::ahead() const {
+std::int64_t FeedTuner::batch(std::int64_t ready) const {
+  const std::int64_t most = std::max<std::int64_t>(1, std::min(ready, limits_.most_batch));
+  return static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(most)));
+}
+
+std::int64_t FeedTuner::ahead() const {
   // The next batch, the one that is being prepared, and what the readers have in hand.
-  const std::int64_t wanted = 2 * batch_ + 2 * readers();
-  const auto most =
-      static_cast<std::int64_t>(limits_.most_bytes / std::max<std::size_t>(1, limits_.frame_bytes));
-  return std::max(std::min({wanted, most, limits_.most_ahead}), batch_);
+  const std::int64_t wanted = 2 * limits_.most_batch + 2 * readers();
+  constexpr std::size_t of_unknown = std::size_t{32} << 20;  // a large picture
+  const auto most = static_cast<std::int64_t>(limits_.most_bytes /
+                                              (frame_bytes_ > 0 ? frame_bytes_ : of_unknown));
+  return std::max<std::int64_t>(std::min({wanted, most, limits_.most_ahead}), 1);
 }
 
 // ---- Threads ----
 
-Prefetch::Prefetch(PrefetchWork& work, PrefetchLimits limits, Clock clock)
+Feed::Feed(FeedWork& work, FeedLimits limits, Clock clock)
     : work_(work),
       network_on_gpu_(limits.network_on_gpu),
       threads_of_rank_(limits.threads),
@@ -90,33 +73,31 @@ Prefetch::Prefetch(PrefetchWork& work, PrefetchLimits limits, Clock clock)
   times_.threads = threads_of_rank_;
 }
 
-Prefetch::~Prefetch() {
+Feed::~Feed() {
   for (std::jthread& t : readers_) t.request_stop();
   readers_.clear();
 }
 
-PrefetchTimes Prefetch::times() const {
+FeedTimes Feed::times() const {
   const std::lock_guard lock(mutex_);
-  PrefetchTimes t = times_;
-  t.batch = tuner_.batch();
-  return t;
+  return times_;
 }
 
-std::int64_t Prefetch::before_network() const {
+std::int64_t Feed::before_network() const {
   return std::ssize(waiting_) + preparing_ + std::ssize(ready_);
 }
 
-void Prefetch::check() {
+void Feed::check() {
   if (error_) std::rethrow_exception(error_);
 }
 
 // Before the number of readers at work changes.
-void Prefetch::account() {
+void Feed::account() {
   const double now = clock_(), since = std::exchange(accounted_, now);
   if (at_work_) times_.frames_waited += (now - since) * std::max(0, allowed_ - running_);
 }
 
-void Prefetch::begin() {
+void Feed::begin() {
   account();
   if (!std::exchange(at_work_, true)) began_ = clock_();
   allowed_ = tuner_.readers();
@@ -124,7 +105,7 @@ void Prefetch::begin() {
     readers_.emplace_back([this](const std::stop_token& end) { serve(end); });
 }
 
-void Prefetch::add(std::unique_ptr<PrefetchUnit> unit) {
+void Feed::add(std::unique_ptr<FeedUnit> unit) {
   std::unique_lock lock(mutex_);
   check();
   begin();
@@ -133,7 +114,7 @@ void Prefetch::add(std::unique_ptr<PrefetchUnit> unit) {
   while (before_network() >= tuner_.ahead()) step(lock, false);
 }
 
-void Prefetch::drain() {
+void Feed::drain() {
   std::unique_lock lock(mutex_);
   check();
   if (!at_work_) return;
@@ -146,15 +127,13 @@ void Prefetch::drain() {
 }
 
 // The network runs once while readers prepare other frames.
-void Prefetch::step(std::unique_lock<std::mutex>& lock, bool all) {
+void Feed::step(std::unique_lock<std::mutex>& lock, bool all) {
   const double begin = clock_();
-  const std::int64_t batch = tuner_.batch();
   // Results wait for post-processing no longer than frames wait for the network.
   const std::int64_t most_finishing = 2 * tuner_.ahead();
   bool run = false, room = false;
   changed_.wait(lock, [&] {
-    const bool last = all && waiting_.empty() && preparing_ == 0 && !ready_.empty();
-    run = (std::ssize(ready_) >= batch || last) && std::ssize(finishing_) < most_finishing;
+    run = !ready_.empty() && std::ssize(finishing_) < most_finishing;
     // Frames that could not be read leave room for others.
     room = before_network() < (all ? 1 : tuner_.ahead());
     return error_ || run || room;
@@ -162,16 +141,16 @@ void Prefetch::step(std::unique_lock<std::mutex>& lock, bool all) {
   times_.network_waited += clock_() - begin;
   check();
   if (!run) return;
-  run_network(lock, static_cast<std::size_t>(std::min(batch, std::ssize(ready_))));
+  run_network(lock, tuner_.batch(std::ssize(ready_)));
   account();
   allowed_ = tuner_.readers();
   tasks_.notify_all();
 }
 
-void Prefetch::run_network(std::unique_lock<std::mutex>& lock, std::size_t frames) {
+void Feed::run_network(std::unique_lock<std::mutex>& lock, std::int64_t frames) {
   Units batch;
-  std::vector<PrefetchUnit*> units;
-  for (std::size_t i = 0; i < frames; ++i) {
+  std::vector<FeedUnit*> units;
+  for (std::int64_t i = 0; i < frames; ++i) {
     units.push_back(ready_.front().get());
     batch.push_back(std::move(ready_.front()));
     ready_.pop_front();
@@ -180,15 +159,16 @@ void Prefetch::run_network(std::unique_lock<std::mutex>& lock, std::size_t frame
   lock.unlock();
   const double seconds = work_.network(units, threads);
   lock.lock();
-  tuner_.took_network(static_cast<std::int64_t>(frames), seconds);
+  tuner_.took_network(frames, seconds);
   times_.network += seconds;
   if (!network_on_gpu_) times_.network_cores += seconds * threads;
-  times_.frames += static_cast<std::int64_t>(frames);
+  times_.frames += frames;
+  times_.batch = std::max(times_.batch, frames);
   ++times_.batches;
   for (auto& unit : batch) finishing_.push_back(std::move(unit));
 }
 
-void Prefetch::serve(const std::stop_token& end) {
+void Feed::serve(const std::stop_token& end) {
   std::unique_lock lock(mutex_);
   while (!end.stop_requested()) {
     const auto may_work = [&] { return !error_ && running_ < allowed_ && has_task(); };
@@ -201,15 +181,15 @@ void Prefetch::serve(const std::stop_token& end) {
 }
 
 // One task, finishing before preparing: it makes memory free.
-void Prefetch::handle(std::unique_lock<std::mutex>& lock) {
+void Feed::handle(std::unique_lock<std::mutex>& lock) {
   const bool finishing = !finishing_.empty();
   Units& from = finishing ? finishing_ : waiting_;
-  std::unique_ptr<PrefetchUnit> unit = std::move(from.front());
+  std::unique_ptr<FeedUnit> unit = std::move(from.front());
   from.pop_front();
   account();
   times_.readers = std::max(times_.readers, ++running_);
   if (!finishing) ++preparing_;
-  PrefetchWork::Prepared prepared{0, 0, false};
+  FeedWork::Prepared prepared{0, 0, false};
   double finish = 0;
   std::exception_ptr error;
   lock.unlock();
@@ -248,14 +228,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::pair<const char*, double PrefetchTimes::*>, 7> seconds_members = {{
-    {"decode", &PrefetchTimes::decode},
-    {"resize", &PrefetchTimes::resize},
-    {"network", &PrefetchTimes::network},
-    {"post_processing", &PrefetchTimes::finish},
-    {"network_waited", &PrefetchTimes::network_waited},
-    {"frames_waited", &PrefetchTimes::frames_waited},
-    {"network_core_seconds", &PrefetchTimes::network_cores},
+constexpr std::array<std::pair<const char*, double FeedTimes::*>, 7> seconds_members = {{
+    {"decode", &FeedTimes::decode},
+    {"resize", &FeedTimes::resize},
+    {"network", &FeedTimes::network},
+    {"post_processing", &FeedTimes::finish},
+    {"network_waited", &FeedTimes::network_waited},
+    {"frames_waited", &FeedTimes::frames_waited},
+    {"network_core_seconds", &FeedTimes::network_cores},
 }};
 
 double per(double count, double seconds) { return seconds > 0 ? count / seconds : 0; }
@@ -271,7 +251,7 @@ std::string seconds_text(double seconds) {
 
 }  // namespace
 
-void PrefetchSummary::add(const PrefetchTimes& rank, double rank_cores) {
+void FeedSummary::add(const FeedTimes& rank, double rank_cores) {
   ++ranks;
   cores += rank_cores;
   for (const auto& [name, member] : seconds_members) sum.*member += rank.*member;
@@ -283,31 +263,31 @@ void PrefetchSummary::add(const PrefetchTimes& rank, double rank_cores) {
   sum.threads = std::max(sum.threads, rank.threads);
 }
 
-void PrefetchSummary::add(const Json& share) {
+void FeedSummary::add(const Json& share) {
   const double rank_cores = share.value("cores", 0.0);
   if (rank_cores > 0) add(from_share(share), rank_cores);
 }
 
-double PrefetchSummary::rate() const { return per(static_cast<double>(sum.frames), sum.elapsed); }
+double FeedSummary::rate() const { return per(static_cast<double>(sum.frames), sum.elapsed); }
 
-double PrefetchSummary::host_rate() const {
+double FeedSummary::host_rate() const {
   return per(static_cast<double>(sum.frames) * cores, sum.decode + sum.resize + sum.finish);
 }
 
-double PrefetchSummary::network_rate() const {
+double FeedSummary::network_rate() const {
   const auto frames = static_cast<double>(sum.frames);
   return on_gpu ? per(frames * ranks, sum.network) : per(frames * cores, sum.network_cores);
 }
 
-double PrefetchSummary::network_busy() const { return per(sum.network, sum.elapsed * ranks); }
+double FeedSummary::network_busy() const { return per(sum.network, sum.elapsed * ranks); }
 
-std::string PrefetchSummary::bound() const {
+std::string FeedSummary::bound() const {
   if (network_rate() < host_rate() || host_rate() == 0) return "network";
   if (sum.finish > std::max(sum.decode, sum.resize)) return "post-processing";
   return sum.resize > sum.decode ? "resize" : "decode";
 }
 
-std::string PrefetchSummary::verdict() const {
+std::string FeedSummary::verdict() const {
   const bool network = bound() == "network";
   const std::string other = rate_text(network ? host_rate() : network_rate());
   const std::string on = counted(static_cast<std::int64_t>(cores + 0.5), "core");
@@ -320,12 +300,12 @@ std::string PrefetchSummary::verdict() const {
   return text + fmt::format("; the network was at work {:.1f} % of the time", 100 * network_busy());
 }
 
-std::string PrefetchSummary::waits() const {
+std::string FeedSummary::waits() const {
   return fmt::format("the network waited {} for frames, readers {} for the network",
                      seconds_text(sum.network_waited), seconds_text(sum.frames_waited));
 }
 
-Json PrefetchSummary::json() const {
+Json FeedSummary::json() const {
   Json j = {
       {"ranks", ranks},       {"cores", cores},         {"network_on", on_gpu ? "GPU" : "CPU"},
       {"frames", sum.frames}, {"seconds", sum.elapsed}, {"frames_a_second", rate()}};
@@ -341,7 +321,7 @@ Json PrefetchSummary::json() const {
   return j;
 }
 
-Json as_share(const PrefetchTimes& t, double cores) {
+Json as_share(const FeedTimes& t, double cores) {
   Json j = {{"frames", t.frames}, {"network_batches", t.batches}, {"elapsed", t.elapsed},
             {"batch", t.batch},   {"threads", t.readers},         {"budget", t.threads}};
   for (const auto& [name, member] : seconds_members) j[name] = t.*member;
@@ -349,8 +329,8 @@ Json as_share(const PrefetchTimes& t, double cores) {
   return j;
 }
 
-PrefetchTimes from_share(const Json& share) {
-  PrefetchTimes t;
+FeedTimes from_share(const Json& share) {
+  FeedTimes t;
   t.frames = share.value("frames", std::int64_t{0});
   t.batches = share.value("network_batches", std::int64_t{0});
   t.elapsed = share.value("elapsed", 0.0);
