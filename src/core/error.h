@@ -49,11 +49,10 @@ class Error : public std::runtime_error {
     return *this;
   }
   // Whether one item of a list job is to blame, its input or what is asked of it: the others can
-  // still be made. An error that they would meet too, such as a full disk, is the job's, and says so
-  // with for_job() where its code does not.
+  // still be made. An error that they would meet too, such as a full disk, is the job's, and says
+  // so with for_job() where its code does not.
   bool of_item() const {
-    return !for_job_ &&
-           (code_ == Exit::data || code_ == Exit::usage || code_ == Exit::non_finite);
+    return !for_job_ && (code_ == Exit::data || code_ == Exit::usage || code_ == Exit::non_finite);
   }
   Error& for_job() {
     for_job_ = true;

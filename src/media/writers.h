@@ -86,8 +86,9 @@ struct Mp4Sound {
 // copied packet by packet, in the order given, and the sound is encoded as AAC (FFmpeg's own
 // encoder; rates that AAC lacks become 48 kHz). The sound is cut to the length of the pictures; a
 // shorter one ends before them. The same segments and sound give the same bytes. Memory does not
-// depend on the length. Returns the frames of the clip. Throws Exit::data: a segment that is missing, damaged or encoded
-// differently from the first (size, settings), at another rate, or a sound that cannot be read.
+// depend on the length. Returns the frames of the clip. Throws Exit::data: a segment that is
+// missing, damaged or encoded differently from the first (size, settings), at another rate, or a
+// sound that cannot be read.
 std::int64_t join_mp4(const std::vector<std::string>& segments, const Mp4Sound& sound, double fps,
                       const std::string& output, const MediaAccess& access = {});
 

@@ -158,7 +158,7 @@ std::string stages(const ScoreSummary& s) {
   const std::pair<const char*, double> rows[] = {{"decode", f.sum.decode},
                                                  {"resize", f.sum.resize},
                                                  {"network", f.sum.network},
-                                                 {"post-processing", f.sum.finish}};
+                                                 {"post-processing", f.sum.post_processing}};
   double all = 0;
   for (const auto& [name, seconds] : rows) all += seconds;
   std::string body =
@@ -172,7 +172,7 @@ std::string stages(const ScoreSummary& s) {
   return section(
       "What took the time",
       escape(fmt::format("{} on {}, up to {} and {} at once: {}; {}.", seconds_text(f.sum.elapsed),
-                         counted(f.ranks, "rank"), counted(f.sum.readers, "thread"),
+                         counted(f.ranks, "rank"), counted(f.sum.threads, "thread"),
                          counted(f.sum.batch, "frame"), f.verdict(), f.waits())),
       body);
 }

@@ -484,7 +484,7 @@ bool is_made(const std::string& output, const std::string& made_by, const fs::pa
 
 // What each rank did, and how busy it was until the last clip.
 void print_shares(const ListReport& report, double seconds) {
-  if (report.made() == 0) return;
+  if (report.made == 0) return;
   double frames = 0;
   for (std::size_t r = 0; r < report.ranks.size(); ++r) {
     const RankShare& s = report.ranks[r];
@@ -494,9 +494,9 @@ void print_shares(const ListReport& report, double seconds) {
                     counted(s.made, "clip"), 100 * s.busy / seconds,
                     100 * s.own.value("waited", 0.0) / seconds));
   }
-  const auto clips = static_cast<double>(report.made());
+  const auto clips = static_cast<double>(report.made);
   log::write_info(fmt::format("{}, {} in {:.1f} s: {:.2f} clips/s, {:.1f} frames/s",
-                              counted(report.made(), "clip"), counted(frames, "frame"), seconds,
+                              counted(report.made, "clip"), counted(frames, "frame"), seconds,
                               clips / seconds, frames / seconds));
 }
 

@@ -12,7 +12,7 @@ namespace weft {
 
 // ---- How much of what ----
 
-FeedTuner::FeedTuner(FeedLimits limits) : limits_(std::move(limits)) {}
+FeedTuner::FeedTuner(FeedLimits limits) : limits_(limits) {}
 
 void FeedTuner::took_prepare(double decode, double resize, std::size_t bytes) {
   frame_bytes_ = std::max(frame_bytes_, bytes);
@@ -67,10 +67,9 @@ std::int64_t FeedTuner::ahead() const {
 Feed::Feed(FeedWork& work, FeedLimits limits, Clock clock)
     : work_(work),
       network_on_gpu_(limits.network_on_gpu),
-      threads_of_rank_(limits.threads),
       clock_(std::move(clock)),
-      tuner_(std::move(limits)) {
-  times_.threads = threads_of_rank_;
+      tuner_(limits) {
+  times_.budget = limits.threads;
 }
 
 Feed::~Feed() {
@@ -161,10 +160,10 @@ void Feed::run_network(std::unique_lock<std::mutex>& lock, std::int64_t frames) 
   lock.lock();
   tuner_.took_network(frames, seconds);
   times_.network += seconds;
-  if (!network_on_gpu_) times_.network_cores += seconds * threads;
+  if (!network_on_gpu_) times_.network_core_seconds += seconds * threads;
   times_.frames += frames;
   times_.batch = std::max(times_.batch, frames);
-  ++times_.batches;
+  ++times_.network_batches;
   for (auto& unit : batch) finishing_.push_back(std::move(unit));
 }
 
@@ -187,7 +186,7 @@ void Feed::handle(std::unique_lock<std::mutex>& lock) {
   std::unique_ptr<FeedUnit> unit = std::move(from.front());
   from.pop_front();
   account();
-  times_.readers = std::max(times_.readers, ++running_);
+  times_.threads = std::max(times_.threads, ++running_);
   if (!finishing) ++preparing_;
   FeedWork::Prepared prepared{0, 0, false};
   double finish = 0;
@@ -211,7 +210,7 @@ void Feed::handle(std::unique_lock<std::mutex>& lock) {
     return;
   }
   if (finishing) {
-    times_.finish += finish;
+    times_.post_processing += finish;
     tuner_.took_finish(finish);
     return;
   }
@@ -228,14 +227,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::pair<const char*, double FeedTimes::*>, 7> seconds_members = {{
+constexpr std::array<std::pair<const char*, double FeedTimes::*>, 7> stages = {{
     {"decode", &FeedTimes::decode},
     {"resize", &FeedTimes::resize},
     {"network", &FeedTimes::network},
-    {"post_processing", &FeedTimes::finish},
+    {"post_processing", &FeedTimes::post_processing},
     {"network_waited", &FeedTimes::network_waited},
     {"frames_waited", &FeedTimes::frames_waited},
-    {"network_core_seconds", &FeedTimes::network_cores},
+    {"network_core_seconds", &FeedTimes::network_core_seconds},
 }};
 
 double per(double count, double seconds) { return seconds > 0 ? count / seconds : 0; }
@@ -251,39 +250,37 @@ std::string seconds_text(double seconds) {
 
 }  // namespace
 
-void FeedSummary::add(const FeedTimes& rank, double rank_cores) {
+void FeedSummary::add(const FeedTimes& rank) {
   ++ranks;
-  cores += rank_cores;
-  for (const auto& [name, member] : seconds_members) sum.*member += rank.*member;
+  cores += rank.budget;
+  for (const auto& [name, seconds] : stages) sum.*seconds += rank.*seconds;
   sum.frames += rank.frames;
-  sum.batches += rank.batches;
   sum.elapsed = std::max(sum.elapsed, rank.elapsed);
   sum.batch = std::max(sum.batch, rank.batch);
-  sum.readers = std::max(sum.readers, rank.readers);
   sum.threads = std::max(sum.threads, rank.threads);
 }
 
 void FeedSummary::add(const Json& share) {
-  const double rank_cores = share.value("cores", 0.0);
-  if (rank_cores > 0) add(from_share(share), rank_cores);
+  if (share.value("budget", 0) > 0) add(nlohmann::json(share).get<FeedTimes>());
 }
 
 double FeedSummary::rate() const { return per(static_cast<double>(sum.frames), sum.elapsed); }
 
 double FeedSummary::host_rate() const {
-  return per(static_cast<double>(sum.frames) * cores, sum.decode + sum.resize + sum.finish);
+  return per(static_cast<double>(sum.frames) * cores,
+             sum.decode + sum.resize + sum.post_processing);
 }
 
 double FeedSummary::network_rate() const {
   const auto frames = static_cast<double>(sum.frames);
-  return on_gpu ? per(frames * ranks, sum.network) : per(frames * cores, sum.network_cores);
+  return on_gpu ? per(frames * ranks, sum.network) : per(frames * cores, sum.network_core_seconds);
 }
 
 double FeedSummary::network_busy() const { return per(sum.network, sum.elapsed * ranks); }
 
 std::string FeedSummary::bound() const {
   if (network_rate() < host_rate() || host_rate() == 0) return "network";
-  if (sum.finish > std::max(sum.decode, sum.resize)) return "post-processing";
+  if (sum.post_processing > std::max(sum.decode, sum.resize)) return "post-processing";
   return sum.resize > sum.decode ? "resize" : "decode";
 }
 
@@ -309,36 +306,16 @@ Json FeedSummary::json() const {
   Json j = {
       {"ranks", ranks},       {"cores", cores},         {"network_on", on_gpu ? "GPU" : "CPU"},
       {"frames", sum.frames}, {"seconds", sum.elapsed}, {"frames_a_second", rate()}};
-  for (const auto& [name, member] : seconds_members) j["stages"][name] = sum.*member;
+  for (const auto& [name, seconds] : stages) j["stages"][name] = sum.*seconds;
   j["host_frames_a_second"] = host_rate();
   j["network_frames_a_second"] = network_rate();
   j["network_busy_share"] = network_busy();
-  j["threads"] = sum.readers;
+  j["threads"] = sum.threads;
   j["batch"] = sum.batch;
   j["bound"] = bound();
   j["verdict"] = verdict();
   j["waits"] = waits();
   return j;
-}
-
-Json as_share(const FeedTimes& t, double cores) {
-  Json j = {{"frames", t.frames}, {"network_batches", t.batches}, {"elapsed", t.elapsed},
-            {"batch", t.batch},   {"threads", t.readers},         {"budget", t.threads}};
-  for (const auto& [name, member] : seconds_members) j[name] = t.*member;
-  j["cores"] = cores;
-  return j;
-}
-
-FeedTimes from_share(const Json& share) {
-  FeedTimes t;
-  t.frames = share.value("frames", std::int64_t{0});
-  t.batches = share.value("network_batches", std::int64_t{0});
-  t.elapsed = share.value("elapsed", 0.0);
-  t.batch = share.value("batch", std::int64_t{0});
-  t.readers = share.value("threads", 0);
-  t.threads = share.value("budget", 0);
-  for (const auto& [name, member] : seconds_members) t.*member = share.value(name, 0.0);
-  return t;
 }
 
 }  // namespace weft

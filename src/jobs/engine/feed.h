@@ -97,17 +97,22 @@ class FeedWork {
   virtual double network(std::span<FeedUnit* const> units, int threads) = 0;
 };
 
-// The times of one rank. Seconds of stages are sums over threads.
+// The times of one rank, by the names in its share of the report. Seconds of stages are sums over
+// threads.
 struct FeedTimes {
-  std::int64_t frames = 0, batches = 0;
-  double decode = 0, resize = 0, network = 0, finish = 0;
-  double network_cores = 0;      // thread-seconds of it, where it runs on cores
-  double elapsed = 0;            // of add() and drain(), and between them
-  double network_waited = 0;     // for frames
-  double frames_waited = 0;      // for the network: readers had nothing to do
-  std::int64_t batch = 0;        // most frames that the network took at once
-  int readers = 0, threads = 0;  // most readers at work; threads of the rank
+  std::int64_t frames = 0, network_batches = 0;
+  double decode = 0, resize = 0, network = 0, post_processing = 0;
+  double network_core_seconds = 0;  // of its threads, where it runs on cores
+  double elapsed = 0;               // of add() and drain(), and between them
+  double network_waited = 0;        // for frames
+  double frames_waited = 0;         // for the network: readers had nothing to do
+  std::int64_t batch = 0;           // most frames that the network took at once
+  int threads = 0, budget = 0;      // most readers at work; threads of the rank
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(FeedTimes, frames, network_batches, elapsed, batch,
+                                                threads, budget, decode, resize, network,
+                                                post_processing, network_waited, frames_waited,
+                                                network_core_seconds)
 
 class Feed {
  public:
@@ -139,7 +144,6 @@ class Feed {
 
   FeedWork& work_;
   const bool network_on_gpu_;
-  const int threads_of_rank_;
   Clock clock_;
 
   mutable std::mutex mutex_;  // of all that follows
@@ -160,11 +164,10 @@ struct FeedSummary {
   int ranks = 0;
   bool on_gpu = false;  // the network
   double cores = 0;     // of all hosts, as far as ranks could use them
-  FeedTimes sum;        // of all ranks; of elapsed, batch, readers and threads the largest
+  FeedTimes sum;        // of all ranks; of elapsed, batch and threads the largest
 
-  // A rank's numbers, and its share of the cores.
-  void add(const FeedTimes& rank, double rank_cores);
-  // The same from its share of a report; nothing where that has none.
+  void add(const FeedTimes& rank);
+  // The same from a rank's share of a report; nothing where that has none.
   void add(const nlohmann::ordered_json& share);
   bool empty() const { return sum.frames == 0; }
   double rate() const;  // frames a second, measured
@@ -181,10 +184,5 @@ struct FeedSummary {
   std::string waits() const;
   nlohmann::ordered_json json() const;
 };
-
-// A rank's numbers, and its cores, as members of its share of the report, and back; zeros where
-// there are none.
-nlohmann::ordered_json as_share(const FeedTimes& times, double cores);
-FeedTimes from_share(const nlohmann::ordered_json& share);
 
 }  // namespace weft

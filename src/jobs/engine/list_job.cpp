@@ -93,14 +93,6 @@ void ListEngine::skipped(std::int64_t item, const Error& e) {
   ++skipped_;
 }
 
-std::vector<double> ListReport::busy_shares() const {
-  double last = 0;
-  for (const RankShare& r : ranks) last = std::max(last, r.last_end);
-  std::vector<double> shares;
-  for (const RankShare& r : ranks) shares.push_back(last > 0 ? r.busy / last : 0);
-  return shares;
-}
-
 ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_Comm world)
     : settings_(std::move(settings)),
       items_(std::move(items)),
@@ -360,7 +352,7 @@ void ListEngine::run(ListJob& job, const std::vector<ItemBatch>& wanted) {
 
 void ListEngine::print(const ListReport& report) const {
   log::info("{:<9} {} made, {} finished before, {} failed, of {}", settings_.item_name + "s",
-            report.made(), report.finished_before, report.failures.size(), report.wanted);
+            report.made, report.finished_before, report.failures.size(), report.wanted);
   for (const std::string& failure : report.failures) log::info("failed    {}", failure);
   log::sum_up_warnings();
   for (const std::string& warning : log::warnings()) log::info("warned    {}", warning);
@@ -368,15 +360,11 @@ void ListEngine::print(const ListReport& report) const {
 
 void ListEngine::write(const ListReport& report, const Json& header) const {
   Json j = {{"wanted", report.wanted},
-            {"made", report.made()},
+            {"made", report.made},
             {"finished_before", report.finished_before},
             {"failures", report.failures}};
   j.update(header);
-  const std::vector<double> busy = report.busy_shares();
-  for (std::size_t r = 0; r < report.ranks.size(); ++r) {
-    j["ranks"].push_back(report.ranks[r].own);
-    j["ranks"].back()["busy_share"] = busy[r];
-  }
+  for (const RankShare& rank : report.ranks) j["ranks"].push_back(rank.own);
   try {
     replace_file(settings_.directory / settings_.report,
                  dump_json(j, 2, ' ', false, Json::error_handler_t::replace) + "\n", Exit::data,
@@ -405,14 +393,20 @@ ListReport ListEngine::gather_report(const std::vector<std::string>& summaries) 
   ListReport report;
   report.wanted = std::ssize(items_);
   report.finished_before = report.wanted - std::ssize(missing_) - given_up_;
+  double last = 0;
   for (const std::string& text : summaries) {
     const auto j = parse_json<Json>(text);
     const Json& s = j.at("share");
-    report.ranks.push_back({s.at(settings_.item_name + "s"), s.at("failed"), s.at("skipped"),
-                            s.at("busy"), s.at("last_end"), s});
+    RankShare& rank = report.ranks.emplace_back();
+    rank = {s.at(settings_.item_name + "s"), s.at("skipped"), s.at("busy"), s.at("last_end"), 0, s};
+    last = std::max(last, rank.last_end);
+    report.made += rank.made;
+    report.skipped += rank.skipped;
     for (const Json& failure : j.at("failures")) report.failures.push_back(failure);
     report.stopped = report.stopped || j.at("stopped").get<bool>();
   }
+  for (RankShare& rank : report.ranks)
+    rank.own["busy_share"] = rank.busy_share = last > 0 ? rank.busy / last : 0;
   return report;
 }
 
@@ -423,9 +417,9 @@ int ListEngine::conclude(const ListEnd& last, const ListReport& report) {
   const ListSummary said = last.summarise ? last.summarise(report) : ListSummary();
   print(report);
   // If everything was done before, the report of the job that did it stays.
-  if (report.made() > 0 || !report.failures.empty()) write(report, said.header);
-  const std::int64_t done = report.finished_before + report.made();
-  const std::int64_t left = report.wanted - done - report.skipped() - std::ssize(report.failures);
+  if (report.made > 0 || !report.failures.empty()) write(report, said.header);
+  const std::int64_t done = report.finished_before + report.made;
+  const std::int64_t left = report.wanted - done - report.skipped - std::ssize(report.failures);
   WEFT_CHECK(left == 0 || report.stopped, Exit::internal,
              "this is a bug in weft, please report it with the log",
              "{} were neither made nor failed", counted(left, settings_.item_name));
@@ -442,7 +436,10 @@ int ListEngine::conclude(const ListEnd& last, const ListReport& report) {
   if (!report.failures.empty()) {
     if (last.finish && last.finish_with_failures) last.finish(report);
     Error e(Exit::data,
-            (said.failed.empty() ? report.failed_of(settings_.item_name) : said.failed) + " failed",
+            (said.failed.empty() ? fmt::format("{} of {}", report.failures.size(),
+                                               counted(report.wanted, settings_.item_name))
+                                 : said.failed) +
+                " failed",
             "see the lines above; the same command makes only what is missing");
     log::report(e);
     progress_->end(static_cast<int>(Exit::data), done, e.what());
@@ -453,7 +450,7 @@ int ListEngine::conclude(const ListEnd& last, const ListReport& report) {
   // start.
   if (report.stopped && last.finish) return stopped();
   if (last.finish) last.finish(report);
-  progress_->end(0, done);
+  progress_->end(0, done + report.skipped);
   return 0;
 }
 

@@ -130,9 +130,10 @@ class ListJob {
 
 // The share of one rank in the job.
 struct RankShare {
-  std::int64_t made = 0, failed = 0, skipped = 0;
-  double busy = 0;      // seconds at work on items
-  double last_end = 0;  // seconds from the start of run() until its last item was made
+  std::int64_t made = 0, skipped = 0;
+  double busy = 0;        // seconds at work on items
+  double last_end = 0;    // seconds from the start of run() until its last item was made
+  double busy_share = 0;  // of the time until the last item of all ranks was made
   // As the report has it: these, requests to rank 0, how often so many items were made together,
   // and the job's own numbers.
   nlohmann::ordered_json own = nlohmann::ordered_json::object();
@@ -142,23 +143,8 @@ struct ListReport {
   std::vector<RankShare> ranks;
   std::vector<std::string> failures;  // "NAME: why", of all ranks
   std::int64_t wanted = 0, finished_before = 0;
+  std::int64_t made = 0, skipped = 0;
   bool stopped = false;
-
-  std::int64_t made() const { return sum(&RankShare::made); }
-  std::int64_t skipped() const { return sum(&RankShare::skipped); }
-  // "2 of 11 parts"
-  std::string failed_of(const std::string& item_name) const {
-    return fmt::format("{} of {}", failures.size(), counted(wanted, item_name));
-  }
-  // For each rank, the share of the time until the last item was made that it was at work.
-  std::vector<double> busy_shares() const;
-
- private:
-  std::int64_t sum(std::int64_t RankShare::*number) const {
-    std::int64_t all = 0;
-    for (const RankShare& r : ranks) all += r.*number;
-    return all;
-  }
 };
 
 // What rank 0 says of all ranks' work.

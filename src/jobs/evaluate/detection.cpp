@@ -7,6 +7,7 @@
 #include "core/hash.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "data/images/label_pictures.h"
 #include "data/text_images/polygon.h"
 #include "jobs/engine/pictures.h"
 #include "jobs/evaluate/evaluate.h"

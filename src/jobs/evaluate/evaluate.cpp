@@ -118,11 +118,11 @@ void add_line(EvaluationRecord& record, const Json& line, const std::string& nam
 }
 
 void set_pace(EvaluationRecord& record, const ListReport& report) {
-  if (report.made() == 0) {
+  if (report.made == 0) {
     record.pace = earlier_pace(record.folder / "evaluation.json");
     return;
   }
-  record.pace = {report.made(), std::ssize(report.ranks), 0};
+  record.pace = {report.made, std::ssize(report.ranks), 0};
   for (const RankShare& r : report.ranks)
     record.pace.seconds = std::max(record.pace.seconds, r.last_end);
 }

@@ -17,6 +17,7 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "data/images/label_pictures.h"
 #include "data/lists/lists.h"
 #include "jobs/engine/list_job.h"
 #include "jobs/engine/pictures.h"
@@ -90,12 +91,8 @@ json latent_sums(const VideoCodec& codec, const Tensor& latent) {
 
 // Original left, reconstruction right.
 void write_both(const std::string& file, const Footage& f, const std::vector<std::uint8_t>& again) {
-  std::vector<std::uint8_t> both;
-  both.reserve(2 * again.size());
-  const std::int64_t row = f.width * 3;
-  for (std::int64_t at = 0; at < std::ssize(again); at += row)
-    for (const auto* side : {&f.rgb, &again})
-      both.insert(both.end(), side->begin() + at, side->begin() + at + row);
+  const std::vector<std::uint8_t> both =
+      side_by_side({f.rgb, again}, {f.frames * f.height, f.width});
   if (f.frames == 1)
     write_png(file, f.height, 2 * f.width, both);
   else

@@ -166,11 +166,10 @@ class ClipJob : public ListJob {
 
 // The table of ranks at the end of the log.
 void print_clip_table(const ListReport& report) {
-  if (report.made() == 0 && report.failures.empty()) return;
+  if (report.made == 0 && report.failures.empty()) return;
   log::write_info(
       "rank  clips  busy%  encode s  sample s  decode s  write s  arena MiB peak/planned/capacity  "
       "frames planned MiB  frames at once");
-  const std::vector<double> shares = report.busy_shares();
   for (std::size_t r = 0; r < report.ranks.size(); ++r) {
     const RankShare& s = report.ranks[r];
     const auto of = [&](const char* name) { return s.own.value(name, 0.0); };
@@ -178,7 +177,7 @@ void print_clip_table(const ListReport& report) {
     log::write_info(fmt::format(
         "{:4}  {:5}  {:5.1f}  {:8.1f}  {:8.1f}  {:8.1f}  {:7.1f}  {:8.1f}/{:.1f}/{:.0f}  "
         "{:.2f}  {}",
-        r, s.made, 100 * shares[r], of("encode"), of("sample"), of("decode"), of("write"),
+        r, s.made, 100 * s.busy_share, of("encode"), of("sample"), of("decode"), of("write"),
         mib("arena_peak_bytes"), mib("arena_planned_bytes"), mib("arena_capacity_bytes"),
         mib("frames_planned_bytes"), static_cast<std::int64_t>(of("micro_batch"))));
   }

@@ -92,7 +92,7 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Deck& deck,
 
 // The times of all ranks; if this start scored nothing, of the one that wrote the report.
 void add_feeds(const ListReport& report, const fs::path& file, FeedSummary& feed) {
-  if (report.made() > 0) {
+  if (report.made > 0) {
     for (const RankShare& r : report.ranks) feed.add(r.own);
     return;
   }
@@ -187,7 +187,8 @@ std::string ScoreSummary::table() const {
   if (without > 0) text += fmt::format("  without a count    {:>10}\n", without);
   if (!faults.empty()) text += fmt::format("  files with faults  {:>10}\n", std::ssize(faults));
   if (feed.empty()) return text;
-  const double all = feed.sum.decode + feed.sum.resize + feed.sum.network + feed.sum.finish;
+  const double all =
+      feed.sum.decode + feed.sum.resize + feed.sum.network + feed.sum.post_processing;
   text += fmt::format("stage              seconds   share  ms/frame\n");
   const auto row = [&](const char* name, double seconds) {
     text += fmt::format("  {:<15} {:>8.2f} {:>5.1f} % {:>9.2f}\n", name, seconds,
@@ -197,7 +198,7 @@ std::string ScoreSummary::table() const {
   row("decode", feed.sum.decode);
   row("resize", feed.sum.resize);
   row("network", feed.sum.network);
-  row("post-processing", feed.sum.finish);
+  row("post-processing", feed.sum.post_processing);
   text += feed.verdict() + "\n" + feed.waits() + "\n";
   return text;
 }

@@ -23,6 +23,7 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "data/clip_store.h"
+#include "data/images/label_pictures.h"
 #include "data/images/labelled_images.h"
 #include "data/lists/folders.h"
 #include "data/lists/lists.h"

@@ -281,21 +281,22 @@ TEST_P(FeedTest, TimesAreSums) {
   EXPECT_NEAR(t.decode, 0.020, 1e-9);
   EXPECT_NEAR(t.resize, 0.010, 1e-9);
   EXPECT_NEAR(t.network, 0.100, 1e-9);
-  EXPECT_NEAR(t.network_cores, GetParam() ? 0 : 0.100, 1e-9);
+  EXPECT_NEAR(t.network_core_seconds, GetParam() ? 0 : 0.100, 1e-9);
   EXPECT_NEAR(t.elapsed, 0.130, 1e-9) << "the virtual clock adds up what threads do at once";
-  EXPECT_EQ(t.batches, 10);
-  EXPECT_EQ(t.readers, 1);
+  EXPECT_EQ(t.network_batches, 10);
+  EXPECT_EQ(t.threads, 1);
 }
 
 // ---- Who waited for whom ----
 
-FeedTimes times_of(double decode, double network) {
+FeedTimes times_of(double decode, double network, int cores) {
   FeedTimes t;
+  t.budget = cores;
   t.frames = 100;
   t.decode = decode;
   t.resize = 0.1;
   t.network = network;
-  t.network_cores = 2 * network;
+  t.network_core_seconds = 2 * network;
   t.elapsed = 10;
   return t;
 }
@@ -303,8 +304,8 @@ FeedTimes times_of(double decode, double network) {
 TEST(FeedSummary, NamesWhatBoundsTheJob) {
   FeedSummary beside;
   beside.on_gpu = true;
-  beside.add(times_of(9.9, 1), 1);
-  beside.add(times_of(9.9, 1), 1);
+  beside.add(times_of(9.9, 1, 1));
+  beside.add(times_of(9.9, 1, 1));
   EXPECT_EQ(beside.bound(), "decode");
   EXPECT_NEAR(beside.rate(), 20, 1e-9);
   EXPECT_NEAR(beside.host_rate(), 20, 1e-9);
@@ -315,7 +316,7 @@ TEST(FeedSummary, NamesWhatBoundsTheJob) {
             "was at work 10.0 % of the time");
   // On cores: one rank of two threads.
   FeedSummary turns;
-  turns.add(times_of(0.9, 9), 2);
+  turns.add(times_of(0.9, 9, 2));
   EXPECT_EQ(turns.bound(), "network");
   EXPECT_NEAR(turns.network_rate(), 100 / 9.0, 1e-9);
   EXPECT_NEAR(turns.host_rate(), 200, 1e-9);
@@ -325,17 +326,16 @@ TEST(FeedSummary, NamesWhatBoundsTheJob) {
 }
 
 TEST(FeedSummary, SharesComeBack) {
-  const FeedTimes t = times_of(3, 4), back = from_share(as_share(t, 2));
-  EXPECT_EQ(back.frames, t.frames);
-  EXPECT_EQ(back.decode, t.decode);
-  EXPECT_EQ(back.network_cores, t.network_cores);
-  EXPECT_EQ(back.elapsed, t.elapsed);
-  EXPECT_EQ(from_share(nlohmann::ordered_json::object()).frames, 0);
+  const FeedTimes t = times_of(3, 4, 2);
   FeedSummary sum;
-  sum.add(as_share(t, 2));
+  sum.add(nlohmann::ordered_json(nlohmann::json(t)));
   sum.add(nlohmann::ordered_json::object());  // a rank that had nothing to do
   EXPECT_EQ(sum.ranks, 1);
   EXPECT_EQ(sum.cores, 2);
+  EXPECT_EQ(sum.sum.frames, t.frames);
+  EXPECT_EQ(sum.sum.decode, t.decode);
+  EXPECT_EQ(sum.sum.network_core_seconds, t.network_core_seconds);
+  EXPECT_EQ(sum.sum.elapsed, t.elapsed);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
-#include "jobs/engine/pictures.h"
+#include "jobs/engine/manifest.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -12,21 +11,6 @@ namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::ElementsAre;
-
-const std::vector<Rgb> palette = {{}, {1, 2, 3}, {40, 50, 60}};
-
-TEST(Views, Colours) {
-  const std::vector<std::uint8_t> labels = {2, 0, 1, 9};
-  EXPECT_THAT(coloured(labels, palette), ElementsAre(40, 50, 60, 0, 0, 0, 1, 2, 3, 0, 0, 0));
-  EXPECT_THAT(as_labels(std::vector<std::uint8_t>{0, 254}), ElementsAre(1, 255));
-}
-
-TEST(Views, PanelsAndBlends) {
-  const std::vector<std::uint8_t> a = {1, 2, 3, 4, 5, 6}, b = {10, 20, 30, 40, 50, 255};
-  EXPECT_THAT(side_by_side({a, b}, {2, 1}), ElementsAre(1, 2, 3, 10, 20, 30, 4, 5, 6, 40, 50, 255));
-  EXPECT_THAT(blended(a, b), ElementsAre(6, 11, 17, 22, 28, 131));
-}
 
 TEST(Names, ArePlain) {
   EXPECT_EQ(as_utf8("caf\xe9"), "caf\xef\xbf\xbd");
@@ -36,14 +20,14 @@ TEST(Names, ArePlain) {
   EXPECT_EQ(cut_text("caf\xc3\xa9", 5), "caf\xc3\xa9");
 }
 
-TEST(Views, PlainStems) {
+TEST(Names, PlainStems) {
   EXPECT_EQ(plain_stem("images/ADE_val_00000001.jpg"), "ADE_val_00000001");
   EXPECT_EQ(plain_stem("../caf\xc3\xa9 <b>.png"), "caf____b_");
   EXPECT_EQ(plain_stem(std::string(300, 'x')).size(), 100);
 }
 
-TEST(Views, ResultsStayInTheirFolder) {
-  const fs::path folder = fs::temp_directory_path() / ("weft_views_" + std::to_string(getpid()));
+TEST(Results, StayInTheirFolder) {
+  const fs::path folder = fs::temp_directory_path() / ("weft_results_" + std::to_string(getpid()));
   fs::create_directory(folder);
   EXPECT_EQ(result_path(folder, "a/b/c.txt"), folder / "a/b/c.txt");
   EXPECT_TRUE(fs::is_directory(folder / "a/b"));
