@@ -144,12 +144,7 @@ def main():
         raise SystemExit(f"sbom: this needs {program}, the program itself, and Debian's packages. HINT: make build, on Debian or Ubuntu; Spack and EasyBuild "
                          "record what they installed themselves")
     document = Document("weft", run(a.program, "--version"))
-    # weft simulate loads this one when it is called.
-    simulation = pathlib.Path(a.program).with_name("weft_simulation.so")
     direct, indirect = linked(a.program)
-    if simulation.exists():
-        more, rest = linked(simulation)
-        direct, indirect = direct | more, indirect | rest
     (near, unowned), (far, unowned_far) = packages_of(direct), packages_of(indirect - direct)
     document.add_debian(near, "DYNAMIC_LINK")
     document.add_debian(described(HEADERS), "CONTAINS", "headers, compiled in")

@@ -7,8 +7,8 @@
 step      a training step, ResNet-50 dilated + PPM with deep supervision, batch 2, on 2 threads: forward, backward, SGD
 evaluate  one image of 512x683 at five scales (short sides 300 to 600) to its counts of pixels, on 2 threads: weft's wall
           time over a list of images; the other sides' loop of resizing, network, softmax, sum, argmax and metrics
-scaling   one rank and two of one thread each, sync_bn, both size policies: seconds of the same images; beside it two
-          one-rank trainings at once, which is what the host can give, and PyTorch DDP with the original's sizes
+scaling   one rank and two of one thread each, sync_bn: seconds of the same images; beside it two one-rank trainings at
+          once, which is what the host can give, and PyTorch DDP with the original's sizes
 
 Sides run in turn, each in short processes of its own, and start in another order each round, so that whatever else the
 machine does hits all alike. PyTorch runs channels-last, eager and with its blocks compiled. All start from the same weights; for
@@ -215,20 +215,17 @@ def measure_scaling(args, folder):
         by = args.scaling_enlarged
         sizes = SCALING | {"short_sides": [round(s * by) for s in SCALING["short_sides"]], "max_side": round(SCALING["max_side"] * by)}
         pictures = {side: tuple(round(s * by) for s in ends) for side, ends in SCALING_PICTURES.items()}
-        decks = {}
-        for policy in ("balanced", "original"):
-            decks[policy] = training_deck(folder / f"{policy}.toml", encoder, weights, sizes | {"size_policy": policy}, images,
-                                          pictures, steps, 2, 1)
+        deck = training_deck(folder / "deck.toml", encoder, weights, sizes, images, pictures, steps, 2, 1)
 
         def seconds(metrics):
             """Of all steps but the first, in which memory and threads are new."""
             return sum(s["seconds"] for s in metrics[1:])
 
-        def weft(policy, ranks):
-            return seconds(train_weft(args, decks[policy], folder, f"{policy}{ranks}", ranks, 1))
+        def weft(ranks):
+            return seconds(train_weft(args, deck, folder, f"weft{ranks}", ranks, 1))
 
         def side_by_side():
-            both = [start_weft(args, decks["original"], folder, f"side{i}", 1, 1) for i in range(2)]
+            both = [start_weft(args, deck, folder, f"side{i}", 1, 1) for i in range(2)]
             return max(seconds(finish_weft(s)) for s in both)
 
         case = {"what": "train", "model": model_table(encoder, weights), "train": TRAIN, "data": sizes | pictures,
@@ -239,14 +236,13 @@ def measure_scaling(args, folder):
             done = torch_times(case, folder, f"ddp{ranks}", steps, ranks=ranks)
             return [sum(done["seconds"]), sum(done["pixels"]) / 1e6]
 
-        sides = {f"{policy} {n}": lambda policy=policy, n=n: weft(policy, n) for policy in decks for n in (1, 2)}
-        sides |= {"two at once": side_by_side}
+        sides = {"weft 1": lambda: weft(1), "weft 2": lambda: weft(2), "two at once": side_by_side}
         if not args.no_ddp:
             sides |= {"ddp 1": lambda: ddp(1), "ddp 2": lambda: ddp(2)}
         print(f"  scaling {encoder}", file=sys.stderr, flush=True)
         rounds = common.in_turn(sides, args.rounds)
-        gains = {policy: [a / b for a, b in zip(rounds[f"{policy} 1"], rounds[f"{policy} 2"])] for policy in decks}
-        gains["host"] = [2 * a / b for a, b in zip(rounds["original 1"], rounds["two at once"])]
+        gains = {"weft": [a / b for a, b in zip(rounds["weft 1"], rounds["weft 2"])],
+                 "host": [2 * a / b for a, b in zip(rounds["weft 1"], rounds["two at once"])]}
         if not args.no_ddp:
             gains["ddp"] = [(a[0] / a[1]) / (b[0] / b[1]) for a, b in zip(rounds["ddp 1"], rounds["ddp 2"])]
         results.append({"network": f"{encoder}+{DECODER}", "images": images, "steps": steps, "data": sizes,
@@ -271,7 +267,7 @@ def show(report):
         print(f"\n{r['network']}, {r['images']} images, 2 ranks of one thread over one:")
         for name, g in r["speed_up"].items():
             what = {"host": "two one-rank trainings at once", "ddp": "PyTorch DDP, the original's sizes, pixels a second"}
-            print(f"  {what.get(name, 'weft, sizes ' + name):50} {g:.2f}x of 2")
+            print(f"  {what.get(name, name):50} {g:.2f}x of 2")
 
 
 def main():

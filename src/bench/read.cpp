@@ -38,7 +38,7 @@ class Buffer {
  public:
   explicit Buffer(std::size_t bytes) : bytes_(bytes) {
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    WEFT_CHECK(p != MAP_FAILED, Exit::usage, "free some memory", "no memory for {} bytes", bytes);
+    WEFT_CHECK(p != MAP_FAILED, Exit::memory, "free some memory", "no memory for {} bytes", bytes);
     madvise(p, bytes, MADV_HUGEPAGE);
     data_ = static_cast<std::byte*>(p);
   }

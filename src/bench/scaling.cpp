@@ -487,8 +487,8 @@ std::string scaling_plot(const ScalingResult& result) {
   using namespace report_page;
   const bool weak = result.mode == "weak";
   const ScalingPoint& first = result.points.front();
-  Curve ideal{"", {}, {}, "#9aa4b1", 1.2, 1, {}, {}};
-  Curve ours{"weft", {}, {}, "#2f6fb2", 2.4, 1, {}, {}};
+  Curve ideal{"", {}, {}, "#9aa4b1", 1.2};
+  Curve ours{"weft", {}, {}, "#2f6fb2", 2.4};
   for (const ScalingPoint& p : result.points) {
     const double more = static_cast<double>(p.ranks) / first.ranks;
     const double unit = weak ? 100 : more;  // what perfect scaling is drawn as
@@ -511,11 +511,10 @@ std::string scaling_plot(const ScalingResult& result) {
   frame.x_label = "ranks";
   frame.y_label = weak ? "efficiency (%)" : "speed-up";
   frame.from_zero = true;
-  const std::vector<LegendEntry> legend = {
+  const std::vector<std::pair<std::string, std::string>> legend = {
       {ours.color, fmt::format("{} scaling, {} clips", result.mode, result.mix)},
       {ideal.color, "perfect"}};
-  return standalone_svg(line_plot(frame, std::vector<Curve>{ideal, ours}), frame, legend,
-                        frame.height - 92);
+  return standalone_svg(frame, std::vector<Curve>{ideal, ours}, legend, frame.height - 92);
 }
 
 // Rank 0. An existing file keeps its content until there is a result: an empty `text` only checks

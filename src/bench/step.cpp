@@ -84,7 +84,7 @@ void set_latents(Deck& deck, const std::string& shape, std::int64_t captions) {
 // The matrix products that a dry run meets.
 class ProductWatch : public ops::OpWatch {
  public:
-  void met(const std::string& name, std::span<const Tensor> tensors) override {
+  void met(const std::string& name, const ops::Cost&, std::span<const Tensor> tensors) override {
     if (!(name.starts_with("linear_") || name.starts_with("fp8_linear_")) ||
         tensors[0].numel() == 0)
       return;
@@ -315,7 +315,8 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
   if (measured && !request.ways.empty() && std::filesystem::exists(request.ways))
     table = read_whole(request.ways, 64 << 20, Exit::usage, "name a table that --ways wrote");
   if (on_cuda() && &kernels::set_ways != nullptr)
-    kernels::set_ways({.tried = deck.device.tried, .table = table, .measure = measured});
+    kernels::set_ways(
+        {.tried = deck.device.tried, .table = table, .measure = measured, .only = {}});
   if (measured) step.measure_ways();
   std::vector<double> seconds, losses;
   ops::Profile profile;

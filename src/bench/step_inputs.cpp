@@ -48,9 +48,7 @@ StepInputs read_step_inputs(const TensorFile& inputs, const Stdit3Config& model)
   WEFT_CHECK(ys.size() == 4 && ys[0] == B && ys[1] == 1, Exit::data,
              "y is [B, 1, length, caption_channels]", "input \"y\" has {} dimensions", ys.size());
   const std::int64_t length = ys[2];
-  // With skip_y_embedder captions come projected already.
-  c.y = inputs.f32(
-      "y", {B, 1, length, model.skip_y_embedder ? model.hidden_size : model.caption_channels});
+  c.y = inputs.f32("y", {B, 1, length, model.caption_channels});
   std::vector<std::int64_t> mask;
   if (inputs.has("mask")) mask = inputs.i64("mask");
   WEFT_CHECK(mask.empty() || (static_cast<std::int64_t>(mask.size()) % length == 0 &&

@@ -1,8 +1,7 @@
 // The file that `weft bench step --inputs` takes: one training batch of STDiT3 as safetensors.
-//   x [B,C,T,H,W] the clean latent, y [B,1,L,caption_channels] (with model.skip_y_embedder
-//   [B,1,L,hidden_size]), mask [rows,L] whose rows divide B (1: a token of the caption; absent: all
-//   are), x_mask [B,T] (0: a given frame; absent: none), fps, height, width, timestep [B], noise of
-//   x's shape.
+//   x [B,C,T,H,W] the clean latent, y [B,1,L,caption_channels], mask [rows,L] whose rows divide B
+//   (1: a token of the caption; absent: all are), x_mask [B,T] (0: a given frame; absent: none),
+//   fps, height, width, timestep [B], noise of x's shape.
 // Masks are I64, I32, U8 or BOOL, all others F32, F16 or BF16. The first height and width, in
 // pixels, count for the whole batch.
 #pragma once

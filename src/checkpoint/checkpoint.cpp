@@ -315,7 +315,7 @@ void Checkpoint::read(const std::string& array, std::int64_t begin, std::span<fl
 std::string Checkpoint::describe() const {
   std::string text = fmt::format("checkpoint {}\n  step   {}\n  build  {}\n", dir_.string(),
                                  info_.step, info_.build);
-  // "costs" are measured times, for weft simulate and the next start's warnings: no text for
+  // "costs" are measured times, for weft_simulate and the next start's warnings: no text for
   // people.
   const auto adapter = adapter_facts(*this);
   for (const auto& [key, value] : info_.notes)

@@ -16,7 +16,6 @@
 #include "jobs/score/score.h"
 #include "jobs/segment/segment.h"
 #include "plan/plan.h"
-#include "plan/simulate.h"
 #include "report/report.h"
 #include "report/status.h"
 
@@ -85,7 +84,6 @@ std::vector<Command> make_commands() {
           doctor_command(),
           selftest_command(),
           plan_command(),
-          simulate_command(),
           std::move(bench),
           completion_command(),
           help_command()};

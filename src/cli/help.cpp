@@ -12,9 +12,8 @@
 namespace weft {
 namespace {
 
-// Each table's readers and its page in docs/. Commands that plan or measure a job (plan, simulate,
-// bench) read what the job does. A test holds this to the tables that there are
-// (tests/e2e/test_shell.py).
+// Each table's readers and its page in docs/. Commands that plan or measure a job (plan, bench)
+// read what the job does. A test holds this to the tables that there are (tests/e2e/test_shell.py).
 const std::map<std::string, std::pair<const char*, const char*>> readers = {
     {"run", {"every job", "decks.md"}},
     {"device", {"every job", "gpu.md"}},

@@ -394,7 +394,7 @@ int run_program(int argc, char** argv, const Program& program) {
   } catch (Error& e) {
     code = end_with(e, size);
   } catch (const std::bad_alloc&) {
-    Error memory(Exit::usage,
+    Error memory(Exit::memory,
                  fmt::format("out of memory{}: {:.2f} GiB are resident and more was refused",
                              crash::place(), gib(resident_bytes())),
                  "fewer ranks a host, a smaller job (docs/errors.md), or a higher limit: "

@@ -158,7 +158,7 @@ Outcome attempt(const Check& c, const Context& context) {
   } catch (const Error& e) {
     return failed(e.code(), e.what() + (e.hint().empty() ? "" : ". HINT: " + e.hint()));
   } catch (const std::bad_alloc&) {
-    return failed(Exit::usage, "out of memory");
+    return failed(Exit::memory, "out of memory");
   } catch (const std::exception& e) {
     return failed(Exit::internal, e.what());
   }

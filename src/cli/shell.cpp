@@ -327,8 +327,8 @@ std::string shell_word(const std::string& text) {
 
 std::string exit_codes_text() {
   return "0 done, 2 usage or deck, 3 data, 4 checkpoint, 5 non-finite, 6 hardware suspected,\n"
-         "7 no progress, 70 internal error (a bug), 75 stopped early (state saved: run "
-         "again),\n137 killed";
+         "7 no progress, 70 internal error (a bug), 71 out of memory,\n"
+         "75 stopped early (state saved: run again), 137 killed";
 }
 
 std::string completion_script(const std::string& shell, const std::vector<Command>& commands) {

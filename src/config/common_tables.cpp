@@ -83,9 +83,10 @@ void data_rows(Rows& r, DataDeck& d) {
              "of stores of clips trains on all of them.");
   path.fixed = true;
   path.list = &d.paths;
-  r.number("weights", d.weights, 0, 1e9,
-           "Of several stores, each one's part of the samples, in any unit; 0 leaves a store out. "
-           "Empty: as many as each has clips.")
+  r.number(
+       "weights", d.weights, 0, 1e9,
+       "Each store's part of the samples, where there are several, in any unit; 0 leaves one out. "
+       "Empty: as many as each has clips.")
       .fixed = true;
   r.text("prompt_prefixes", d.prompt_prefixes,
          "Texts, one for each store, put before the captions of its clips (weft encode); \"\" for "
@@ -93,7 +94,8 @@ void data_rows(Rows& r, DataDeck& d) {
       .fixed = true;
   r.text("keep", d.keep,
          "Share of the clips of some buckets that an epoch trains on, as BUCKET=SHARE with 0 to 1; "
-         "BUCKET is a bucket's name or its beginning, up to a dash. Of the others all are kept.")
+         "BUCKET is a bucket's name or its beginning, up to a dash. All clips of the others are "
+         "kept.")
       .fixed = true;
   r.path("text_features", d.text_features,
          "A safetensors file with T5 features of the captions; empty trains on the null caption.")
@@ -120,11 +122,6 @@ void data_rows(Rows& r, DataDeck& d) {
   of_images(
       r.number("pad_label", d.pad_label, -1, 254,
                "Class of the padding: 0 as in the original, or -1 to leave it out of the loss."));
-  of_images(r.text("size_policy", d.size_policy,
-                   "How micro-batches of different sizes make a step: balanced puts those of equal "
-                   "cost together, original takes them as they come, so that ranks wait for the "
-                   "largest.",
-                   {"balanced", "original"}));
   of_images(r.number("crop", d.crop, 32, 8192,
                      "Pictures with text: side in pixels of the squares that are trained on; a "
                      "multiple of 32."));
@@ -212,17 +209,19 @@ void train_rows(Rows& r, TrainDeck& d) {
          {"polynomial", "constant", "linear", "cosine", "warmup_stable_decay"});
   r.number(
       "lr_power", d.lr_power, -1, 100,
-      "Of polynomial: the rate falls as (1 - step / steps) to this power. 0: constant. -1: the "
+      "With polynomial the rate falls as (1 - step / steps) to this power. 0: constant. -1: the "
       "model's default, 0.9 for segmentation and text detection, else 0.");
   r.number("warmup_steps", d.warmup_steps, 0, many,
            "Steps over which the learning rate rises to lr, with any lr_scheduler.");
-  r.number("lr_decay_steps", d.lr_decay_steps, 0, many,
-           "Of warmup_stable_decay: steps at the end of the run over which the rate falls; 0 is a "
-           "tenth of steps.");
-  r.text("lr_decay_type", d.lr_decay_type,
-         "Of warmup_stable_decay: how it falls, x being the share of lr_decay_steps that is done: "
-         "linear as 1 - x, cosine as (1 + cos(pi x)) / 2, sqrt as 1 - sqrt(x).",
-         {"linear", "cosine", "sqrt"});
+  r.number(
+      "lr_decay_steps", d.lr_decay_steps, 0, many,
+      "With warmup_stable_decay, steps at the end of the run over which the rate falls; 0 is a "
+      "tenth of steps.");
+  r.text(
+      "lr_decay_type", d.lr_decay_type,
+      "With warmup_stable_decay, how it falls, x being the share of lr_decay_steps that is done: "
+      "linear as 1 - x, cosine as (1 + cos(pi x)) / 2, sqrt as 1 - sqrt(x).",
+      {"linear", "cosine", "sqrt"});
   r.number("min_lr_factor", d.min_lr_factor, 0, 1,
            "The rate falls to this share of lr, rather than to 0.");
   r.number("weight_decay", d.weight_decay, -1, 1e3,
@@ -260,8 +259,8 @@ void train_rows(Rows& r, TrainDeck& d) {
       .fixed = false;
   r.text("loss_spike", d.loss_spike,
          "What to do when a loss or a gradient norm far exceeds those of the last 64 steps: warn, "
-         "end the job (exit code 5) with the checkpoint from before it, or ignore it.",
-         {"warn", "stop", "ignore"});
+         "or end the job (exit code 5) with the checkpoint from before it.",
+         {"warn", "stop"});
   r.number("spike_deviations", d.spike_deviations, 1, 1e6,
            "How far above the median of the last steps a spike is, in robust standard deviations.");
 }

@@ -263,12 +263,36 @@ void warn_of_older_name(const std::string& given, const Option& o, const std::st
 constexpr std::pair<std::string_view, double> retired_keys[] = {
     {"model.channels", 8},       {"model.momentum", 0.001}, {"model.eps", 1e-5},
     {"model.ranks", 1},          {"train.ranks", 1},        {"train.first_iteration", 0},
-    {"train.max_iterations", 1}, {"score.network_wait", 0}, {"generate.share_out", 1}};
+    {"train.max_iterations", 1}, {"score.network_wait", 0}};
+
+// Keys, or a value of one, that have lost their effect, and what holds now. Ignored with a WARN in
+// 0.3 and 0.4, which read the decks of 0.2.
+struct Obsolete {
+  std::string_view key, value, now;  // an empty value: any
+};
+constexpr Obsolete obsolete_keys[] = {
+    {"animate.plan", "", "clips and pieces of them go to whichever rank is free"},
+    {"data.size_policy", "", "a step takes micro-batches of equal cost"},
+    {"diffusion.fix_short_clips", "", "clips of 2 to 16 frames count as 1 latent frame"},
+    {"generate.share_out", "", "prompts go to whichever rank is free"},
+    {"model.skip_y_embedder", "", "captions are always projected"},
+    {"train.loss_spike", "ignore", "a spike is logged as a WARN"}};
+
+bool is_obsolete(const std::string& key, std::string_view value, bool from_user,
+                 const std::string& where) {
+  for (const Obsolete& o : obsolete_keys) {
+    if (o.key != key || (!o.value.empty() && o.value != value)) continue;
+    if (from_user && log::rank() == 0)
+      log::warn("{}{}{} is obsolete and ignored: {}", where, key,
+                o.value.empty() ? "" : fmt::format(" = \"{}\"", o.value), o.now);
+    return true;
+  }
+  return false;
+}
 
 bool is_retired(const std::string& key, const toml::node& value) {
   return std::ranges::any_of(retired_keys, [&](const auto& retired) {
-    const auto number = value.is_boolean() ? double(*value.value<bool>()) : value.value<double>();
-    return retired.first == key && number == retired.second;
+    return retired.first == key && value.value<double>() == retired.second;
   });
 }
 
@@ -294,8 +318,10 @@ void apply(const toml::table& root, const std::vector<Option>& table, const Orig
              fmt::format("write [{}] on a line of its own and its keys below", section));
     for (const auto& [key, value] : *entries) {
       const std::string full = section + "." + std::string(key.str());
-      if (is_retired(full, value)) continue;
       const std::string where = origin.at(value.source());
+      if (is_retired(full, value) ||
+          is_obsolete(full, value.value_or<std::string_view>(""), origin.from_user, where))
+        continue;
       const Option& option = find(full, table, where);
       if (origin.from_user) warn_of_older_name(full, option, where);
       Assign(option, origin).set(value);
@@ -345,6 +371,7 @@ void apply_override(const std::string& text, const std::vector<Option>& table) {
   const std::size_t equals = text.find('=');
   if (equals == std::string::npos || text.find('.') > equals)
     refuse(origin.name + " is not of the form section.key=value", "for example: train.steps=100");
+  if (is_obsolete(override_key(text), text.substr(equals + 1), true, origin.name + ": ")) return;
   const Option& option = find(override_key(text), table, origin.name + ": ");
   warn_of_older_name(override_key(text), option, origin.name + ": ");
   const toml::table value = parse_value(text.substr(equals + 1), option, origin);

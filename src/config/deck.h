@@ -64,7 +64,6 @@ struct DataDeck {
   std::int64_t padding = 8;
   std::int64_t label_rate = 8;
   std::int64_t pad_label = 0;
-  std::string size_policy = "balanced";
   // Keys for pictures with text (data/text_images/).
   std::int64_t crop = 640;
   bool augment = true;

@@ -24,6 +24,7 @@ enum class Exit : int {
   hardware = 6,    // suspected hardware fault
   hang = 7,        // a rank made no progress
   internal = 70,   // a broken invariant inside weft: a bug
+  memory = 71,     // the host or a GPU has no memory left
   stopped = 75,    // stopped early on request, state saved: submit again
 };
 

@@ -201,10 +201,16 @@ void WholeFile::write() {
   buffer_.clear();
 }
 
-void WholeFile::commit(Durable durable) {
+void WholeFile::close(Durable durable) {
+  if (!file_) return;
   if (!buffer_.empty()) write();
-  if (durable == Durable::yes && file_) file_->sync();
-  if (file_) file_->close();
+  if (durable == Durable::yes) file_->sync();
+  file_->close();
+  file_.reset();
+}
+
+void WholeFile::commit(Durable durable) {
+  close(durable);
   rename_file(draft_, path_, code_);
   draft_.clear();
   if (durable == Durable::yes) sync_directory(path_.parent_path(), code_);

@@ -100,7 +100,9 @@ class WholeFile {
   const std::filesystem::path& path() const { return path_; }
   const std::filesystem::path& draft() const { return draft_; }
   void add(std::string_view text);
-  // With Durable::yes the file survives a power cut.
+  // Writes what is left, so that commit(), which does the same, can fail no more for want of room.
+  // Nothing is added after it. With Durable::yes the file survives a power cut.
+  void close(Durable durable = Durable::no);
   void commit(Durable durable = Durable::no);
 
  private:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -51,6 +52,14 @@ Json parse_json(std::string_view text);
 // The same without exceptions: broken or too deep input is_discarded().
 template <class Json = nlohmann::json>
 Json try_parse_json(std::string_view text);
+
+// A member of an untrusted object: NaN where it is absent, null or no number.
+template <class Json>
+double number_of(const Json& object, const char* key) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_number() ? it->template get<double>()
+                                               : std::numeric_limits<double>::quiet_NaN();
+}
 
 // j.dump() with the same arguments.
 template <class Json>

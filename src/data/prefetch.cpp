@@ -35,7 +35,7 @@ class Pages {
     if (bytes <= bytes_) return;
     release();
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    WEFT_CHECK(p != MAP_FAILED, Exit::usage, "lower data.prefetch or train.batch_size",
+    WEFT_CHECK(p != MAP_FAILED, Exit::memory, "lower data.prefetch or train.batch_size",
                "no memory for a prefetch slot of {} bytes", bytes);
     data_ = static_cast<std::byte*>(p);
     bytes_ = bytes;

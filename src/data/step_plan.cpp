@@ -342,19 +342,19 @@ std::vector<int> share_out(std::span<const double> cost, int ranks) {
   return rank_of;
 }
 
-std::vector<int> owners(std::span<const double> cost, int ranks, Meeting meeting) {
+std::vector<int> owners(std::span<const double> cost, int ranks, SyncMode sync) {
   const bool one_each = cost.size() <= static_cast<std::size_t>(ranks);
-  if (meeting == Meeting::at_the_end || (meeting == Meeting::always && one_each))
+  if (sync == SyncMode::per_step || (sync == SyncMode::per_micro_batch && one_each))
     return share_out(cost, ranks);
-  const std::vector<std::size_t> order = order_of(cost, meeting);
+  const std::vector<std::size_t> order = order_of(cost, sync);
   std::vector<int> turns(cost.size());
   for (std::size_t k = 0; k < turns.size(); ++k)
     turns[order[k]] = static_cast<int>(k % static_cast<std::size_t>(ranks));
   return turns;
 }
 
-std::vector<std::size_t> order_of(std::span<const double> cost, Meeting meeting) {
-  if (meeting == Meeting::always) return by_cost(cost);
+std::vector<std::size_t> order_of(std::span<const double> cost, SyncMode sync) {
+  if (sync == SyncMode::per_micro_batch) return by_cost(cost);
   std::vector<std::size_t> order(cost.size());
   std::iota(order.begin(), order.end(), 0);
   return order;

@@ -116,12 +116,12 @@ std::vector<std::size_t> by_cost(std::span<const double> cost);
 
 // How ranks go through a step's micro-batches together: not at all until its end; in pairs within
 // some of them (train/task.h, lockstep_ranks); or all in each of them (parallel.zero = 3).
-enum class Meeting { at_the_end, lockstep, always };
+enum class SyncMode { per_step, lockstep, per_micro_batch };
 // share_out(), or for ranks in lockstep one micro-batch after the other to each rank. Where all
 // meet in each, and some rank has several, they are dealt out by cost, so that those that meet cost
 // about the same.
-std::vector<int> owners(std::span<const double> cost, int ranks, Meeting meeting);
+std::vector<int> owners(std::span<const double> cost, int ranks, SyncMode sync);
 // The order in which each rank takes its own: that of the plan, or by cost where all meet.
-std::vector<std::size_t> order_of(std::span<const double> cost, Meeting meeting);
+std::vector<std::size_t> order_of(std::span<const double> cost, SyncMode sync);
 
 }  // namespace weft

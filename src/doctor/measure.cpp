@@ -166,7 +166,7 @@ void measure_device_copies(RankFacts& facts) {
   if (!on_cuda()) return;
   DeviceRuntime& gpu = device_runtime();
   const std::size_t bytes = std::min<std::size_t>(256u << 20, gpu.free_bytes() / 16 / 4096 * 4096);
-  WEFT_CHECK(bytes >= (1u << 20), Exit::usage, "see who else holds memory of this GPU",
+  WEFT_CHECK(bytes >= (1u << 20), Exit::memory, "see who else holds memory of this GPU",
              "GPU has no memory left: {} bytes are free", gpu.free_bytes());
   struct Memory {  // freed on every path out
     DeviceRuntime& gpu;

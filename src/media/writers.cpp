@@ -63,6 +63,7 @@ class Mp4File {
 
   // After the streams: writes the header.
   void start() {
+    std::remove(file_.draft().c_str());  // FFmpeg would write through a link
     check(avio_open(&format_->pb, file_.draft().c_str(), AVIO_FLAG_WRITE));
     check(avformat_write_header(format_, nullptr));
   }

@@ -14,12 +14,12 @@
 
 namespace weft {
 
-double timestep_transform(double tau, const ClipSize& size, double scale, bool fix_short_clips) {
+double timestep_transform(double tau, const ClipSize& size, double scale) {
   const double u = tau / 1000.0;
   const double space = std::sqrt(size.height * size.width / (512.0 * 512.0));
-  // Integer division first, as in the original: 17 pixel frames are 5 latent frames.
-  std::int64_t frames = size.num_frames == 1 ? 1 : size.num_frames / 17 * 5;
-  if (fix_short_clips) frames = std::max<std::int64_t>(frames, 1);
+  // Integer division first, as in the original: 17 pixel frames are 5 latent frames. Clips of 2 to
+  // 16 frames, which have none by that, count as one.
+  const std::int64_t frames = std::max<std::int64_t>(size.num_frames / 17 * 5, 1);
   const double ratio = space * std::sqrt(static_cast<double>(frames)) * scale;
   return 1000.0 * ratio * u / (1.0 + (ratio - 1.0) * u);
 }

@@ -23,7 +23,6 @@ struct DiffusionDeck {
   bool use_discrete_timesteps = false;
   bool use_timestep_transform = true;
   double transform_scale = 1.0;
-  bool fix_short_clips = true;
 };
 // Steps from noise to clip (docs/generate.md, Solvers, Step cache).
 struct SamplerDeck {
@@ -57,8 +56,8 @@ struct ClipSize {
 
 // Moves tau towards noise for large and long clips (Timestep transform). The original's latent
 // length floor(num_frames/17)*5 is 0 for 2 to 16 frames, which sends every tau to 0 and 1000 to
-// NaN; `fix_short_clips` takes at least 1.
-double timestep_transform(double tau, const ClipSize& size, double scale, bool fix_short_clips);
+// NaN: here it is at least 1.
+double timestep_transform(double tau, const ClipSize& size, double scale);
 
 // Captions of a batch on the host.
 struct CaptionBatch {

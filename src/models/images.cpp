@@ -48,11 +48,4 @@ void check_finite(std::span<const float> values, const char* network) {
              "{} gave a value that is not finite", network);
 }
 
-Tensor in_f32(const Tensor& t) {
-  if (t.dtype() == DType::f32) return t;
-  Tensor y = Tensor::empty(t.shape(), DType::f32);
-  ops::convert(t, y);
-  return y;
-}
-
 }  // namespace weft

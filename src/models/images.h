@@ -31,7 +31,4 @@ Tensor halve(const Tensor& x);
 // Exit::data if a value of what a network, named for the message, gave is not finite.
 void check_finite(std::span<const float> values, const char* network);
 
-// The tensor itself where it is f32.
-Tensor in_f32(const Tensor& t);
-
 }  // namespace weft

@@ -124,8 +124,8 @@ void add_adapters(const LoraDeck& lora, ParameterTable& table,
       continue;
     const std::int64_t out = l->weight->shape[0], in = l->weight->shape[1];
     const auto width = static_cast<float>(1 / std::sqrt(static_cast<double>(in)));
-    l->lora_a = &table.add(name + ".lora_A.weight", {lora.rank, in}, {Init::Kind::uniform, width});
-    l->lora_b = &table.add(name + ".lora_B.weight", {out, lora.rank}, {Init::Kind::constant, 0});
+    l->lora_a = &table.add(name + ".lora_A.weight", {lora.rank, in}, Init::uniform(width));
+    l->lora_b = &table.add(name + ".lora_B.weight", {out, lora.rank}, Init::constant(0));
     l->lora_scale = static_cast<float>(lora.alpha / static_cast<double>(lora.rank));
     for (Parameter* p : {l->lora_a, l->lora_b}) {
       p->role = Parameter::Role::adapter;

@@ -85,4 +85,12 @@ void PixelCodec::decode(const Tensor& latent, std::int64_t frames, const FrameSi
   }
 }
 
+Tensor channel_affine(std::span<const float> factors, std::span<const float> terms) {
+  std::vector<float> both(factors.begin(), factors.end());
+  both.insert(both.end(), terms.begin(), terms.end());
+  Tensor t = Tensor::persistent({2, std::ssize(factors)}, DType::f32);
+  t.set(std::span<const float>(both));
+  return t;
+}
+
 }  // namespace weft

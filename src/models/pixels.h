@@ -24,6 +24,9 @@ std::int64_t pixels_of(const Tensor& frames, std::span<std::uint8_t> pixels);
 void copy_frames(const Tensor& from, std::int64_t from_frame, std::int64_t count, Tensor& to,
                  std::int64_t to_frame);
 
+// What nn::channel_affine() takes: y = factors[c] x + terms[c], as f32 [2,C].
+Tensor channel_affine(std::span<const float> factors, std::span<const float> terms);
+
 // The codec of a denoiser that works on pixels: its latents are the frames themselves, in [-1,1].
 class PixelCodec : public VideoCodec {
  public:

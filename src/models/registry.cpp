@@ -41,11 +41,14 @@ std::unique_ptr<VideoCodec> make_video_vae(const Deck& deck) {
 std::unique_ptr<VideoCodec> make_wan_vae(const Deck& deck) {
   return std::make_unique<WanVae>(deck.get<WanVaeDeck>());
 }
-std::unique_ptr<TextEncoder> make_t5(const Deck& deck) {
-  return std::make_unique<T5TextEncoder>(deck.get<T5Deck>());
+// A T5 by its table of the deck.
+template <class Table>
+const T5Deck& t5_of(const Deck& deck) {
+  return deck.get<Table>();
 }
-std::unique_ptr<TextEncoder> make_umt5(const Deck& deck) {
-  return std::make_unique<T5TextEncoder>(deck.get<UmT5Deck>());
+template <class Table>
+std::unique_ptr<TextEncoder> make_t5(const Deck& deck) {
+  return std::make_unique<T5TextEncoder>(deck.get<Table>());
 }
 
 std::vector<DeckTable> joined(std::initializer_list<std::vector<DeckTable>> parts) {
@@ -60,16 +63,20 @@ std::vector<DeckTable> tables_of_wan_vae() { return joined({wan_vae_tables(), um
 
 std::vector<Model>& table() {
   static std::vector<Model> models = {
-      {"stdit3", stdit3_tables, make<Stdit3Task>, make_stdit3, make_video_vae, make_t5},
-      {"vae", video_vae_tables, make<VaeTask>, nullptr, make_video_vae, make_t5},
+      {"stdit3", stdit3_tables, make<Stdit3Task>, make_stdit3, make_video_vae, make_t5<T5Deck>,
+       t5_of<T5Deck>},
+      {"vae", video_vae_tables, make<VaeTask>, nullptr, make_video_vae, make_t5<T5Deck>,
+       t5_of<T5Deck>},
       {"segmentation", segmentation_tables, make<SegmentationTask>},
       {"dbnet", dbnet_tables, make<DbnetTask>},
       {"sadtalker", sadtalker_tables},
       {"", t5_tables},
       {"", clip_tables},
-      {"wan", tables_of_wan, make<WanTask>, make_wan, make_wan_vae, make_umt5},
-      {"wan_vae", tables_of_wan_vae, nullptr, nullptr, make_wan_vae, make_umt5},
-      {"umt5", umt5_tables, nullptr, nullptr, nullptr, make_umt5},
+      {"wan", tables_of_wan, make<WanTask>, make_wan, make_wan_vae, make_t5<UmT5Deck>,
+       t5_of<UmT5Deck>},
+      {"wan_vae", tables_of_wan_vae, nullptr, nullptr, make_wan_vae, make_t5<UmT5Deck>,
+       t5_of<UmT5Deck>},
+      {"umt5", umt5_tables, nullptr, nullptr, nullptr, make_t5<UmT5Deck>, t5_of<UmT5Deck>},
   };
   return models;
 }
@@ -80,11 +87,16 @@ const Model* model_named(const std::string& name) {
   return nullptr;
 }
 
-// The model that model.name asks for, or the first one, where it lacks what `has` wants.
-const Model& model_with(const Deck& deck, bool (*has)(const Model&)) {
+// The model that model.name asks for. Exit::usage where it lacks what `has` wants, `part`.
+const Model& model_with(const Deck& deck, const char* part, bool (*has)(const Model&)) {
   const Model* named = model_named(deck.model.name);
-  return named != nullptr && has(*named) ? *named
-                                         : *std::find_if(table().begin(), table().end(), has);
+  if (named != nullptr && has(*named)) return *named;
+  std::vector<std::string> names;
+  for (const Model& m : table())
+    if (!m.name.empty() && has(m)) names.push_back(m.name);
+  throw Error(Exit::usage, fmt::format("model.name = \"{}\" has no {}", deck.model.name, part),
+              fmt::format("set model.name to one of: {}", fmt::join(names, ", ")), __FILE__,
+              __LINE__);
 }
 
 }  // namespace
@@ -131,28 +143,26 @@ std::string trained_models() {
 }
 
 std::unique_ptr<Denoiser> make_denoiser(const Deck& deck) {
-  return model_with(deck, [](const Model& m) { return m.make_denoiser != nullptr; })
+  return model_with(deck, "denoiser, which makes clips",
+                    [](const Model& m) { return m.make_denoiser != nullptr; })
       .make_denoiser(deck);
 }
 
 std::unique_ptr<VideoCodec> make_codec(const Deck& deck) {
-  return model_with(deck, [](const Model& m) { return m.make_codec != nullptr; }).make_codec(deck);
+  return model_with(deck, "VAE", [](const Model& m) { return m.make_codec != nullptr; })
+      .make_codec(deck);
 }
 
 std::unique_ptr<TextEncoder> make_text_encoder(const Deck& deck) {
-  const Model& m = model_with(deck, [](const Model& model) {
-    return model.make_denoiser != nullptr || model.make_codec != nullptr ||
-           model.make_text_encoder != nullptr;
+  const Model& m = model_with(deck, "part that clips or captions go through", [](const Model& of) {
+    return of.make_denoiser != nullptr || of.make_codec != nullptr ||
+           of.make_text_encoder != nullptr;
   });
   return m.make_text_encoder != nullptr ? m.make_text_encoder(deck) : nullptr;
 }
 
-T5Deck t5_deck(const Deck& deck) {
-  const std::unique_ptr<TextEncoder> encoder = make_text_encoder(deck);
-  const auto* t5 = dynamic_cast<const T5TextEncoder*>(encoder.get());
-  WEFT_CHECK(t5 != nullptr, Exit::usage, "take a deck of a model with T5",
-             "model.name = \"{}\" has no T5", deck.model.name);
-  return t5->deck();
+const T5Deck& t5_deck(const Deck& deck) {
+  return model_with(deck, "T5", [](const Model& m) { return m.t5 != nullptr; }).t5(deck);
 }
 
 }  // namespace weft

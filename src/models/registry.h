@@ -12,6 +12,8 @@
 
 namespace weft {
 
+struct T5Deck;  // models/t5/options.h
+
 struct Model {
   std::string name;  // model.name; empty: no deck names it
   // A table that stands in for another model's of the same section (DeckTable::models) comes after
@@ -22,6 +24,7 @@ struct Model {
   std::unique_ptr<Denoiser> (*make_denoiser)(const Deck& deck) = nullptr;
   std::unique_ptr<VideoCodec> (*make_codec)(const Deck& deck) = nullptr;
   std::unique_ptr<TextEncoder> (*make_text_encoder)(const Deck& deck) = nullptr;
+  const T5Deck& (*t5)(const Deck& deck) = nullptr;  // the table of that encoder, where it is a T5
 };
 
 // The models of registry.cpp and those added.
@@ -38,15 +41,14 @@ const Model* find_model(const std::string& name);
 std::string trained_models();
 // The task that model.name asks for. `deck` outlives it.
 std::unique_ptr<TrainingTask> make_task(const Deck& deck);
-// The parts of the model that model.name asks for. Jobs of clips ignore a model.name that has no
-// such part, as of a detector: they get the part of the first model that has it. The text encoder
-// is null where model.name makes or codes clips without one.
+// The parts of the model that model.name asks for; Exit::usage, with the models that have such a
+// part, where it has none. The text encoder is null where model.name makes or codes clips without
+// one.
 std::unique_ptr<Denoiser> make_denoiser(const Deck& deck);
 std::unique_ptr<VideoCodec> make_codec(const Deck& deck);
 std::unique_ptr<TextEncoder> make_text_encoder(const Deck& deck);
 // The table [t5] of that text encoder, for what is about T5 by its nature (weft text, plan);
 // Exit::usage where it is another kind of encoder, or none.
-struct T5Deck;
-T5Deck t5_deck(const Deck& deck);
+const T5Deck& t5_deck(const Deck& deck);
 
 }  // namespace weft

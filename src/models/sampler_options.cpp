@@ -5,7 +5,7 @@
 namespace weft {
 namespace {
 
-// Sampling heeds use_discrete_timesteps and fix_short_clips alone; the others are of training.
+// Sampling heeds use_discrete_timesteps alone; the others are of training.
 void diffusion_rows(Rows& r, DiffusionDeck& d) {
   r.decide(false);
   r.number("num_timesteps", d.num_timesteps, 1, many,
@@ -20,9 +20,6 @@ void diffusion_rows(Rows& r, DiffusionDeck& d) {
   r.flag("use_timestep_transform", d.use_timestep_transform,
          "Shift timesteps towards noise for larger and longer clips.");
   r.number("transform_scale", d.transform_scale, 1e-6, 1e6, "Strength of that shift in training.");
-  r.decide(true);
-  r.flag("fix_short_clips", d.fix_short_clips,
-         "Cure the shift for clips under 17 frames; false repeats Open-Sora 1.2 as released.");
 }
 
 }  // namespace

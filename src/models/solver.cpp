@@ -46,8 +46,7 @@ SamplerTimes sampler_times(const SamplerDeck& sampler, const DiffusionDeck& diff
     }
     double tau = (1.0 - at / static_cast<double>(K)) * 1000.0;
     if (diffusion.use_discrete_timesteps) tau = std::nearbyint(tau);
-    if (sampler.use_timestep_transform)
-      tau = timestep_transform(tau, size, 1.0, diffusion.fix_short_clips);
+    if (sampler.use_timestep_transform) tau = timestep_transform(tau, size, 1.0);
     t.timestep.push_back(tau);
     // Rounding may put the first one above 1.
     t.sigma.push_back(std::min(static_cast<float>(tau / 1000.0), 1.0f));

@@ -216,7 +216,7 @@ namespace weft {
 nn::BatchNorm add_batch_norm(ParameterTable& table, const std::string& name, std::int64_t channels,
                              float beta, float momentum, bool shared) {
   const auto add = [&](const char* suffix, std::int64_t count, float start, bool trainable) {
-    return &table.add(name + suffix, {count}, {Init::Kind::constant, start}, trainable);
+    return &table.add(name + suffix, {count}, Init::constant(start), trainable);
   };
   nn::BatchNorm w;
   w.weight = add(".weight", channels, 1, true);

@@ -347,7 +347,7 @@ namespace weft {
 namespace {
 
 Init within(std::int64_t fan_in) {
-  return {Init::Kind::uniform, static_cast<float>(1.0 / std::sqrt(static_cast<double>(fan_in)))};
+  return Init::uniform(1.0 / std::sqrt(static_cast<double>(fan_in)));
 }
 
 }  // namespace
@@ -378,8 +378,8 @@ nn::Linear add_dense(ParameterTable& table, const std::string& name, std::int64_
 nn::NormWeights add_norm(ParameterTable& table, const std::string& name, std::int64_t channels,
                          bool trainable) {
   nn::NormWeights n;
-  n.weight = &table.add(name + ".weight", {channels}, {Init::Kind::constant, 1.0f}, trainable);
-  n.bias = &table.add(name + ".bias", {channels}, {Init::Kind::constant, 0.0f}, trainable);
+  n.weight = &table.add(name + ".weight", {channels}, Init::constant(1.0f), trainable);
+  n.bias = &table.add(name + ".bias", {channels}, Init::constant(0.0f), trainable);
   return n;
 }
 

@@ -22,6 +22,11 @@ struct SequenceGroup {
   int rank = 0, size = 1;
   double blocked_seconds = 0;  // the host's waiting time in exchanges so far
 
+  SequenceGroup() = default;
+  // Null: alone.
+  explicit SequenceGroup(Communicator* group) {
+    if (group != nullptr) ranks = group, rank = group->rank(), size = group->size();
+  }
   bool alone() const { return size == 1; }
 };
 

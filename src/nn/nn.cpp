@@ -432,6 +432,19 @@ Var attention(Context c, const Var& q, const Var& k, const Var& v, const Tensor&
   return result;
 }
 
+Var unpatchify(Context c, const Var& rows, ops::PatchGeometry patch, const Shape& shape) {
+  Tensor out = Tensor::empty(shape, DType::f32);
+  ops::unpatchify_forward(rows->value, patch, out);
+  const Var result = make_var(out);
+  if (c.tape.recording())
+    c.tape.record([rows, result, patch] {
+      rows->grad = Tensor::empty(rows->value.shape(), rows->value.dtype());
+      ops::unpatchify_backward(result->grad, patch, rows->grad);
+      result->grad.release();
+    });
+  return result;
+}
+
 Var view(Context c, const Var& x, const Shape& shape) {
   const Var out = make_var(x->value.view(shape), x->needs_grad);
   if (c.tape.recording())
@@ -444,16 +457,9 @@ Var view(Context c, const Var& x, const Shape& shape) {
 
 namespace {
 
-Tensor as_f32(const Tensor& t) {
-  if (t.dtype() == DType::f32) return t;
-  Tensor wide = Tensor::empty(t.shape(), DType::f32);
-  ops::convert(t, wide);
-  return wide;
-}
-
 // A weight for activations of `dtype` as f32. An adapted one, of an f32 model, is w + scale * B A.
 Tensor whole_weight(const Linear& l, DType dtype) {
-  if (!l.adapted()) return as_f32(weight_for(l, dtype));
+  if (!l.adapted()) return ops::converted(weight_for(l, dtype), DType::f32);
   Tensor w = Tensor::empty(l.weight->shape, DType::f32);
   Tensor b = Tensor::empty(l.lora_b->shape, DType::f32);
   ops::convert(l.weight->value, w);
@@ -550,7 +556,7 @@ Var attend_absorbed(Context c, const Var& x, const Var& kv, const CrossAttention
   };
   Tensor y = Tensor::empty(s, dtype);
   const Tensor wq = whole_weight(w.q, dtype), wo = whole_weight(w.proj, dtype);
-  const Tensor bq = as_f32(bias_for(w.q, dtype));
+  const Tensor bq = ops::converted(bias_for(w.q, dtype), DType::f32);
   std::vector<Sample> samples;
   std::int64_t first_row = 0;
   for (std::int64_t b = 0; b < B; ++b) {
@@ -590,7 +596,7 @@ Var attend_absorbed(Context c, const Var& x, const Var& kv, const CrossAttention
     // Computed again: kept from the forward, they would take the memory of a weight a block.
     const DType dtype = x->value.dtype();
     const Tensor wq = whole_weight(w.q, dtype), wo = whole_weight(w.proj, dtype);
-    const Tensor bq = as_f32(bias_for(w.q, dtype));
+    const Tensor bq = ops::converted(bias_for(w.q, dtype), DType::f32);
     // absorb_backward() wants both of q's gradients or none.
     Tensor dbq = w.q.bias->trainable ? w.q.bias->grad_to_add()
                  : dwq.defined()     ? Tensor::empty(w.q.bias->shape, DType::f32)

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "nn/parameters.h"
 #include "ops/attention.h"
+#include "ops/layout.h"
 #include "ops/matmul.h"
 #include "tensor/tensor.h"
 
@@ -194,6 +195,8 @@ Var cross_attention(Context c, const Var& x, const Var& y, const CrossAttention&
 
 // The same value under another shape.
 Var view(Context c, const Var& x, const Shape& shape);
+// Rows of patches [B,T,S,pt*ph*pw*C] to f32 [B,C,T',H',W'] of that shape (ops/layout.h).
+Var unpatchify(Context c, const Var& rows, ops::PatchGeometry patch, const Shape& shape);
 
 }  // namespace weft::nn
 
@@ -233,8 +236,9 @@ inline Tensor lent(const Tensor& t) {
 
 // Tells a dry run of an exchange that it leaves out: the collective, and what this rank would send.
 inline void note_exchange(const char* collective, std::initializer_list<Tensor> sent) {
-  if (ops::detail::op_watch != nullptr)
-    ops::detail::op_watch->met(collective, std::span(sent.begin(), sent.size()));
+  double bytes = 0;
+  for (const Tensor& t : sent) bytes += static_cast<double>(t.bytes());
+  if (ops::detail::op_watch != nullptr) ops::detail::op_watch->exchanged(collective, bytes);
 }
 
 // dw, dbias of one linear layer. `bias`: false where the bias has its gradient already.

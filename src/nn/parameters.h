@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -22,6 +23,14 @@ namespace weft {
 struct Init {
   enum class Kind { uniform, normal, constant, rotary } kind = Kind::constant;
   float a = 0;
+
+  static Init uniform(double a) { return {Kind::uniform, static_cast<float>(a)}; }
+  static Init normal(double a) { return {Kind::normal, static_cast<float>(a)}; }
+  static Init constant(double a) { return {Kind::constant, static_cast<float>(a)}; }
+  // Xavier's, of a matrix [out,in].
+  static Init xavier(std::int64_t out, std::int64_t in) {
+    return uniform(std::sqrt(6.0 / static_cast<double>(in + out)));
+  }
 };
 
 struct Parameter {

@@ -21,14 +21,16 @@ enum class Axis { space, time };
 //     (keeps_qk).
 WEFT_CUDA_SCRATCH_OP(self_attention_forward,
                      void(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
-                          Axis axis, Tensor& out, Tensor& lse, Tensor& qk));
+                          Axis axis, Tensor& out, Tensor& lse, Tensor& qk),
+                     of_attention(4 * count(out) * lse.dim(2)));
 
 // dqkv is written; dwq, dwk f32 [D] are added to (undefined: not wanted or no norm). qk: as the
 // forward left it, or undefined; the results are the same.
 WEFT_CUDA_SCRATCH_OP(self_attention_backward,
                      void(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
                           Axis axis, const Tensor& out, const Tensor& lse, const Tensor& dout,
-                          Tensor& dqkv, Tensor& dwq, Tensor& dwk, const Tensor& qk));
+                          Tensor& dqkv, Tensor& dwq, Tensor& dwk, const Tensor& qk),
+                     of_attention_backward(10 * count(out) * lse.dim(2)));
 
 // Whether a GPU's backward is cheaper with the forward's `qk`, where one pass over q and k makes
 // it. Along time most kernels normalise and rotate what they have just read, and a CPU's always do:
@@ -42,13 +44,16 @@ inline Shape qk_shape(const Shape& qkv) { return {qkv[0], qkv[1], qkv[2], 2, qkv
 // sample b see the keys [offsets[b], offsets[b+1]) only. q, out [B,N,H*D], kv [sum L,2,H,D],
 // offsets i32 [B+1], lse f32 [B,H,N]. A sample without keys gets zeros. Rows of kv from offsets[B]
 // on are padding.
-WEFT_OP(cross_attention_forward, void(const Tensor& q, const Tensor& kv, const Tensor& offsets,
-                                      int heads, Tensor& out, Tensor& lse));
+WEFT_OP(cross_attention_forward,
+        void(const Tensor& q, const Tensor& kv, const Tensor& offsets, int heads, Tensor& out,
+             Tensor& lse),
+        of_attention(4 * count(q) * kv.dim(0) / (offsets.numel() - 1)));
 // dq and dkv are written; padding gets zeros.
 WEFT_CUDA_SCRATCH_OP(cross_attention_backward,
                      void(const Tensor& q, const Tensor& kv, const Tensor& offsets, int heads,
                           const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq,
-                          Tensor& dkv));
+                          Tensor& dkv),
+                     of_attention_backward(10 * count(q) * kv.dim(0) / (offsets.numel() - 1)));
 
 // Attention of samples whose q, k and v are tensors of their own (docs/models/wan.md): out =
 // softmax(q k^T / sqrt(D)) v. The N queries of sample b see the keys [offsets[b], offsets[b+1])
@@ -63,12 +68,15 @@ WEFT_CUDA_SCRATCH_OP(cross_attention_backward,
 // A sample without keys gets zeros.
 WEFT_OP(attention_forward,
         void(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
-             const Tensor& last_bias, int heads, Tensor& out, Tensor& lse));
+             const Tensor& last_bias, int heads, Tensor& out, Tensor& lse),
+        of_unpacked_attention(4 * count(q) * count(k) / (q.dim(0) * q.dim(2))));
 // dq, dk and dv are written; padding gets zeros.
 WEFT_CUDA_SCRATCH_OP(attention_backward,
                      void(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
                           const Tensor& last_bias, int heads, const Tensor& out, const Tensor& lse,
-                          const Tensor& dout, Tensor& dq, Tensor& dk, Tensor& dv));
+                          const Tensor& dout, Tensor& dq, Tensor& dk, Tensor& dv),
+                     of_unpacked_attention_backward(10 * count(q) * count(k) /
+                                                    (q.dim(0) * q.dim(2))));
 
 // Cross attention with short captions, its projections absorbed into the caption's side. With L
 // keys a sample,
@@ -82,28 +90,34 @@ constexpr std::int64_t absorbed_padding = 16;
 
 // One sample: kv [L,2,H,D] f32 or bf16; wq, wo f32 [C,C], bq f32 [C] -> a [H*Lp, C] and b [C, H*Lp]
 // of kv's type, a0 f32 [H*Lp]; padding is zero. C is a multiple of 16.
-WEFT_OP(absorb_forward, void(const Tensor& kv, const Tensor& wq, const Tensor& bq, const Tensor& wo,
-                             Tensor& a, Tensor& a0, Tensor& b));
+WEFT_OP(absorb_forward,
+        void(const Tensor& kv, const Tensor& wq, const Tensor& bq, const Tensor& wo, Tensor& a,
+             Tensor& a0, Tensor& b),
+        of_product(2 * count(kv) * wq.dim(0)));
 // From da f32 [H*Lp, C], da0 f32 [H*Lp], db f32 [C, H*Lp]: dkv [L,2,H,D] is written; dwq, dbq, dwo
 // are added to, or left alone where undefined.
 WEFT_OP(absorb_backward,
         void(const Tensor& kv, const Tensor& wq, const Tensor& bq, const Tensor& wo,
              const Tensor& da, const Tensor& da0, const Tensor& db, Tensor& dkv, Tensor& dwq,
-             Tensor& dbq, Tensor& dwo));
+             Tensor& dbq, Tensor& dwo),
+        of_product(4 * count(kv) * wq.dim(0)));
 
 // s [N, H*Lp], in place: softmax over the first `length` columns of each head's Lp; the padding
 // becomes 0.
-WEFT_OP(head_softmax_forward, void(Tensor& s, int heads, int length));
+WEFT_OP(head_softmax_forward, void(Tensor& s, int heads, int length), moves(2 * bytes(s)));
 // ds = p (dp - sum of p dp over the head), in place of dp.
-WEFT_OP(head_softmax_backward, void(const Tensor& p, Tensor& dp, int heads));
+WEFT_OP(head_softmax_backward, void(const Tensor& p, Tensor& dp, int heads),
+        moves(bytes(p) + 2 * bytes(dp)));
 
 // Self attention of packed captions with T5's relative position bias, not scaled
 // (docs/models/t5.md, Position bias): caption b has the rows [offsets[b], offsets[b+1]) of each of
 // q, k, v, qkv [3,M,H,D]: one behind the other, so that each is the plain product of one weight.
 // out [M,H*D]; bias f32 [32,H]; offsets i32 [B+1]; softmax in f32. longest: of the captions, in
 // rows.
-WEFT_OP(relative_attention_forward, void(const Tensor& qkv, const Tensor& bias,
-                                         const Tensor& offsets, std::int64_t longest, Tensor& out));
+WEFT_OP(relative_attention_forward,
+        void(const Tensor& qkv, const Tensor& bias, const Tensor& offsets, std::int64_t longest,
+             Tensor& out),
+        of_attention(4 * count(qkv) / 3 * qkv.dim(1) / (offsets.numel() - 1)));
 
 // The bucket of distance = key_pos - query_pos: 32 buckets, distances to 128, both directions
 // (docs/models/t5.md, Position bias).
@@ -122,9 +136,12 @@ constexpr int relative_bucket(int distance) {
 // Attention of all P positions of a frame to each other with a single wide head
 // (docs/models/video_vae.md, Spatial VAE, mid block): out = softmax(q k^T / sqrt(C)) v, qkv
 // [N,P,3,C], out [N,P,C], lse f32 [N,P]. Memory beyond that: a tile of scores.
-WEFT_OP(wide_attention_forward, void(const Tensor& qkv, Tensor& out, Tensor& lse));
+WEFT_OP(wide_attention_forward, void(const Tensor& qkv, Tensor& out, Tensor& lse),
+        of_attention(4 * count(out) * out.dim(1)));
 // dqkv is written.
-WEFT_OP(wide_attention_backward, void(const Tensor& qkv, const Tensor& out, const Tensor& lse,
-                                      const Tensor& dout, Tensor& dqkv));
+WEFT_OP(wide_attention_backward,
+        void(const Tensor& qkv, const Tensor& out, const Tensor& lse, const Tensor& dout,
+             Tensor& dqkv),
+        of_attention_backward(10 * count(out) * out.dim(1)));
 
 }  // namespace weft::ops

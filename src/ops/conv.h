@@ -70,15 +70,20 @@ extern ConvScratch conv_scratch;
 // y [N,To,Ho,Wo,Cout] = conv(x) + bias (+ residual, of y's shape and type; it may be y). x, w, y
 // f32 or bf16 alike, bias f32 [Cout] or undefined. f32 accumulation. Products of the same shape
 // always take the same path.
-WEFT_SCRATCH_OP(conv_forward, void(const Tensor& x, const Tensor& w, const Tensor& bias,
-                                   const Tensor& residual, Conv conv, Tensor& y));
+WEFT_SCRATCH_OP(conv_forward,
+                void(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
+                     Conv conv, Tensor& y),
+                of_convolution(y, w, x, y));
 // dx [N,T,H,W,Cin] (+)= the gradient of x. Gradients of padding are dropped.
 WEFT_SCRATCH_OP(conv_backward_input,
-                void(const Tensor& dy, const Tensor& w, Conv conv, Tensor& dx, bool accumulate));
+                void(const Tensor& dy, const Tensor& w, Conv conv, Tensor& dx, bool accumulate),
+                of_convolution(dy, w, dx, dy));
 // dw f32, of w's shape, (+)= the gradient of w; dbias f32 [Cout] (+)= sums of dy (undefined: not
 // wanted).
-WEFT_SCRATCH_OP(conv_backward_weight, void(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw,
-                                           Tensor& dbias, bool accumulate));
+WEFT_SCRATCH_OP(conv_backward_weight,
+                void(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw, Tensor& dbias,
+                     bool accumulate),
+                of_convolution(dy, dw, x, dy));
 
 // Modulated deformable 3x3 convolutions (DCNv2, arXiv:1811.11168) over channels-last frames, as
 // columns of sampled values for a matrix product (nn/conv.h puts the two together).
@@ -115,19 +120,21 @@ __host__ __device__
 // columns [P,9,C] = what the taps of pixels [first, first + P) of the result read in x [N,T,H,W,C];
 // pixels are counted through all frames. `conv` is the convolution's geometry: kernel 3x3, one
 // group.
-WEFT_OP(deform_columns, void(const Tensor& x, const Tensor& offsets, Conv conv, std::int64_t first,
-                             Tensor& columns));
+WEFT_MEMORY_OP(deform_columns, void(const Tensor& x, const Tensor& offsets, Conv conv,
+                                    std::int64_t first, Tensor& columns));
 // The gradient of the offsets and logits of the same pixels, from that of the columns: those rows
 // of doffsets [N,T,h,w,27] are written.
-WEFT_OP(deform_backward_offsets,
-        void(const Tensor& x, const Tensor& offsets, const Tensor& dcolumns, Conv conv,
-             std::int64_t first, Tensor& doffsets));
+WEFT_MEMORY_OP(deform_backward_offsets,
+               void(const Tensor& x, const Tensor& offsets, const Tensor& dcolumns, Conv conv,
+                    std::int64_t first, Tensor& doffsets));
 // dx f32 [N,T,H,W,C] += the gradient of x by the same pixels, in an order that does not depend on
 // the thread count. On a GPU each pixel of x gathers from the list of those who read it, so that
 // bits repeat there too: of the arena 12 bytes for each of the 36 P values read, and 8 for each
 // pixel of x.
-WEFT_SCRATCH_OP(deform_backward_input, void(const Tensor& offsets, const Tensor& dcolumns,
-                                            Conv conv, std::int64_t first, Tensor& dx));
+WEFT_SCRATCH_OP(deform_backward_input,
+                void(const Tensor& offsets, const Tensor& dcolumns, Conv conv, std::int64_t first,
+                     Tensor& dx),
+                memory_bound());
 
 // Operations around convolutions whose weights are modulated by a style for each
 // sample (StyleGAN2, arXiv:1912.04958), over channels-last activations [N,T,H,W,C].
@@ -141,29 +148,29 @@ WEFT_SCRATCH_OP(deform_backward_input, void(const Tensor& offsets, const Tensor&
 
 // energy f32 [Cout,Cin] = sum over the kernel of w[o,i,.]^2, w [Cout,Cin,...] f32 or bf16: all that
 // demodulation needs of the weights, once for all samples.
-WEFT_OP(weight_energy, void(const Tensor& w, Tensor& energy));
+WEFT_MEMORY_OP(weight_energy, void(const Tensor& w, Tensor& energy));
 
 // d f32 [N,Cout] = gain * (sum over i of energy[o,i] style[n,i]^2 + eps)^-1/2.
-WEFT_OP(demodulation,
-        void(const Tensor& energy, const Tensor& style, float gain, float eps, Tensor& d));
+WEFT_MEMORY_OP(demodulation,
+               void(const Tensor& energy, const Tensor& style, float gain, float eps, Tensor& d));
 
 // y = x * style[n,c], x [N,T,h,w,C], y [N,T,H,W,C] of x's type: of x's size, or of twice its height
 // and width, then resized as well (bilinear, ops/resize.h). y may be x where the sizes are equal.
-WEFT_OP(modulate, void(const Tensor& x, const Tensor& style, Tensor& y));
+WEFT_MEMORY_OP(modulate, void(const Tensor& x, const Tensor& style, Tensor& y));
 
 // y = leaky_relu(x * d[n,c] + strength[0] * noise[n,t,h,w] + bias[c]), and, where `scale` is
 // defined, the upper half of the channels of that times scale plus shift, which are [N,T,H,W,C/2]
 // of x's type (a spatial feature transform of half of the channels). d [N,C], noise [N,T,H,W] or
 // undefined, strength [1], bias [C]. y may be x.
-WEFT_OP(modulated_finish,
-        void(const Tensor& x, const Tensor& d, const Tensor& noise, const Tensor& strength,
-             const Tensor& bias, float slope, const Tensor& scale, const Tensor& shift, Tensor& y));
+WEFT_MEMORY_OP(modulated_finish, void(const Tensor& x, const Tensor& d, const Tensor& noise,
+                                      const Tensor& strength, const Tensor& bias, float slope,
+                                      const Tensor& scale, const Tensor& shift, Tensor& y));
 
 // rgb f32 [N,T,H,W,3] = sum over c of x[n,t,h,w,c] style[n,c] w[o,c] + bias[o] (+ skip, f32
 // [N,T,H/2,W/2,3], resized to twice its size, bilinear): a modulated 1x1 convolution to colours
 // without demodulation, x [N,T,H,W,C], w f32 [3,C], bias f32 [3]. skip may be undefined.
-WEFT_OP(modulated_rgb, void(const Tensor& x, const Tensor& style, const Tensor& w,
-                            const Tensor& bias, const Tensor& skip, Tensor& rgb));
+WEFT_MEMORY_OP(modulated_rgb, void(const Tensor& x, const Tensor& style, const Tensor& w,
+                                   const Tensor& bias, const Tensor& skip, Tensor& rgb));
 
 // What a 3x3 convolution of upsampled grids is made of (nn/conv.h): the interpolation of
 // shifted pixels as a matrix, and the weights of some of the input channels apart from the rest.
@@ -172,13 +179,13 @@ WEFT_OP(modulated_rgb, void(const Tensor& x, const Tensor& style, const Tensor& 
 // (i s + j) 9 + 3 u + v, how much cell (i, j) of an s x s grid weighs in pixel (h + u - 1,
 // w + v - 1) of that grid resized to H x W bilinearly (pixel centres at halves: PyTorch's
 // align_corners=False); 0 where that pixel lies outside.
-WEFT_OP(resize_taps, void(std::int64_t s, std::int64_t first, Tensor& a));
+WEFT_MEMORY_OP(resize_taps, void(std::int64_t s, std::int64_t first, Tensor& a));
 
 // Input channels [first, first + count) of a convolution's weights w [out,in,kh,kw], in w's type.
 // to [out,count,kh,kw], or [kh kw,out,count].
-WEFT_OP(take_input_channels, void(const Tensor& w, std::int64_t first, Tensor& to));
+WEFT_MEMORY_OP(take_input_channels, void(const Tensor& w, std::int64_t first, Tensor& to));
 // Those of dw [out,in,kh,kw] (+)= from, in either of the same orders. f32.
-WEFT_OP(give_input_channels,
-        void(const Tensor& from, std::int64_t first, Tensor& dw, bool accumulate));
+WEFT_MEMORY_OP(give_input_channels,
+               void(const Tensor& from, std::int64_t first, Tensor& dw, bool accumulate));
 
 }  // namespace weft::ops

@@ -7,7 +7,6 @@
 
 #include "core/clock.h"
 #include "core/error.h"
-#include "ops/cost.h"
 
 namespace weft::ops {
 namespace {
@@ -40,7 +39,8 @@ namespace detail {
 thread_local Profile* active_profile = nullptr;
 OpWatch* op_watch = nullptr;
 
-Timer::Timer(const char* name, std::span<const Tensor> tensors) : entry_(nullptr), start_(0) {
+Timer::Timer(const char* name, const Cost& cost, std::span<const Tensor> tensors)
+    : entry_(nullptr), start_(0) {
   if (in_operation) return;
   std::string row = name;
   bool bf16 = false;
@@ -53,8 +53,8 @@ Timer::Timer(const char* name, std::span<const Tensor> tensors) : entry_(nullptr
   entry_ = &(*active_profile)[row];
   if (entry_->calls++ == 0) entry_->name = bf16 ? fmt::format("{} bf16", name) : name;
   entry_->bf16 = bf16;
-  entry_->flops += operations_of(name, tensors);
-  entry_->bytes += bytes_of(name, tensors);
+  entry_->flops += cost.operations;
+  entry_->bytes += cost.bytes;
   begin_ = mark();  // may throw: then no operation has begun
   start_ = now_seconds();
   in_operation = true;

@@ -1,10 +1,10 @@
 // Selects the CPU or CUDA implementation of an operation. WEFT_OP in a header declares it once for
-// all sides and makes the callable that picks one; ops/cpu/*.cpp defines it inside
-// WEFT_CPU_BEGIN/END (compiled once per instruction set), kernels/*.cu in namespace
-// weft::ops::cuda. The CUDA side is a weak symbol: a program that is not linked with the kernels
-// has null there, and never a tensor on a GPU.
+// all sides, with what a call costs (ops/cost.h), and makes the callable that picks one;
+// ops/cpu/*.cpp defines it inside WEFT_CPU_BEGIN/END (compiled once per instruction set),
+// kernels/*.cu in namespace weft::ops::cuda. The CUDA side is a weak symbol: a program that is not
+// linked with the kernels has null there, and never a tensor on a GPU.
 //
-//   WEFT_OP(silu_forward, void(const Tensor& x, Tensor& y));
+//   WEFT_MEMORY_OP(silu_forward, void(const Tensor& x, Tensor& y));
 #pragma once
 
 #include <map>
@@ -14,6 +14,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "ops/cost.h"
 #include "tensor/tensor.h"
 
 // WEFT_ISA: in ops/cpu/*.cpp alone, the instruction set that the file is compiled for (below).
@@ -30,18 +31,21 @@ struct OpTime {
   bool bf16 = false;  // any of its tensors
   std::int64_t calls = 0;
   double seconds = 0;
-  double flops = 0, bytes = 0;  // of all calls (ops/cost.h)
+  double flops = 0, bytes = 0;  // of all calls
 };
 // By name and shapes of the tensors.
 using Profile = std::map<std::string, OpTime>;
 void set_profile(Profile* profile);  // null: off, after a GPU has done all that it measured
 
-// Notified of every operation that a planning arena skips: its name and its tensors, which have
-// shapes and types but no values.
+// Notified of every operation that a planning arena skips: its name, its cost, and its tensors,
+// which have shapes and types but no values.
 class OpWatch {
  public:
   virtual ~OpWatch() = default;
-  virtual void met(const std::string& name, std::span<const Tensor> tensors) = 0;
+  virtual void met(const std::string& name, const Cost& cost, std::span<const Tensor> tensors) = 0;
+  // Also of collectives that a dry run leaves out: "all_to_all", "all_gather" and "all_reduce",
+  // with what this rank sends.
+  virtual void exchanged(const std::string& collective, double bytes) {}
 };
 void set_op_watch(OpWatch* watch);  // null: none
 
@@ -51,7 +55,7 @@ extern OpWatch* op_watch;
 // Adds the time until its end to the active profile.
 class Timer {
  public:
-  Timer(const char* name, std::span<const Tensor> tensors);
+  Timer(const char* name, const Cost& cost, std::span<const Tensor> tensors);
   ~Timer();
 
  private:
@@ -72,6 +76,14 @@ std::vector<Tensor> tensors_of(const Args&... args) {
   };
   (keep(args), ...);
   return tensors;
+}
+
+// The cost with the tensors' bytes, where it leaves them out.
+inline Cost whole(Cost cost, std::span<const Tensor> tensors) {
+  if (cost.bytes >= 0) return cost;
+  cost.bytes = 0;
+  for (const Tensor& t : tensors) cost.bytes += cost::bytes(t);
+  return cost;
 }
 
 // The device of the first tensor that is given.
@@ -114,20 +126,25 @@ F* on_this_cpu(F* v3, F* v4) {
 template <class Signature>
 class Op;
 
-template <class R, class... A>
-class Op<R(A...)> {
+template <class... A>
+class Op<void(A...)> {
  public:
-  constexpr Op(const char* name, R (*v3)(A...), R (*v4)(A...), R (*cuda)(A...))
-      : name_(name), v3_(v3), v4_(v4), cuda_(cuda) {}
+  using Side = void (*)(A...);
+  constexpr Op(const char* name, Cost (*cost)(A...), Side v3, Side v4, Side cuda)
+      : name_(name), cost_(cost), v3_(v3), v4_(v4), cuda_(cuda) {}
 
   // The side is that of the first tensor. A planning arena follows sizes only: nothing runs.
-  R operator()(A... args) const {
+  void operator()(A... args) const {
     if (Arena::has_current() && Arena::current().is_planning()) {
-      if (detail::op_watch != nullptr) detail::op_watch->met(name_, detail::tensors_of(args...));
-      return R();
+      if (detail::op_watch == nullptr) return;
+      const std::vector<Tensor> tensors = detail::tensors_of(args...);
+      return detail::op_watch->met(name_, detail::whole(cost_(args...), tensors), tensors);
     }
     std::optional<detail::Timer> timer;
-    if (detail::active_profile != nullptr) timer.emplace(name_, detail::tensors_of(args...));
+    if (detail::active_profile != nullptr) {
+      const std::vector<Tensor> tensors = detail::tensors_of(args...);
+      timer.emplace(name_, detail::whole(cost_(args...), tensors), tensors);
+    }
     if (detail::device_of(args...) == DeviceKind::cuda) {
       if (cuda_ == nullptr) detail::no_cuda_side(name_);
       return cuda_(args...);
@@ -137,9 +154,8 @@ class Op<R(A...)> {
 
  private:
   const char* name_;
-  R (*v3_)(A...);
-  R (*v4_)(A...);
-  R (*cuda_)(A...);
+  Cost (*cost_)(A...);
+  Side v3_, v4_, cuda_;
 };
 
 // Operations that take memory inside themselves: blocks of the current arena, given back at their
@@ -158,9 +174,9 @@ template <class... A>
 class ScratchOp<void(A...)> {
  public:
   using Side = void (*)(A...);
-  constexpr ScratchOp(const char* name, Side v3, Side v4, Side cuda, Side cuda_plan,
-                      bool plans = true)
-      : op_(name, v3, v4, cuda), v3_(v3), v4_(v4), cuda_plan_(cuda_plan), plans_(plans) {}
+  constexpr ScratchOp(const char* name, Cost (*cost)(A...), Side v3, Side v4, Side cuda,
+                      Side cuda_plan, bool plans)
+      : op_(name, cost, v3, v4, cuda), v3_(v3), v4_(v4), cuda_plan_(cuda_plan), plans_(plans) {}
 
   void operator()(A... args) const {
     op_(args...);
@@ -196,27 +212,36 @@ class ScratchOp<void(A...)> {
 #define WEFT_CPU_SIDES(name) &cpu_generic::name, &cpu_generic::name
 #endif
 
-#define WEFT_OP(name, ...) \
-  WEFT_CPU_DECLARE(name, __VA_ARGS__) \
+// What follows the signature is the cost of a call: an expression of namespace cost over the
+// parameters.
+#define WEFT_PARAMETERS_OF_void(...) (__VA_ARGS__)
+#define WEFT_OP_SIDES(name, signature, ...) \
+  WEFT_CPU_DECLARE(name, signature) \
   namespace cuda { \
-  [[gnu::weak]] std::type_identity_t<__VA_ARGS__> name; \
+  [[gnu::weak]] std::type_identity_t<signature> name; \
   } \
-  inline const Op<__VA_ARGS__> name { #name, WEFT_CPU_SIDES(name), &cuda::name }
+  inline Cost cost_of_##name WEFT_PARAMETERS_OF_##signature { \
+    using namespace cost; \
+    return __VA_ARGS__; \
+  }
+
+#define WEFT_OP(name, signature, ...) \
+  WEFT_OP_SIDES(name, signature, __VA_ARGS__) \
+  inline const Op<signature> name { #name, &cost_of_##name, WEFT_CPU_SIDES(name), &cuda::name }
+// One that memory bounds: each of its tensors is moved once.
+#define WEFT_MEMORY_OP(name, signature) WEFT_OP(name, signature, memory_bound())
 
 // As WEFT_OP; cuda_plan::name is defined beside the operation's shapes, in ops/*.cpp.
 #define WEFT_SCRATCH_OP(...) WEFT_SCRATCH_OP_(true, __VA_ARGS__)
 // The same of one whose CPU side takes no memory.
 #define WEFT_CUDA_SCRATCH_OP(...) WEFT_SCRATCH_OP_(false, __VA_ARGS__)
-#define WEFT_SCRATCH_OP_(plans, name, ...) \
-  WEFT_CPU_DECLARE(name, __VA_ARGS__) \
-  namespace cuda { \
-  [[gnu::weak]] std::type_identity_t<__VA_ARGS__> name; \
-  } \
+#define WEFT_SCRATCH_OP_(plans, name, signature, ...) \
+  WEFT_OP_SIDES(name, signature, __VA_ARGS__) \
   namespace cuda_plan { \
-  std::type_identity_t<__VA_ARGS__> name; \
+  std::type_identity_t<signature> name; \
   } \
-  inline const ScratchOp<__VA_ARGS__> name { \
-#name, WEFT_CPU_SIDES(name), &cuda::name, &cuda_plan::name, plans \
+  inline const ScratchOp<signature> name { \
+#name, &cost_of_##name, WEFT_CPU_SIDES(name), &cuda::name, &cuda_plan::name, plans \
   }
 
 // Around the definitions in ops/cpu/*.cpp; WEFT_ISA is v3, v4 or generic, set by the build.

@@ -25,11 +25,14 @@ namespace weft::ops {
 
 // y [M,N] = x [M,K] w[N,K]^T + bias[N] (+ residual [M,N]) with x and w rounded; else as
 // linear_forward (ops/matmul.h), bf16 throughout but for an f32 bias.
-WEFT_SCRATCH_OP(fp8_linear_forward, void(const Tensor& x, const Tensor& w, const Tensor& bias,
-                                         const Tensor& residual, Tensor& y));
+WEFT_SCRATCH_OP(fp8_linear_forward,
+                void(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
+                     Tensor& y),
+                of_fp8_product(2 * count(x) * w.dim(0), x, w));
 // dx [M,K] (+)= dy [M,N] w [N,K] with dy and w rounded.
 WEFT_SCRATCH_OP(fp8_linear_backward_input,
-                void(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate));
+                void(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate),
+                of_fp8_product(2 * count(dy) * w.dim(1), dy, w));
 
 // Floats that the CUDA side takes in addition to two rounded operands: the largest magnitudes of
 // the pieces of each, and the two inverse scales.

@@ -14,27 +14,28 @@
 namespace weft::ops {
 
 // loss f32 [1] += weight * sum |a - b|; a and b of one shape, types may differ.
-WEFT_OP(l1_forward, void(const Tensor& a, const Tensor& b, float weight, Tensor& loss));
+WEFT_MEMORY_OP(l1_forward, void(const Tensor& a, const Tensor& b, float weight, Tensor& loss));
 // da (+)= weight * sign(a - b), 0 where they are equal; b's gradient is that of l1 with a and b
 // exchanged.
-WEFT_OP(l1_backward,
-        void(const Tensor& a, const Tensor& b, float weight, Tensor& da, bool accumulate));
+WEFT_MEMORY_OP(l1_backward,
+               void(const Tensor& a, const Tensor& b, float weight, Tensor& da, bool accumulate));
 
 // loss f32 [1] += weight * 0.5 * sum (mu^2 + exp(lv) - 1 - lv), lv clamped to [-30, 20], of moments
 // [...,2C], mu in front.
-WEFT_OP(kl_forward, void(const Tensor& moments, float weight, Tensor& loss));
+WEFT_MEMORY_OP(kl_forward, void(const Tensor& moments, float weight, Tensor& loss));
 // dmoments (+)= weight * (mu, 0.5 (exp(lv) - 1)); nothing where lv is clamped.
-WEFT_OP(kl_backward, void(const Tensor& moments, float weight, Tensor& dmoments, bool accumulate));
+WEFT_MEMORY_OP(kl_backward,
+               void(const Tensor& moments, float weight, Tensor& dmoments, bool accumulate));
 
 // LPIPS of one layer: loss f32 [1] += weight * the sum over frames of mean_p sum_c w[c] (a/(|a| +
 // 1e-10) - b/(|b| + 1e-10))^2,
 // |.| over the channels of a position. a, b [N,F,H,W,C] of one type, w f32 [C].
-WEFT_OP(lpips_forward,
-        void(const Tensor& a, const Tensor& b, const Tensor& w, float weight, Tensor& loss));
+WEFT_MEMORY_OP(lpips_forward,
+               void(const Tensor& a, const Tensor& b, const Tensor& w, float weight, Tensor& loss));
 // db is written; it is 0 at positions where b is 0 in every channel. a is real footage and needs
 // none.
-WEFT_OP(lpips_backward,
-        void(const Tensor& a, const Tensor& b, const Tensor& w, float weight, Tensor& db));
+WEFT_MEMORY_OP(lpips_backward,
+               void(const Tensor& a, const Tensor& b, const Tensor& w, float weight, Tensor& db));
 
 // The cross entropy of the classes of positions, with weights of classes, of hard positions alone,
 // and with Dice (docs/models/segmentation.md, Training). kernels/class_loss.cu,
@@ -59,46 +60,47 @@ enum ClassStat : int {
 };
 // logits [...,C], labels u8 [...]; class_weights f32 [C]. Writes stats, and for
 // the backward weights f32 [...]: of each position, 0 where it does not count.
-WEFT_OP(class_loss_forward,
-        void(const Tensor& logits, const Tensor& labels, const Tensor& class_weights,
-             const ClassLoss& loss, Tensor& weights, Tensor& stats));
+WEFT_MEMORY_OP(class_loss_forward,
+               void(const Tensor& logits, const Tensor& labels, const Tensor& class_weights,
+                    const ClassLoss& loss, Tensor& weights, Tensor& stats));
 // dlogits = weight * the gradient of stats[class_nll] / stats[class_weight] + dice *
 // stats[class_dice]; the first is 0 where the weights sum to 0.
-WEFT_OP(class_loss_backward,
-        void(const Tensor& logits, const Tensor& labels, const ClassLoss& loss,
-             const Tensor& weights, const Tensor& stats, float weight, Tensor& dlogits));
+WEFT_MEMORY_OP(class_loss_backward,
+               void(const Tensor& logits, const Tensor& labels, const ClassLoss& loss,
+                    const Tensor& weights, const Tensor& stats, float weight, Tensor& dlogits));
 // What a step reports: with loss = that sum, losses = loss of `main` + scale * loss of `aux`; terms
 // f32: n times the share of labelled positions that are right, the loss of main, that of aux where
 // it is defined, and with `dice` != 0 main's stats[class_dice].
-WEFT_OP(class_loss_summary, void(const Tensor& main, const Tensor& aux, float dice, float scale,
-                                 Tensor& losses, Tensor& terms));
+WEFT_MEMORY_OP(class_loss_summary, void(const Tensor& main, const Tensor& aux, float dice,
+                                        float scale, Tensor& losses, Tensor& terms));
 
 // Losses of logits x with a sign s = +1 or -1: hinge max(0, 1 + s x); logistic log(1 + exp(s x));
 // linear s x.
 enum class GanLoss { hinge, logistic, linear };
 // loss f32 [1] += weight * mean of them.
-WEFT_OP(gan_loss_forward,
-        void(const Tensor& x, GanLoss kind, float sign, float weight, Tensor& loss));
+WEFT_MEMORY_OP(gan_loss_forward,
+               void(const Tensor& x, GanLoss kind, float sign, float weight, Tensor& loss));
 // dx (+)= .
-WEFT_OP(gan_loss_backward,
-        void(const Tensor& x, GanLoss kind, float sign, float weight, Tensor& dx, bool accumulate));
+WEFT_MEMORY_OP(gan_loss_backward, void(const Tensor& x, GanLoss kind, float sign, float weight,
+                                       Tensor& dx, bool accumulate));
 
 // weight f32 [1] = a * min(|n| / (|g| + 1e-4), 1e4), |.| the L2 norms of n and g f32 (the adaptive
 // weight of docs/models/video_vae.md, Losses).
-WEFT_OP(adaptive_weight, void(const Tensor& n, const Tensor& g, float a, Tensor& weight));
+WEFT_MEMORY_OP(adaptive_weight, void(const Tensor& n, const Tensor& g, float a, Tensor& weight));
 
 // With d = sign * (mean - other), mean f32 [1] of a clip's logits and other f32 [1] the running
 // average of the other side's: loss f32 [1] += weight * max(0, d)^2, and slope f32 [1] = its
 // derivative by `mean` for a weight of 1. sign: +1 for real frames, -1 for fake ones.
-WEFT_OP(lecam, void(const Tensor& mean, const Tensor& other, float sign, float weight, Tensor& loss,
-                    Tensor& slope));
+WEFT_MEMORY_OP(lecam, void(const Tensor& mean, const Tensor& other, float sign, float weight,
+                           Tensor& loss, Tensor& slope));
 
 // g [1,F,...], the gradient at each frame: norms f32 [F] = its L2 norms, loss f32 [1] += weight *
 // mean_f (norm - 1)^2.
-WEFT_OP(gradient_penalty_forward, void(const Tensor& g, float weight, Tensor& norms, Tensor& loss));
+WEFT_MEMORY_OP(gradient_penalty_forward,
+               void(const Tensor& g, float weight, Tensor& norms, Tensor& loss));
 // dg = weight * the derivative of that mean by g, 0 for a frame whose gradient is 0. dg may be g.
-WEFT_OP(gradient_penalty_backward,
-        void(const Tensor& g, const Tensor& norms, float weight, Tensor& dg));
+WEFT_MEMORY_OP(gradient_penalty_backward,
+               void(const Tensor& g, const Tensor& norms, float weight, Tensor& dg));
 
 // The loss of a text detector with differentiable binarization (arXiv:1911.08947; weights and
 // details as in mmocr, docs/models/dbnet.md, Loss). Logits are f32 or bf16, arithmetic is f32, sums
@@ -158,15 +160,17 @@ __host__ __device__
 // probability and threshold: logits [N,1,H,W,1] of one type; flags and thresholds u8 [N,H,W].
 // stats f64 [text_stats] are written. Without text nothing but thresholds is learned: probability
 // is 0 and binary is 1 with next to no gradient.
-WEFT_OP(text_loss_forward, void(const Tensor& probability, const Tensor& threshold,
-                                const Tensor& flags, const Tensor& thresholds, Tensor& stats));
+WEFT_MEMORY_OP(text_loss_forward,
+               void(const Tensor& probability, const Tensor& threshold, const Tensor& flags,
+                    const Tensor& thresholds, Tensor& stats));
 // The gradients of weight * loss by the logits are written.
-WEFT_OP(text_loss_backward, void(const Tensor& probability, const Tensor& threshold,
-                                 const Tensor& flags, const Tensor& thresholds, const Tensor& stats,
-                                 float weight, Tensor& dprobability, Tensor& dthreshold));
+WEFT_MEMORY_OP(text_loss_backward,
+               void(const Tensor& probability, const Tensor& threshold, const Tensor& flags,
+                    const Tensor& thresholds, const Tensor& stats, float weight,
+                    Tensor& dprobability, Tensor& dthreshold));
 // What a step reports of these stats: losses f32 [n] = the loss, terms f32 [3] = n times the
 // probability's, the threshold's and the binary map's part.
-WEFT_OP(text_summary, void(const Tensor& stats, Tensor& losses, Tensor& terms));
+WEFT_MEMORY_OP(text_summary, void(const Tensor& stats, Tensor& losses, Tensor& terms));
 
 // Predictions of networks that classify or score pixels, and counts for their evaluation.
 
@@ -178,12 +182,12 @@ WEFT_OP(text_summary, void(const Tensor& stats, Tensor& losses, Tensor& terms));
 // counts i64 [3,C] += how many of the labelled pixels of each class are predicted rightly, are
 // predicted, are labelled. scores f32 [C,H,W] is written if it is defined; otherwise they exist for
 // a few pixels at a time.
-WEFT_OP(predict_classes, void(Tensor& prediction, std::span<const Tensor> logits,
-                              const Tensor& labels, Tensor& counts, Tensor& scores));
+WEFT_MEMORY_OP(predict_classes, void(Tensor& prediction, std::span<const Tensor> logits,
+                                     const Tensor& labels, Tensor& counts, Tensor& scores));
 constexpr std::size_t most_scales = 16;
 
 // counts i32 [N]: how many values of each x[n] are above the threshold, x [N,...] f32 or bf16 with
 // fewer than 2^31 values each. A NaN is not.
-WEFT_OP(count_above, void(const Tensor& x, float threshold, Tensor& counts));
+WEFT_MEMORY_OP(count_above, void(const Tensor& x, float threshold, Tensor& counts));
 
 }  // namespace weft::ops

@@ -10,25 +10,31 @@ namespace weft::ops {
 // y [M,N] = x [M,K] w[N,K]^T + bias[N] (+ residual [M,N]). x, w, y f32 or bf16 alike; bias f32 or
 // of their type, may be undefined; residual undefined or of y's type and another tensor than y. f32
 // accumulation. cuBLASLt adds only a bias of y's type: an f32 one is rounded by a kernel before.
-WEFT_OP(linear_forward, void(const Tensor& x, const Tensor& w, const Tensor& bias,
-                             const Tensor& residual, Tensor& y));
+WEFT_OP(linear_forward,
+        void(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
+             Tensor& y),
+        of_product(2 * count(x) * w.dim(0)));
 // dx [M,K] (+)= dy [M,N] w [N,K].
-WEFT_OP(linear_backward_input,
-        void(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate));
+WEFT_OP(linear_backward_input, void(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate),
+        of_product(2 * count(dy) * w.dim(1)));
 // dw f32 [N,K] (+)= dy^T x, dbias f32 [N] (+)= column sums of dy (undefined: not wanted).
 WEFT_OP(linear_backward_weight,
-        void(const Tensor& dy, const Tensor& x, Tensor& dw, Tensor& dbias, bool accumulate));
+        void(const Tensor& dy, const Tensor& x, Tensor& dw, Tensor& dbias, bool accumulate),
+        of_product(2 * count(dy) * x.dim(-1)));
 
 // The first half of an MLP: z = x w^T + bias, h = gelu_tanh(z) (ops/pointwise.h). bias as above; h
 // may be z where no backward follows.
 WEFT_OP(linear_gelu_forward,
-        void(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& z, Tensor& h));
+        void(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& z, Tensor& h),
+        of_product(2 * count(x) * w.dim(0)));
 // Its second half's backward: dz = (dy w) * gelu'(z), and h = gelu(z) again for the weight
 // gradient (undefined: not wanted); h may be z. dbias f32 [K] (+)= column sums of dz, the first
 // half's bias gradient (undefined: not wanted). A GPU's library may sum it up on the way, and then
 // rounds it to dz's type.
-WEFT_OP(linear_gelu_backward_input, void(const Tensor& dy, const Tensor& w, const Tensor& z,
-                                         Tensor& dz, Tensor& h, Tensor& dbias, bool accumulate));
+WEFT_OP(linear_gelu_backward_input,
+        void(const Tensor& dy, const Tensor& w, const Tensor& z, Tensor& dz, Tensor& h,
+             Tensor& dbias, bool accumulate),
+        of_product(2 * count(dy) * w.dim(1)));
 
 // Two gradients that do not depend on each other: that of a layer's weights, and what goes to its
 // input. The same as the two operations; on GPUs they may run concurrently (ops/ways.h).
@@ -51,7 +57,7 @@ namespace cuda {
 }  // namespace cuda
 
 // dbias f32 [N] (+)= column sums of dy [M,N] alone.
-WEFT_OP(bias_gradient, void(const Tensor& dy, Tensor& dbias, bool accumulate));
+WEFT_MEMORY_OP(bias_gradient, void(const Tensor& dy, Tensor& dbias, bool accumulate));
 
 // Products with weights that were packed once, for models that only run forward on the CPU. A
 // library's product packs both operands on every call, which does not pay off at the few hundred
@@ -65,12 +71,14 @@ WEFT_OP(bias_gradient, void(const Tensor& dy, Tensor& dbias, bool accumulate));
 constexpr std::int64_t packed_rows(std::int64_t m) { return (m + 5) / 6 * 6; }
 
 // w [N,K] packed in its place; 64 K floats a thread beside it while it runs.
-WEFT_OP(pack_weight, void(Tensor& w));
+WEFT_MEMORY_OP(pack_weight, void(Tensor& w));
 // packed [packed_rows(M),K] from x [M,K].
-WEFT_OP(pack_rows, void(const Tensor& x, Tensor& packed));
+WEFT_MEMORY_OP(pack_rows, void(const Tensor& x, Tensor& packed));
 // y [M,N] = x w^T + bias[N] (+ residual [M,N]) from x [packed_rows(M),K] and w, both packed. bias
 // and residual may be undefined; residual may be y.
-WEFT_OP(packed_linear_forward, void(const Tensor& x, const Tensor& w, const Tensor& bias,
-                                    const Tensor& residual, Tensor& y));
+WEFT_OP(packed_linear_forward,
+        void(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
+             Tensor& y),
+        of_product(2 * count(y) * count(w) / w.dim(0)));
 
 }  // namespace weft::ops

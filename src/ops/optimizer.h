@@ -21,8 +21,10 @@ struct AdamW {
 // `squares` f64 [1] is the global gradient's sum of squares: the gradient is scaled by min(1,
 // grad_clip / (norm + 1e-6)), and nothing at all is changed where the sum is not finite, so that no
 // host needs to look before the step.
-WEFT_OP(adamw_step, void(const AdamW& a, const Tensor& squares, const Tensor& grad, Tensor& p,
-                         Tensor& m, Tensor& v, Tensor& ema, Tensor& copy));
+WEFT_OP(adamw_step,
+        void(const AdamW& a, const Tensor& squares, const Tensor& grad, Tensor& p, Tensor& m,
+             Tensor& v, Tensor& ema, Tensor& copy),
+        moves(bytes(squares, grad, copy) + 2 * bytes(p, m, v, ema)));
 
 struct Sgd {
   float lr, momentum, weight_decay;
@@ -34,37 +36,40 @@ struct Sgd {
 // g = grad + wd p, v = momentum v + g (first step: g), p -= lr v, ema = d ema + (1-d) p, all f32 of
 // one length: PyTorch's SGD without dampening, weight decay coupled. `squares`, `ema` and `copy` as
 // adamw_step's; clipping scales grad, not the decay.
-WEFT_OP(sgd_step, void(const Sgd& a, const Tensor& squares, const Tensor& grad, Tensor& p,
-                       Tensor& v, Tensor& ema, Tensor& copy));
+WEFT_OP(sgd_step,
+        void(const Sgd& a, const Tensor& squares, const Tensor& grad, Tensor& p, Tensor& v,
+             Tensor& ema, Tensor& copy),
+        moves(bytes(squares, grad, copy) + 2 * bytes(p, v, ema)));
 
 // ema = d ema + (1-d) p, all f32 of one length: a further average beside the one that the steps
 // above make in passing. `squares` as theirs: nothing is changed where it is not finite.
-WEFT_OP(ema_step, void(float decay, const Tensor& squares, const Tensor& p, Tensor& ema));
+WEFT_OP(ema_step, void(float decay, const Tensor& squares, const Tensor& p, Tensor& ema),
+        moves(bytes(squares, p) + 2 * bytes(ema)));
 
 // average f32 [n] = decay * average + (1 - decay) * scale * the sum over the rows of rows[., first
 // + i], f64 [rows, width]; a sum that is not finite changes nothing.
-WEFT_OP(running_average, void(const Tensor& rows, std::int64_t width, std::int64_t first,
-                              float scale, float decay, Tensor& average));
+WEFT_MEMORY_OP(running_average, void(const Tensor& rows, std::int64_t width, std::int64_t first,
+                                     float scale, float decay, Tensor& average));
 
 // Sums: of squares, of bits, and of the ranks' parts of a gradient; with the conversion to the
 // communication dtype.
 
 // sum f64 [1] = sum of squares of x (added to what is there if `accumulate`), in an order that does
 // not depend on the thread count. Not finite if any element is not.
-WEFT_OP(sum_of_squares, void(const Tensor& x, Tensor& sum, bool accumulate));
+WEFT_MEMORY_OP(sum_of_squares, void(const Tensor& x, Tensor& sum, bool accumulate));
 
 // sum f64 [1] = 0 if it and all `values` f64 are finite, else NaN: to start a sum of squares with,
 // so that after one step with a non-finite result no later step changes anything.
-WEFT_OP(carry_non_finite, void(const Tensor& values, Tensor& sum));
+WEFT_MEMORY_OP(carry_non_finite, void(const Tensor& values, Tensor& sum));
 
 // total f64 [1] += sum of x f32, in order.
-WEFT_OP(add_sum, void(const Tensor& x, Tensor& total));
+WEFT_MEMORY_OP(add_sum, void(const Tensor& x, Tensor& total));
 
 // sum f64 [2] = low and high half (whole numbers) of the sum, modulo 2^64, of mix(i, word i) over
 // the 32-bit words of x: the same on every device, in any order of addition. A single changed bit
 // always shows; so do swapped words. It guards against hardware, not against people. x takes a
 // multiple of 4 bytes.
-WEFT_OP(checksum, void(const Tensor& x, Tensor& sum));
+WEFT_MEMORY_OP(checksum, void(const Tensor& x, Tensor& sum));
 
 // splitmix64's finaliser (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
 // 2014) of word and place. Two different words at one place always give different results: every
@@ -82,10 +87,10 @@ __host__ __device__
 
 // sum[m] f32 = parts[0][m] + parts[1][m] + ...: parts [R, m], f32 or bf16, added in f32 in this
 // order. On a GPU in `stream`.
-WEFT_OP(sum_parts, void(const Tensor& parts, Tensor& sum, Stream stream));
+WEFT_MEMORY_OP(sum_parts, void(const Tensor& parts, Tensor& sum, Stream stream));
 // Copies with conversion between f32 and bf16 (round to nearest even). As `convert`, but on a GPU
 // in `stream`.
-WEFT_OP(convert_on_stream, void(const Tensor& x, Tensor& y, Stream stream));
+WEFT_MEMORY_OP(convert_on_stream, void(const Tensor& x, Tensor& y, Stream stream));
 
 // The same over plain host memory, for a thread that is not the one that computes: neither profiled
 // nor parallel.

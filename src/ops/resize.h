@@ -35,9 +35,9 @@ inline float bilinear_ratio(std::int64_t in, std::int64_t out) {
 }
 
 // y [N,T,H,W,C] (+)= x [N,T,h,w,C] resized, of one type.
-WEFT_OP(bilinear_forward, void(const Tensor& x, Tensor& y, bool accumulate));
+WEFT_MEMORY_OP(bilinear_forward, void(const Tensor& x, Tensor& y, bool accumulate));
 // dx (+)= the transpose of that.
-WEFT_OP(bilinear_backward, void(const Tensor& dy, Tensor& dx, bool accumulate));
+WEFT_MEMORY_OP(bilinear_backward, void(const Tensor& dy, Tensor& dx, bool accumulate));
 
 // Nearest: along an axis of `in` pixels made `out`, pixel o is pixel floor(o in / out) (PyTorch's
 // "nearest"), which is thus the source of the pixels [first(i), first(i + 1)).
@@ -58,10 +58,12 @@ __host__ __device__
 
 // Channels [first, first + c) of y [N,T,H,W,C] (+)= x [N,T,h,w,c] resized, of one type; its other
 // channels stay.
-WEFT_OP(nearest_forward, void(const Tensor& x, std::int64_t first, Tensor& y, bool accumulate));
+WEFT_MEMORY_OP(nearest_forward,
+               void(const Tensor& x, std::int64_t first, Tensor& y, bool accumulate));
 // dx [N,T,h,w,c] (+)= the transpose of that over the channels [first, first + c) of dy
 // [N,T,H,W,C].
-WEFT_OP(nearest_backward, void(const Tensor& dy, std::int64_t first, Tensor& dx, bool accumulate));
+WEFT_MEMORY_OP(nearest_backward,
+               void(const Tensor& dy, std::int64_t first, Tensor& dx, bool accumulate));
 
 // Pixel `o` of an axis of n >= 2 pixels that has one more at each end, mirrored at the pixel there
 // (PyTorch's ReflectionPad2d(1)).
@@ -75,21 +77,21 @@ __host__ __device__
 
 // y [N,T,up H + 2,up W + 2,C] = x [N,T,H,W,C] seen at `up` (1 or 2) times its height and width
 // (nearest), in such a border; of one type. up H and up W are 2 or more.
-WEFT_OP(reflect_border, void(const Tensor& x, int up, Tensor& y));
+WEFT_MEMORY_OP(reflect_border, void(const Tensor& x, int up, Tensor& y));
 
 // Pooling over channels-last frames [N,T,H,W,C], f32 or bf16.
 
 // y [N,T,h,w,C] = greatest of each 2x2 rectangle of x [N,T,H,W,C], h = H / 2, w = W / 2 rounded
 // down.
-WEFT_OP(max_pool_forward, void(const Tensor& x, Tensor& y));
+WEFT_MEMORY_OP(max_pool_forward, void(const Tensor& x, Tensor& y));
 // dx is written: dy goes to the first greatest of each rectangle, in the order of rows, then
 // columns; the rest is 0.
-WEFT_OP(max_pool_backward, void(const Tensor& x, const Tensor& dy, Tensor& dx));
+WEFT_MEMORY_OP(max_pool_backward, void(const Tensor& x, const Tensor& dy, Tensor& dx));
 
 // y [N,T,H/2,W/2,C] = mean of each 2x2 square of x [N,T,H,W,C], H and W even.
-WEFT_OP(average_pool_2x2_forward, void(const Tensor& x, Tensor& y));
+WEFT_MEMORY_OP(average_pool_2x2_forward, void(const Tensor& x, Tensor& y));
 // dx (+)= the transpose of that.
-WEFT_OP(average_pool_2x2_backward, void(const Tensor& dy, Tensor& dx, bool accumulate));
+WEFT_MEMORY_OP(average_pool_2x2_backward, void(const Tensor& dy, Tensor& dx, bool accumulate));
 
 // Squares of size x size pixels, `stride` apart, the first `padding` pixels (fewer than `size`)
 // beyond the corner. What lies outside x counts for nothing.
@@ -101,18 +103,18 @@ struct PoolWindow {
   }
 };
 // y [N,T,count(H),count(W),C] = greatest of each square of x.
-WEFT_OP(max_pool_window_forward, void(const Tensor& x, PoolWindow window, Tensor& y));
+WEFT_MEMORY_OP(max_pool_window_forward, void(const Tensor& x, PoolWindow window, Tensor& y));
 // dx is written, the first greatest of a square as above. Squares overlap where stride < size: dx
 // is the sum, in f32, in the squares' order.
-WEFT_OP(max_pool_window_backward,
-        void(const Tensor& x, PoolWindow window, const Tensor& dy, Tensor& dx));
+WEFT_MEMORY_OP(max_pool_window_backward,
+               void(const Tensor& x, PoolWindow window, const Tensor& dy, Tensor& dx));
 
 // y [N,T,h,w,C] = mean over each of h x w rectangles of x [N,T,H,W,C] of any size: number i of n
 // along an axis of L pixels is [floor(i L / n), ceil((i + 1) L / n)), so that neighbours may
 // overlap.
-WEFT_OP(adaptive_pool_forward, void(const Tensor& x, Tensor& y));
+WEFT_MEMORY_OP(adaptive_pool_forward, void(const Tensor& x, Tensor& y));
 // dx (+)= the transpose of that.
-WEFT_OP(adaptive_pool_backward, void(const Tensor& dy, Tensor& dx, bool accumulate));
+WEFT_MEMORY_OP(adaptive_pool_backward, void(const Tensor& dy, Tensor& dx, bool accumulate));
 
 // Pixels of rectangle i of n; and the rectangles that pixel p is in, which turns out to be the same
 // formula with n and L exchanged.
@@ -169,7 +171,7 @@ __host__ __device__
 
 // y [N,D,H,W,C] = x [M,d,h,w,C] at grid f32 [N,D,H,W,3]: trilinear, what lies outside is 0. M = 1
 // (all read the same volume) or N.
-WEFT_OP(volume_sample, void(const Tensor& x, const Tensor& grid, Tensor& y));
+WEFT_MEMORY_OP(volume_sample, void(const Tensor& x, const Tensor& grid, Tensor& y));
 
 // What a motion network sees of each frame: y [N,D,H,W,(K+1)*(1+c)] has for each of K+1 candidates
 // a heatmap's value, then the c channels of the features [1,D,H,W,c] at the candidate's motion.
@@ -178,14 +180,15 @@ WEFT_OP(volume_sample, void(const Tensor& x, const Tensor& grid, Tensor& y));
 //                    motion g - drv_k + src_k
 // with g the voxel's place on the grid, src = kp_source [1,K,3], drv = kp_driving [N,K,3].
 constexpr float heatmap_variance = 0.01f;
-WEFT_OP(motion_candidates,
-        void(const Tensor& features, const Tensor& kp_source, const Tensor& kp_driving, Tensor& y));
+WEFT_MEMORY_OP(motion_candidates, void(const Tensor& features, const Tensor& kp_source,
+                                       const Tensor& kp_driving, Tensor& y));
 
 // mask [N,D,H,W,K+1] = softmax over the candidates of logits [N,D,H,W,K+1]; f32 or of the logits'
 // type; undefined: not wanted. deformation f32 [N,D,H,W,3] = sum of mask_k times the candidates'
 // motions above, where a mask below `threshold` counts as 0 and the others stay as they are.
-WEFT_OP(motion_field, void(const Tensor& logits, const Tensor& kp_source, const Tensor& kp_driving,
-                           float threshold, Tensor& mask, Tensor& deformation));
+WEFT_MEMORY_OP(motion_field,
+               void(const Tensor& logits, const Tensor& kp_source, const Tensor& kp_driving,
+                    float threshold, Tensor& mask, Tensor& deformation));
 
 // A GPU takes the voxels in pieces, whose sums are put together in order.
 struct VolumePieces {
@@ -196,6 +199,6 @@ VolumePieces volume_pieces(std::int64_t voxels);
 // keypoints f32 [N,K,3] = expectation of the grid's (x,y,z) under the softmax over all D*H*W voxels
 // of logits [N,D,H,W,K] / temperature. The order of the sums does not depend on the thread count.
 WEFT_SCRATCH_OP(volume_expectation,
-                void(const Tensor& logits, float temperature, Tensor& keypoints));
+                void(const Tensor& logits, float temperature, Tensor& keypoints), memory_bound());
 
 }  // namespace weft::ops

@@ -1,10 +1,5 @@
 // The MPI side of the communicator: the queue of operations and the thread that serves it. What an
 // operation does: mpi_collectives.h.
-#include <sched.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -27,28 +22,6 @@
 
 namespace weft {
 namespace {
-
-// The first version of the kernel's struct sched_attr: glibc has none, and the kernel's header
-// redefines types of <sched.h>.
-struct SchedulingAttributes {
-  std::uint32_t size = sizeof(SchedulingAttributes), policy = 0;
-  std::uint64_t flags = 0;
-  std::int32_t nice = 0;
-  std::uint32_t priority = 0;
-  std::uint64_t slice_ns = 0, deadline = 0, period = 0;
-};
-
-// The calling thread then sleeps only as long as it asks for, and runs at once when it wakes, even
-// where compute fills the cores. Linux schedules threads with shorter slices first (since 6.12;
-// earlier versions ignore the request).
-void wake_promptly() {
-  prctl(PR_SET_TIMERSLACK, 5000UL);  // ns
-  SchedulingAttributes mine;
-  if (syscall(SYS_sched_getattr, 0, &mine, sizeof mine, 0) != 0 || mine.policy != SCHED_OTHER)
-    return;
-  mine.slice_ns = 100'000;  // the shortest there is
-  syscall(SYS_sched_setattr, 0, &mine, 0);
-}
 
 // The most bytes of a sum that wait() runs itself (awaited_at_once).
 constexpr std::size_t most_bytes_at_once = std::size_t{64} << 10;
@@ -86,7 +59,6 @@ class MpiCommunicator final : public Communicator {
       orderly = orderly && !watchdog_->failed() && std::uncaught_exceptions() == 0;
       // Its thread calls look() and stop() of this object, so it ends before the members go.
       watchdog_.reset();
-      collectives_->close(orderly);
     }
     if (orderly) MPI_Comm_free(&comm_);
   }
@@ -156,7 +128,7 @@ class MpiCommunicator final : public Communicator {
           if (ticket == completed_ + 1) {
             MpiOperation o = take();
             lock.unlock();
-            work(std::move(o));
+            work(std::move(o), true);
             lock.lock();
           } else {
             wake_.notify_all();
@@ -176,7 +148,7 @@ class MpiCommunicator final : public Communicator {
     check();
     if (fault::ordered(fault::Kind::skip, ++asked_)) return 0;
     if (o.to.device() == DeviceKind::cuda) o.written = device_runtime().record(Stream::compute);
-    const Watchdog::Collective record = o.record();
+    const Collective record = o.record();
     Ticket ticket;
     {
       std::lock_guard lock(mutex_);
@@ -214,7 +186,7 @@ class MpiCommunicator final : public Communicator {
     release_held();
     const std::lock_guard lock(mutex_);
     if (began_ == 0) return std::nullopt;
-    return Watchdog::Operation{completed_ + 1, name_, now_seconds() - began_};
+    return Watchdog::Operation{completed_ + 1, now_seconds() - began_};
   }
 
   void stop() {
@@ -224,12 +196,10 @@ class MpiCommunicator final : public Communicator {
     }
     wake_.notify_all();
     done_.notify_all();
-    if (collectives_) collectives_->interrupt();
   }
 
   // The progress thread: runs the operations one at a time, in order of issue.
   void serve() {
-    wake_promptly();
     for (;;) {
       MpiOperation o;
       {
@@ -238,7 +208,7 @@ class MpiCommunicator final : public Communicator {
         if (stop_) return;
         o = take();
       }
-      if (!work(std::move(o))) return;
+      if (!work(std::move(o), false)) return;
     }
   }
 
@@ -247,8 +217,8 @@ class MpiCommunicator final : public Communicator {
   // on the caller's thread, which spares two switches between threads; if the caller does something
   // else first, the progress thread gets it.
   bool awaited_at_once(const MpiOperation& o) const {
-    return !collectives_->messages() && o.kind == CollectiveKind::all_reduce &&
-           o.to.device() == DeviceKind::cpu && o.to.bytes() <= most_bytes_at_once;
+    return o.kind == CollectiveKind::all_reduce && o.to.device() == DeviceKind::cpu &&
+           o.to.bytes() <= most_bytes_at_once;
   }
 
   MpiOperation take() {
@@ -258,10 +228,10 @@ class MpiCommunicator final : public Communicator {
   }
 
   // Runs an operation, on one thread at a time. False: no further one will follow.
-  bool work(MpiOperation o) {
+  bool work(MpiOperation o, bool awaited) {
     bool done = false;
     try {
-      done = run(o);
+      done = run(o, awaited);
     } catch (const OtherCollective& e) {
       watchdog_->suspect(e.what());  // the records of all ranks tell who differs
       std::unique_lock lock(mutex_);
@@ -282,25 +252,21 @@ class MpiCommunicator final : public Communicator {
     return true;
   }
 
-  bool run(const MpiOperation& o) {
+  bool run(const MpiOperation& o, bool awaited) {
     // Waiting for the compute before it is not communication: it is neither counted nor watched.
     if (!collectives_->ready(o)) return false;
-    const Watchdog::Collective record = o.record();
     Ticket number;
     {
       std::lock_guard lock(mutex_);
       began_ = now_seconds();
       number = completed_ + 1;
-      name_ = fmt::format("{} {} ({}, {:.3f} MiB)", record.kind, number, name_of(record.dtype),
-                          static_cast<double>(o.to.numel()) *
-                              static_cast<double>(size_of(o.comm_dtype)) / (1 << 20));
     }
     watchdog_->begun(number);
     const trace::Scope scope(
-        record.kind, trace::Lane::communication,
+        o.record().name(), trace::Lane::communication,
         static_cast<std::int64_t>(o.to.numel()) * static_cast<std::int64_t>(size_of(o.comm_dtype)),
         "bytes");
-    return collectives_->run(number, o);
+    return collectives_->run(number, o, awaited);
   }
 
   MPI_Comm comm_ = MPI_COMM_NULL;
@@ -316,7 +282,6 @@ class MpiCommunicator final : public Communicator {
   Ticket issued_ = 0, completed_ = 0;
   double busy_ = 0;
   double began_ = 0;  // start of the operation in progress, 0 if there is none
-  std::string name_;
   std::atomic<bool> stop_ = false;
   std::optional<MpiCollectives> collectives_;
   std::thread thread_;

@@ -216,15 +216,18 @@ class NcclCommunicator final : public Communicator {
     WEFT_ASSERT(t.dtype() == DType::f32 || t.dtype() == DType::f64);
     const DType travels =
         t.dtype() == DType::f32 && comm_dtype == CommDtype::bf16 ? DType::bf16 : t.dtype();
-    return issue("all-reduce", travels, t, {}, [&] { collectives_->all_reduce(t, comm_dtype); });
+    return issue(CollectiveKind::all_reduce, travels, t, {},
+                 [&] { collectives_->all_reduce(t, comm_dtype); });
   }
   Ticket reduce_scatter_sum(Tensor t, CommDtype comm_dtype) override {
     WEFT_ASSERT(t.dtype() == DType::f32);
-    return issue("reduce-scatter", comm_dtype == CommDtype::bf16 ? DType::bf16 : DType::f32, t, {},
+    return issue(CollectiveKind::reduce_scatter,
+                 comm_dtype == CommDtype::bf16 ? DType::bf16 : DType::f32, t, {},
                  [&] { collectives_->reduce_scatter(t, comm_dtype); });
   }
   Ticket all_gather(Tensor t) override {
-    return issue("all-gather", t.dtype(), t, {}, [&] { collectives_->all_gather(t); });
+    return issue(CollectiveKind::all_gather, t.dtype(), t, {},
+                 [&] { collectives_->all_gather(t); });
   }
   Ticket all_to_all(Tensor from, std::span<const std::int64_t> from_counts, Tensor to,
                     std::span<const std::int64_t> to_counts) override {
@@ -234,7 +237,7 @@ class NcclCommunicator final : public Communicator {
              std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) == t.numel();
     };
     WEFT_ASSERT(fit(from_counts, from) && fit(to_counts, to));
-    return issue("all-to-all", to.dtype(), to, from, [&] {
+    return issue(CollectiveKind::all_to_all, to.dtype(), to, from, [&] {
       collectives_->all_to_all(from, {from_counts.begin(), from_counts.end()}, to,
                                {to_counts.begin(), to_counts.end()});
     });
@@ -245,9 +248,8 @@ class NcclCommunicator final : public Communicator {
     check();
     Operation o;
     o.number = ++number_;
-    o.name = fmt::format("split {}", o.number);
+    watchdog_->issued(o.number, {CollectiveKind::split, DType::u8, 0});
     enter(o);
-    watchdog_->issued(o.number, {"split", DType::u8, 0});
     watchdog_->begun(o.number);
     int color = rank_, key = 0;
     MPI_Bcast(&color, 1, MPI_INT, 0, part);
@@ -278,8 +280,7 @@ class NcclCommunicator final : public Communicator {
  private:
   struct Operation {
     std::uint64_t number = 0;
-    const char* kind = "";
-    std::string name;
+    const char* name = "";
     DeviceEvent begin, done;  // begin: its data is ready and the operations before it are done
     Tensor to, from;          // their memory stays until it is done
     double began = 0;
@@ -288,7 +289,7 @@ class NcclCommunicator final : public Communicator {
 
   // Puts the work that `call` queues between two events of the communication stream.
   template <class Call>
-  Ticket issue(const char* kind, DType comm_dtype, const Tensor& to, const Tensor& from,
+  Ticket issue(CollectiveKind kind, DType comm_dtype, const Tensor& to, const Tensor& from,
                Call&& call) {
     WEFT_ASSERT(to.device() == DeviceKind::cuda);
     check();
@@ -296,12 +297,11 @@ class NcclCommunicator final : public Communicator {
     DeviceRuntime& device = device_runtime();
     Operation o;
     o.number = ++number_;
-    o.kind = kind;
     const std::size_t bytes = static_cast<std::size_t>(to.numel()) * size_of(comm_dtype);
-    o.name = fmt::format("{} {} ({}, {:.3f} MiB)", kind, o.number, name_of(comm_dtype),
-                         static_cast<double>(bytes) / (1 << 20));
     // What an all-to-all moves differs from rank to rank.
-    watchdog_->issued(o.number, {kind, comm_dtype, from.defined() ? 0 : bytes});
+    const Collective what{kind, comm_dtype, from.defined() ? 0 : bytes};
+    o.name = what.name();
+    watchdog_->issued(o.number, what);
     device.wait(Stream::communication, device.record(Stream::compute));
     o.begin = device.record(Stream::communication);
     enter(o);
@@ -337,7 +337,7 @@ class NcclCommunicator final : public Communicator {
   // Mark the time inside an NCCL call, which may block when it first uses a connection.
   void enter(const Operation& o) {
     const std::lock_guard lock(mutex_);
-    calling_ = Watchdog::Operation{o.number, o.name, 0};
+    calling_ = Watchdog::Operation{o.number, 0};
     called_at_ = now_seconds();
   }
   void leave() {
@@ -349,9 +349,8 @@ class NcclCommunicator final : public Communicator {
   ncclComm_t start(MPI_Comm world) {
     Operation o;
     o.number = 1;
-    o.name = "the start of NCCL";
+    watchdog_->issued(1, {CollectiveKind::start_of_nccl, DType::u8, 0});
     enter(o);
-    watchdog_->issued(1, {"start of NCCL", DType::u8, 0});
     watchdog_->begun(1);
     ncclUniqueId id{};
     if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id));
@@ -364,8 +363,7 @@ class NcclCommunicator final : public Communicator {
       return ncclCommInitRankConfig(comm, size, id, rank, &config);
     });
     leave();
-    watchdog_->issued(0, {});  // so that collectives are counted from 1
-    watchdog_->begun(0);
+    watchdog_->count_from_one();
     return made;
   }
 
@@ -432,7 +430,7 @@ class NcclCommunicator final : public Communicator {
         watchdog_->begun(o.number);
       }
       if (!device.finished(o.done)) {
-        if (o.began != 0) return Watchdog::Operation{o.number, o.name, now_seconds() - o.began};
+        if (o.began != 0) return Watchdog::Operation{o.number, now_seconds() - o.began};
         break;
       }
       const double seconds = device.seconds(o.begin, o.done);
@@ -442,7 +440,7 @@ class NcclCommunicator final : public Communicator {
       if (trace::enabled) {
         // Only as exact as this thread's polling: the end is at most one of its periods late.
         const double now = now_seconds();
-        trace::add({o.kind, trace::Lane::communication, now - seconds, now,
+        trace::add({o.name, trace::Lane::communication, now - seconds, now,
                     static_cast<std::int64_t>(o.to.bytes()), "bytes"});
       }
     }

@@ -3,21 +3,18 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <optional>
-#include <string_view>
+#include <utility>
 
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/faults.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "core/mpi.h"
 #include "core/progress.h"
 #include "tensor/device.h"
 
@@ -25,26 +22,63 @@ namespace weft {
 
 namespace {
 
-constexpr std::size_t table_rows = 16;  // with more ranks: only the late ones, and `others` more
-constexpr std::size_t others = 4;
+constexpr std::size_t table_rows = 16;  // with more ranks: the late ones first
 constexpr std::size_t named_in_cause = 8;
 
-// Sent ahead of the records.
-struct Head {
-  std::int64_t step = 0;
-  double phase_seconds = 0;
-  std::uint64_t issued = 0, begun = 0, completed = 0;
-  std::array<char, 32> phase{};
-  bool stalled = false, on_storage = false;
-};
+constexpr std::array<const char*, 6> kind_names = {"all-reduce", "reduce-scatter", "all-gather",
+                                                   "all-to-all", "split",          "start of NCCL"};
 
-std::optional<FlightRecord::Entry> entry(const RankState& s, std::uint64_t number) {
-  const auto at = std::find_if(s.records.begin(), s.records.end(),
-                               [&](const auto& e) { return e.number == number; });
-  return at == s.records.end() ? std::nullopt : std::optional(*at);
+// Why a rank is late, or "". If an operation is pending, the ranks that have not reached it hold up
+// the others; if none is, the ranks whose step stands still are late.
+std::string lateness(const RankState& s, std::uint64_t operation) {
+  if (!s.answers) return "does not answer";
+  std::string where;
+  if (!s.phase.empty())
+    where =
+        fmt::format("in {} of step {} for {:.0f} s", s.phase.view(), s.step + 1, s.phase_seconds);
+  if (operation > 0 && s.issued < operation)
+    return where.empty() ? "has not issued it" : "has not issued it: " + where;
+  if (operation > 0 && s.begun < operation) return "has issued it, but its GPU has not come to it";
+  if (operation == 0 && s.stalled) return where;
+  return "";
 }
 
-// The operation that all ranks wait for: the first that some rank has begun and not completed. 0:
+// "rank 2 has WHAT, the others WHICH": what is found of each rank, the rarest first; "" is nothing.
+// "" where all ranks agree.
+std::string contrast(std::span<const RankState> states,
+                     const std::function<std::string(const RankState&)>& find) {
+  struct Group {
+    std::string finding, ranks;
+    std::size_t count = 0;
+  };
+  std::vector<Group> groups;
+  for (const RankState& s : states) {
+    const std::string finding = find(s);
+    if (finding.empty()) continue;
+    auto group = std::ranges::find(groups, finding, &Group::finding);
+    if (group == groups.end()) group = groups.insert(group, Group{finding, "", 0});
+    if (group->count < named_in_cause)
+      group->ranks += fmt::format("{}{}", group->count > 0 ? ", " : "", s.rank);
+    ++group->count;
+  }
+  if (groups.size() < 2) return "";
+  std::ranges::stable_sort(groups, {}, &Group::count);
+  const bool majority = groups.back().count > groups[groups.size() - 2].count;
+  std::string text;
+  for (const Group& g : groups) {
+    if (!text.empty()) text += ", ";
+    if (majority && &g == &groups.back())
+      text += "the others " + g.finding;
+    else if (g.count == 1)
+      text += fmt::format("rank {} has {}", g.ranks, g.finding);
+    else
+      text += fmt::format("ranks {}{} have {}", g.ranks,
+                          g.count > named_in_cause ? " and others" : "", g.finding);
+  }
+  return text;
+}
+
+// The collective that all ranks wait for: the first that some rank has begun and not completed. 0:
 // none.
 std::uint64_t pending_operation(std::span<const RankState> states) {
   std::uint64_t first = 0;
@@ -54,271 +88,122 @@ std::uint64_t pending_operation(std::span<const RankState> states) {
   return first;
 }
 
-// Why a rank is late, or "". If an operation is pending, the ranks that have not reached it hold up
-// the others; if none is, the ranks whose step stands still are late.
-std::string lateness(const RankState& s, std::uint64_t operation) {
-  if (!s.answers) return "does not answer";
-  std::string where;
-  if (!s.phase.empty())
-    where = fmt::format("in {} of step {} for {:.0f} s", s.phase, s.step + 1, s.phase_seconds);
-  if (operation > 0 && s.issued < operation)
-    return where.empty() ? "has not issued it" : "has not issued it: " + where;
-  if (operation > 0 && s.begun < operation) return "has issued it, but its GPU has not come to it";
-  if (operation == 0 && s.stalled) return where;
-  return "";
+bool has_pending(const RankState& s, std::uint64_t operation) {
+  return s.answers && s.issued >= operation && s.completed + 1 == operation;
 }
 
-// "rank 2" or "ranks 2, 3, 5"
-std::string list(const std::vector<std::size_t>& which, std::span<const RankName> names) {
-  std::string text = which.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < std::min(which.size(), named_in_cause); ++i)
-    text += fmt::format("{}{}", i > 0 ? ", " : "", names[which[i]].rank);
-  if (which.size() > named_in_cause)
-    text += fmt::format(" and {} more", which.size() - named_in_cause);
-  return text;
-}
-
-// A finding, and the ranks it holds for. Sorted, the rarest comes first: "rank 2 has A, the others
-// B".
-using Groups = std::vector<std::pair<std::string, std::vector<std::size_t>>>;
-
-void add(Groups& groups, const std::string& what, std::size_t rank) {
-  for (auto& [text, who] : groups)
-    if (text == what) return who.push_back(rank);
-  groups.push_back({what, {rank}});
-}
-
-bool has_majority(const Groups& sorted) {
-  return sorted.back().second.size() > sorted[sorted.size() - 2].second.size();
-}
-
-void sort(Groups& groups) {
-  std::stable_sort(groups.begin(), groups.end(),
-                   [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
-}
-
-std::string contrast(Groups groups, std::span<const RankName> names) {
-  sort(groups);
-  const bool clear = has_majority(groups);
-  std::string text;
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto& [what, who] = groups[g];
-    if (g > 0) text += ", ";
-    if (clear && g + 1 == groups.size())
-      text += "the others " + what;
-    else
-      text += fmt::format("{} {} {}", list(who, names), who.size() > 1 ? "have" : "has", what);
-  }
-  return text;
-}
-
-// The first collective that differs among the ranks that have issued it.
-struct Difference {
-  std::string text;                // empty: none
-  std::vector<std::size_t> ranks;  // whose collective differs from the majority's
-};
-
-Difference difference(std::span<const RankState> states, std::span<const RankName> names) {
-  // Compare only numbers that every ring still holds: an overwritten entry is not a difference.
-  std::uint64_t first = 1, last = 0;
-  for (const RankState& s : states) {
-    if (!s.answers) continue;
-    if (!s.records.empty()) first = std::max(first, s.records.front().number);
-    last = std::max(last, s.issued);
-  }
-  for (std::uint64_t n = first; n <= last; ++n) {
-    Groups rounded, exact;
-    for (std::size_t r = 0; r < states.size(); ++r)
-      if (const auto e = entry(states[r], n)) {
-        add(rounded, e->describe(), r);
-        add(exact, fmt::format("{} ({}, {} bytes)", e->kind.data(), name_of(e->dtype), e->bytes),
-            r);
-      }
-    if (exact.size() < 2) continue;
-    // Report the first one only: later ones differ as a consequence. Give the size in bytes where
-    // it looks alike in MiB.
-    Difference d{fmt::format("collective {} differs: {}", n,
-                             contrast(rounded.size() < exact.size() ? exact : rounded, names)),
-                 {}};
-    sort(exact);
-    if (has_majority(exact))
-      for (std::size_t g = 0; g + 1 < exact.size(); ++g)
-        d.ranks.insert(d.ranks.end(), exact[g].second.begin(), exact[g].second.end());
-    return d;
-  }
-  return {};
-}
-
-// "rank 2 has issued 56 collectives, the others 57", or "" where it says little.
-std::string behind(std::span<const RankState> states, std::span<const RankName> names) {
-  Groups groups;
-  for (std::size_t r = 0; r < states.size(); ++r)
-    if (states[r].answers) add(groups, fmt::format("{}", states[r].issued), r);
-  return groups.size() == 2 ? "issued collectives: " + contrast(std::move(groups), names) : "";
-}
-
-std::string numbered(const RankState& s, std::uint64_t number) {
-  if (number == 0) return "-";
-  const auto e = entry(s, number);
-  return e ? fmt::format("{} {}", number, e->describe()) : fmt::format("{}", number);
-}
-
-using Row = std::array<std::string, 7>;
-
-Row row(const RankState& s, const RankName& name) {
-  if (!s.answers)
-    return {fmt::format("{}", name.rank), name.host, "-", "-", "-", "does not answer", ""};
-  const bool in_step = !s.phase.empty();
-  return {fmt::format("{}", name.rank),
-          name.host,
-          in_step ? fmt::format("{}", s.step + 1) : "-",
-          in_step ? s.phase : "-",
-          in_step ? fmt::format("{:.1f}", s.phase_seconds) : "-",
-          numbered(s, s.completed),
-          s.issued > s.completed ? numbered(s, s.completed + 1) : "-"};
-}
-
-std::string table(const std::vector<Row>& rows, const std::vector<std::string>& marks) {
-  const Row head = {"rank", "host", "step", "phase", "seconds", "last done", "pending"};
-  std::array<std::size_t, 7> width{};
-  for (std::size_t c = 0; c < width.size(); ++c) {
-    width[c] = head[c].size();
-    for (const Row& r : rows) width[c] = std::max(width[c], r[c].size());
-  }
-  const auto line = [&](const Row& r, const std::string& mark) {
-    std::string text = fmt::format("\n  {:<7}  ", mark);
-    for (std::size_t c = 0; c < r.size(); ++c) {
-      const bool number = c == 0 || c == 2 || c == 4;
-      text += number ? fmt::format("{:>{}}  ", r[c], width[c])
-                     : fmt::format("{:<{}}  ", r[c], width[c]);
-    }
-    text.erase(text.find_last_not_of(' ') + 1);
-    return text;
+// "collective 57 differs: rank 2 has ..., the others ...", or "".
+std::string difference(std::span<const RankState> states, std::uint64_t operation) {
+  const auto ranks_have = [&](bool in_bytes) {
+    return contrast(states, [&](const RankState& s) {
+      if (!has_pending(s, operation)) return std::string();
+      return in_bytes ? fmt::format("{} ({}, {} bytes)", s.pending.name(), name_of(s.pending.dtype),
+                                    s.pending.bytes)
+                      : s.pending.describe();
+    });
   };
-  std::string text = line(head, "");
-  for (std::size_t i = 0; i < rows.size(); ++i) text += line(rows[i], marks[i]);
+  // In bytes where the sizes look alike in MiB.
+  const std::string exact = ranks_have(true), rounded = ranks_have(false);
+  if (exact.empty()) return "";
+  return fmt::format("collective {} differs: {}", operation, rounded.empty() ? exact : rounded);
+}
+
+// Whether the rank's pending collective is another one than that of most.
+bool is_odd(const RankState& s, std::span<const RankState> states, std::uint64_t operation) {
+  const auto is_in = [&](const RankState& o) { return has_pending(o, operation); };
+  const auto agrees = [&](const RankState& o) { return is_in(o) && o.pending == s.pending; };
+  return is_in(s) &&
+         2 * std::ranges::count_if(states, agrees) < std::ranges::count_if(states, is_in);
+}
+
+// `marks`: "late", "differs" or "".
+std::string table(std::span<const RankState> states, const std::vector<std::string>& marks) {
+  std::vector<std::array<std::string, 8>> rows = {
+      {"", "rank", "host", "step", "phase", "seconds", "last done", "pending"}};
+  for (const bool marked : {true, false})
+    for (std::size_t r = 0; r < states.size() && rows.size() <= table_rows; ++r) {
+      const RankState& s = states[r];
+      // With few ranks in their order, and with many the marked ones first.
+      if (states.size() > table_rows ? marks[r].empty() == marked : !marked) continue;
+      const bool in_step = s.answers && !s.phase.empty();
+      rows.push_back(
+          {marks[r], fmt::format("{}", s.rank), std::string(s.host.view()),
+           in_step ? fmt::format("{}", s.step + 1) : "-",
+           in_step ? std::string(s.phase.view()) : "-",
+           in_step ? fmt::format("{:.1f}", s.phase_seconds) : "-",
+           s.answers ? fmt::format("{}", s.completed) : "does not answer",
+           s.answers && s.issued > s.completed ? s.pending.describe(s.completed + 1) : "-"});
+    }
+  std::array<std::size_t, 8> width{};
+  for (const auto& row : rows)
+    for (std::size_t c = 0; c < row.size(); ++c) width[c] = std::max(width[c], row[c].size());
+  std::string text;
+  for (const auto& row : rows) {
+    text += "\n ";
+    for (std::size_t c = 0; c < row.size(); ++c) text += fmt::format(" {:<{}} ", row[c], width[c]);
+    text.erase(text.find_last_not_of(' ') + 1);
+  }
+  if (rows.size() <= states.size())
+    text += fmt::format("\n  ... {} more ranks", states.size() + 1 - rows.size());
   return text;
 }
 
 }  // namespace
 
-std::vector<char> RankState::to_bytes() const {
-  Head head{step, phase_seconds, issued, begun, completed, {}, stalled, on_storage};
-  std::copy_n(phase.begin(), std::min(phase.size(), head.phase.size() - 1), head.phase.begin());
-  std::vector<char> bytes(sizeof head + records.size() * sizeof records[0]);
-  std::memcpy(bytes.data(), &head, sizeof head);
-  if (!records.empty())
-    std::memcpy(bytes.data() + sizeof head, records.data(), bytes.size() - sizeof head);
-  return bytes;
-}
+const char* Collective::name() const { return kind_names.at(static_cast<std::size_t>(kind)); }
 
-RankState RankState::from_bytes(std::span<const char> bytes) {
-  Head head;
-  WEFT_ASSERT(bytes.size() >= sizeof head);
-  std::memcpy(&head, bytes.data(), sizeof head);
-  RankState s{
-      true,       head.stalled,   head.step, head.phase.data(), head.phase_seconds, head.issued,
-      head.begun, head.completed, {},        head.on_storage};
-  s.records.resize((bytes.size() - sizeof head) / sizeof s.records[0]);
-  if (!s.records.empty())
-    std::memcpy(s.records.data(), bytes.data() + sizeof head,
-                s.records.size() * sizeof s.records[0]);
-  return s;
-}
-
-std::string hang_report(const std::string& complaint, std::span<const RankState> states,
-                        std::span<const RankName> names) {
-  const std::uint64_t operation = pending_operation(states);
-  std::vector<std::string> mark(states.size());
-  const Difference differs = difference(states, names);
-  for (const std::size_t r : differs.ranks) mark[r] = "differs";
-  std::string late;
-  std::size_t count = 0;
-  for (std::size_t r = 0; r < states.size(); ++r) {
-    const std::string why = lateness(states[r], operation);
-    if (why.empty()) continue;
-    mark[r] = "late";
-    if (++count > named_in_cause) continue;
-    late += fmt::format("{}rank {} on {} ({})", count == 1 ? "late: " : ", ", names[r].rank,
-                        names[r].host, why);
-  }
-  if (count > named_in_cause) late += fmt::format(" and {} more", count - named_in_cause);
-
-  // Differing counts explain a hang only where nothing better does: ranks that run ahead differ
-  // too.
-  std::string text = complaint, counts;
-  if (!differs.text.empty())
-    text = differs.text + "; " + complaint;
-  else if (count == 0 && operation > 0)
-    late = "all ranks are in it: the network or a GPU has stalled";
-  else
-    counts = behind(states, names);
-  if (!late.empty()) text += "; " + late;
-  if (!counts.empty()) text += "; " + counts;
-
-  std::vector<Row> rows;
-  std::vector<std::string> marks;
-  std::size_t more = states.size() <= table_rows ? states.size() : others;
-  for (std::size_t r = 0; r < states.size(); ++r) {
-    if (mark[r].empty() && (more == 0 || more-- == 0)) continue;
-    rows.push_back(row(states[r], names[r]));
-    marks.push_back(mark[r]);
-  }
-  text += table(rows, marks);
-  if (rows.size() < states.size())
-    text += fmt::format("\n           ... {} more ranks, none of them late",
-                        states.size() - rows.size());
-  return text;
-}
-
-std::string FlightRecord::Entry::describe() const {
-  return fmt::format("{} ({}, {:.3f} MiB)", kind.data(), name_of(dtype),
+std::string Collective::describe() const {
+  if (kind > CollectiveKind::all_to_all) return name();
+  if (kind == CollectiveKind::all_to_all) return fmt::format("{} ({})", name(), name_of(dtype));
+  return fmt::format("{} ({}, {:.3f} MiB)", name(), name_of(dtype),
                      static_cast<double>(bytes) / (1 << 20));
 }
 
-void FlightRecord::issued(std::uint64_t number, const Collective& what) {
-  if (number > 0) {
-    Slot& s = slots_[number % length];
-    // 0 while the fields change: entries() reads the number before and after its copy, and drops
-    // the entry if it is not the expected one.
-    s.number = 0;
-    s.bytes = what.bytes;
-    s.kind = what.kind;
-    s.dtype = what.dtype;
-    s.number = number;
-  }
-  issued_ = number;
+std::string Collective::describe(std::uint64_t number) const {
+  return fmt::format("{} {}{}", name(), number, describe().substr(std::string_view(name()).size()));
 }
 
-std::vector<FlightRecord::Entry> FlightRecord::entries() const {
-  const std::uint64_t last = issued_;
-  std::vector<Entry> found;
-  found.reserve(length);
-  for (std::uint64_t n = last > length ? last - length + 1 : 1; n <= last; ++n) {
-    const Slot& s = slots_[n % length];
-    if (s.number != n) continue;
-    Entry e{n, s.bytes, {}, s.dtype};
-    const std::string_view kind = s.kind.load();
-    std::copy_n(kind.begin(), std::min(kind.size(), e.kind.size() - 1), e.kind.begin());
-    if (s.number == n) found.push_back(e);
+std::string hang_report(const std::string& complaint, std::span<const RankState> states) {
+  const std::uint64_t operation = pending_operation(states);
+  std::vector<std::string> marks;
+  std::string late;
+  std::size_t count = 0;
+  for (const RankState& s : states) {
+    const std::string why = lateness(s, operation);
+    marks.push_back(is_odd(s, states, operation) ? "differs" : why.empty() ? "" : "late");
+    if (why.empty() || ++count > named_in_cause) continue;
+    late += fmt::format("{}rank {} on {} ({})", count == 1 ? "; late: " : ", ", s.rank,
+                        s.host.view(), why);
   }
-  return found;
+  if (count > named_in_cause) late += fmt::format(" and {} more", count - named_in_cause);
+
+  const std::string differs = difference(states, operation);
+  std::string text = differs.empty() ? complaint : differs + "; " + complaint;
+  if (differs.empty() && count == 0 && operation > 0)
+    late = "; all ranks are in it: the network or a GPU has stalled";
+  text += late;
+  // Differing counts explain a hang only where nothing better does: ranks that run ahead differ
+  // too.
+  const std::string counts = contrast(states, [](const RankState& s) {
+    return s.answers ? fmt::format("{}", s.issued) : std::string();
+  });
+  if (differs.empty() && count > 0 && !counts.empty()) text += "; issued collectives: " + counts;
+  return text + table(states, marks);
 }
 
-// Ranks ask who is late only when one of them is stuck, so a healthy run sends nothing. A stuck
-// rank alarms a collector; the collector asks every rank how far it is, and sends all of them the
-// verdict. The watchdogs' threads answer, so a rank whose main thread is stuck still answers, and
-// one whose process is stopped does not. Rank 0 collects; if it does not answer, the first rank on
-// another host (or rank 1) does.
+// Every rank sends its state to two ranks that judge, at least once a second: to rank 0, and to the
+// first rank on another host (or rank 1), which judges if rank 0 does not. A rank whose main thread
+// is stuck goes on sending, and one whose process is stopped does not. Once a rank complains, the
+// judge waits for a newer state of every rank, reports, and sends the verdict to all of them.
 //
 // From the moment a rank is stuck for longer than the limit, the job ends within ten seconds:
-//   collector 0 does not answer     2.6 s   patience()
-//   late ranks do not answer        1.5 s   grace(), unless tests ask for more (WEFT_COMM_GRACE)
-//   the verdict finds no listener   2.5 s   last_resort_seconds
+//   rank 0 does not judge           2.6 s   patience()
+//   late ranks are not heard of     1.5 s   default_grace(), unless tests ask for more
+//   (WEFT_COMM_GRACE) the verdict finds no listener   2.5 s   last_resort_seconds
 // plus the second or so that mpirun or srun takes to end the ranks.
 namespace {
 
-constexpr int tag_alarm = 1, tag_question = 2, tag_answer = 3, tag_verdict = 4;
+constexpr int tag_state = 1, tag_verdict = 2;
 // After a hang: how long a main thread may take to notice it, and then to end the job.
 constexpr double last_resort_seconds = 2.5, last_resort_when_seen_seconds = 6;
 // After any other failure: how long until this thread reports it and ends the job.
@@ -339,21 +224,19 @@ double choose_timeout(double wanted) {
 }
 
 // Busy storage is not a hang: what reads or writes may take this many times the limit.
-double patience_with(const char* phase) {
-  const std::string_view name = phase != nullptr ? phase : "";
-  return name == "data" || name == "measuring" || name == "save" || name == "validation" ||
-                 name == "samples"
+double patience_with(std::string_view phase) {
+  return phase == "data" || phase == "measuring" || phase == "save" || phase == "validation" ||
+                 phase == "samples"
              ? 10
              : 1;
 }
 
-// How long a collector waits for answers, a stuck rank waits for its collector, and every watchdog
-// waits between two looks.
-double grace(double timeout) { return std::clamp(timeout / 4, 0.5, 1.5); }
-double patience(double timeout) { return 1.5 * grace(timeout) + 0.3; }
-std::chrono::duration<double> period(double timeout) {
-  return std::chrono::duration<double>(std::clamp(timeout / 50, 0.002, 0.05));
-}
+// How long a judge waits for newer states, how long the second one waits for the first, and how
+// often a watchdog looks and sends.
+double default_grace(double timeout) { return std::clamp(timeout / 4, 0.5, 1.5); }
+double patience(double grace) { return 1.5 * grace + 0.3; }
+double period(double timeout) { return std::clamp(timeout / 50, 0.002, 0.05); }
+double sending_period(double timeout) { return std::clamp(timeout / 10, 0.1, 1.0); }
 
 // Ends the job with this exit code, and this rank even if MPI cannot end the others.
 [[noreturn]] void end_job(MPI_Comm comm, Exit code) {
@@ -363,11 +246,16 @@ std::chrono::duration<double> period(double timeout) {
   _exit(static_cast<int>(code));
 }
 
-std::vector<char> text_bytes(const std::string& s) { return {s.begin(), s.end()}; }
-
-// The collector reports the error for all ranks. Below the report's first line is a table.
-Error hang_error(const std::string& report, const std::string& hint) {
+// The judge reports the error for all ranks. Below the report's first line is a table.
+Error hang_error(const std::string& report) {
   const std::size_t end = std::min(report.find('\n'), report.size());
+  const char* hint =
+      report.starts_with("collective ")
+          ? "ranks must issue the same collectives: look for another deck, binary or environment "
+            "on "
+            "the ranks that differ; otherwise this is a bug in weft, please report it with the log"
+          : "see what the late ranks and their nodes do (weft doctor on them); if ranks really "
+            "differ by so much, raise parallel.hang_timeout or the environment's WEFT_COMM_TIMEOUT";
   Error e(Exit::hang, report.substr(0, end), hint, __FILE__, __LINE__);
   if (end < report.size()) e.with_below(report.substr(end + 1));
   e.set_reported();
@@ -390,16 +278,17 @@ Watchdog::Watchdog(MPI_Comm world, double timeout_seconds, Look look, Stop stop)
   MPI_Comm_dup(world, &comm_);
   MPI_Comm_rank(comm_, &rank_);
   MPI_Comm_size(comm_, &size_);
-  // Reports name the ranks of a group by their number in MPI_COMM_WORLD, which users know.
-  struct Name {
-    int rank = 0;
-    std::array<char, 60> host{};
-  } own;
-  MPI_Comm_rank(MPI_COMM_WORLD, &own.rank);
-  host_name().copy(own.host.data(), own.host.size() - 1);
-  std::vector<Name> all(size_);
-  MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, comm_);
-  for (const Name& n : all) names_.push_back({n.rank, n.host.data()});
+  MPI_Comm_rank(MPI_COMM_WORLD, &own_.rank);
+  own_.host = ShortText<60>(host_name());
+  states_.resize(size_);
+  heard_at_.resize(size_);
+  MPI_Allgather(&own_, sizeof own_, MPI_BYTE, states_.data(), sizeof own_, MPI_BYTE, comm_);
+  const auto elsewhere = std::ranges::find_if(
+      states_, [&](const RankState& s) { return s.host.view() != states_.front().host.view(); });
+  const int second = elsewhere == states_.end() ? 1 : static_cast<int>(elsewhere - states_.begin());
+  for (const int judge : {0, second})
+    if (judge < size_) messages_.emplace_back().target = judge;
+  looked_at_ = now_seconds();
   thread_ = std::thread([this] { run(); });
 }
 
@@ -410,33 +299,42 @@ Watchdog::~Watchdog() {
   }
   wake_.notify_all();
   thread_.join();
-  // After a failure the other ranks may never join MPI_Comm_free, and main ends all ranks. Unsent
-  // messages are leaked, since MPI may still read them.
-  if (!failed_ && std::uncaught_exceptions() == 0)
-    MPI_Comm_free(&comm_);
-  else
-    new std::list<Message>(std::move(sent_));
+  // The communicator stays until MPI ends, and so does what MPI may still read: a rank that ends
+  // its watchdog earlier leaves states behind that nobody receives.
+  new std::vector<Message>(std::move(messages_));
 }
 
 void Watchdog::issued(std::uint64_t number, const Collective& what) {
-  record_.issued(number, what);
+  const std::lock_guard lock(mutex_);
+  own_.issued = number;
+  pending_.push_back(what);
 }
 
 void Watchdog::begun(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
   moved_at_ = now_seconds();
-  record_.begun(number);
+  own_.begun = number;
 }
 
+// By two threads: the one that issues ends some operations itself.
 void Watchdog::completed(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
   moved_at_ = now_seconds();
-  record_.completed(number);
+  for (; own_.completed < number; ++own_.completed) pending_.pop_front();
+}
+
+void Watchdog::count_from_one() {
+  const std::lock_guard lock(mutex_);
+  own_.issued = own_.begun = own_.completed = 0;
+  pending_.clear();
 }
 
 void Watchdog::progress(std::int64_t step, const char* phase) {
-  // Write the time first: the thread must not see a new phase with the time of an old one.
+  const std::lock_guard lock(mutex_);
+  const std::string_view name = phase != nullptr ? phase : "idle";
   phase_since_ = now_seconds();
-  step_ = step;
-  phase_ = phase == nullptr || std::string_view(phase) == "idle" ? nullptr : phase;
+  own_.step = step;
+  own_.phase = ShortText<32>(name == "idle" ? "" : name);
 }
 
 void Watchdog::set_timeout(double seconds) {
@@ -468,57 +366,187 @@ void Watchdog::check() {
 }
 
 void Watchdog::run() {
-  double last = now_seconds();
   for (;;) {
-    serve();
-    if (!failed_) {
-      std::optional<Operation> o;
-      try {
-        o = look_();
-      } catch (...) {
-        fail(std::current_exception());
-      }
-      const double limit = timeout_, allowed = stalled_beyond(1);
-      // A process that was itself stopped for a while must not blame the others, which may have
-      // left because of it.
-      if (now_seconds() - last > period(timeout_).count() + std::max(0.5, limit / 4))
-        quiet_until_ = now_seconds() + limit;
-      std::string suspicion;
-      {
-        const std::lock_guard lock(mutex_);
-        suspicion = suspicion_;
-      }
-      if (!suspicion.empty())
-        report(suspicion);
-      else if (now_seconds() < quiet_until_)
-        alarm_.reset();
-      else if (o && o->seconds > limit)
-        report(fmt::format("{} did not end within {:g} s", o->name, limit));
-      else if (!o && allowed > 0)
-        report(fmt::format("no progress for {:g} s", allowed));
-      else if (alarm_)
-        collect(*alarm_);
-    } else {
+    if (failed_)
       end_if_unheard();
-    }
-    last = now_seconds();
+    else
+      watch();
     std::unique_lock lock(mutex_);
-    if (wake_.wait_for(lock, period(timeout_), [&] { return ending_; })) return;
+    const std::chrono::duration<double> pause(period(timeout_));
+    if (wake_.wait_for(lock, pause, [&] { return ending_; })) return;
   }
+}
+
+void Watchdog::watch() {
+  receive();
+  std::optional<Operation> o;
+  try {
+    o = look_();
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  if (failed_) return;
+  // A process that was itself stopped for a while must not blame the others, which may have left
+  // because of it.
+  const double now = now_seconds(), limit = timeout_;
+  if (now - std::exchange(looked_at_, now) > period(limit) + std::max(0.5, limit / 4))
+    quiet_until_ = now + limit;
+  describe_state(o);
+  send_state();
+  judge();
+}
+
+// The seconds that this rank's step may stand still, if it has stood still for more than `share` of
+// them; otherwise 0. An operation that begins or ends counts as a move: a main thread may wait for
+// many, one after the other.
+double Watchdog::stalled_beyond(double share) const {
+  if (own_.phase.empty()) return 0;
+  const double allowed = timeout_ * patience_with(own_.phase.view());
+  const double unmoved = now_seconds() - std::max(phase_since_, moved_at_);
+  return unmoved > share * allowed ? allowed : 0;
+}
+
+void Watchdog::describe_state(const std::optional<Operation>& operation) {
+  const std::lock_guard lock(mutex_);
+  const double limit = timeout_, allowed = stalled_beyond(1);
+  own_.answers = true;
+  own_.phase_seconds = now_seconds() - phase_since_;
+  // The first rank to notice does so slightly before the others' own limit: hence 0.9.
+  own_.stalled = stalled_beyond(0.9) > 0;
+  own_.on_storage = !own_.stalled && patience_with(own_.phase.view()) > 1;
+  if (!pending_.empty()) own_.pending = pending_.front();
+  std::string complaint = suspicion_;
+  if (complaint.empty() && now_seconds() > quiet_until_) {
+    if (operation && operation->seconds > limit && !pending_.empty())
+      complaint = fmt::format("{} did not end within {:g} s",
+                              own_.pending.describe(operation->number), limit);
+    else if (!operation && allowed > 0)
+      complaint = fmt::format("no progress for {:g} s", allowed);
+  }
+  // A new complaint goes out at once.
+  if (complaint.empty() != own_.complaint.empty()) sent_at_ = 0;
+  own_.complaint = ShortText<200>(complaint);
+}
+
+void Watchdog::send_state() {
+  const double now = now_seconds();
+  if (now - sent_at_ < sending_period(timeout_)) return;
+  sent_at_ = now;
+  for (Message& m : messages_) {
+    if (m.target == rank_) {
+      states_[rank_] = own_;
+      heard_at_[rank_] = now;
+      continue;
+    }
+    int done = 0;
+    MPI_Test(&m.request, &done, MPI_STATUS_IGNORE);
+    if (done == 0) continue;
+    m.state = own_;
+    MPI_Isend(&m.state, sizeof m.state, MPI_BYTE, m.target, tag_state, comm_, &m.request);
+  }
+}
+
+// Takes the messages that have come. Never blocks.
+void Watchdog::receive() {
+  for (;;) {
+    int there = 0;
+    MPI_Status status;
+    MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &there, &status);
+    if (there == 0) return;
+    int bytes = 0;
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    std::string text(bytes, '\0');
+    MPI_Recv(text.data(), bytes, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG, comm_,
+             MPI_STATUS_IGNORE);
+    if (status.MPI_TAG == tag_verdict) return fail(std::make_exception_ptr(hang_error(text)));
+    std::memcpy(&states_[status.MPI_SOURCE], text.data(), sizeof(RankState));
+    heard_at_[status.MPI_SOURCE] = now_seconds();
+  }
+}
+
+// Reports once some rank complains and a newer state of every rank is there, or does not come.
+void Watchdog::judge() {
+  const double now = now_seconds(), waited = fixed_grace_.value_or(default_grace(timeout_));
+  if (now < quiet_until_) return;
+  // This rank may be none of the two that judge: then it knows its own state alone, and speaks up
+  // when both of them must be gone; one rank after the other, so that one of them reports it.
+  const bool judges = rank_ == messages_.front().target || rank_ == messages_.back().target;
+  states_[rank_] = own_;
+  heard_at_[rank_] = now;
+  const auto complaint =
+      std::ranges::find_if(states_, [](const RankState& s) { return !s.complaint.empty(); });
+  if (complaint == states_.end()) {
+    complained_at_ = 0;
+    return;
+  }
+  if (complained_at_ == 0) complained_at_ = now;
+  const double before = rank_ == 0 ? 0
+                        : judges   ? patience(waited)
+                                   : 2 * patience(waited) + 0.1 * std::min(rank_, 10);
+  if (now - complained_at_ < before) return;
+  const auto newer = [&](double heard) { return heard > complained_at_; };
+  if (!std::ranges::all_of(heard_at_, newer) && now - complained_at_ < before + waited) return;
+  const std::string what(complaint->complaint.view());
+  for (int r = 0; r < size_; ++r) states_[r].answers = newer(heard_at_[r]);
+  if (!judges) return report(what);
+  if (!waits_for_storage()) return report(what);
+  complained_at_ = 0;
+  quiet_until_ = now + timeout_ / 4;
+}
+
+// Whether all ranks were heard of, and one of them reads or writes and has time left: the others,
+// which wait for it, are patient as well. Says so once.
+bool Watchdog::waits_for_storage() {
+  if (!std::ranges::all_of(states_, &RankState::answers) ||
+      !difference(states_, pending_operation(states_)).empty())
+    return false;
+  const auto busy = std::ranges::find_if(states_, &RankState::on_storage);
+  if (busy == states_.end()) return false;
+  if (rank_ == 0 && !std::exchange(storage_told_, true))
+    log::write_warn(fmt::format(
+        "rank {} on {} is in {} for {:.0f} s, and the other ranks wait; after {:g} s of it the job "
+        "ends",
+        busy->rank, busy->host.view(), busy->phase.view(), busy->phase_seconds,
+        timeout_ * patience_with(busy->phase.view())));
+  return true;
+}
+
+// Reports the hang for all ranks, then sends the verdict: in this order, since the first rank to
+// receive it ends the job.
+void Watchdog::report(const std::string& complaint) {
+  const std::string text = hang_report(complaint, states_);
+  report_error(hang_error(text));
+  auto* const kept = new std::string(text);  // for a stopped process, which never takes it
+  std::vector<MPI_Request> sent;
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_)
+      MPI_Isend(kept->data(), static_cast<int>(kept->size()), MPI_BYTE, r, tag_verdict, comm_,
+                &sent.emplace_back());
+  // Long messages need this side's help until they have arrived.
+  const double start = now_seconds();
+  wait_asleep(
+      [&] {
+        int done = 0;
+        MPI_Testall(static_cast<int>(sent.size()), sent.data(), &done, MPI_STATUSES_IGNORE);
+        return done != 0 || now_seconds() - start > 0.3;
+      },
+      0.01);
+  fail(std::make_exception_ptr(hang_error(text)));
 }
 
 // This rank's next call of its communicator throws the failure, and main reports it. If that call
 // never comes, this thread reports the failure and ends the job.
 void Watchdog::end_if_unheard() {
   const double since = now_seconds() - failed_at_;
-  if (since < last_resort_seconds) return;
+  const double unheard = std::max(last_resort_seconds, fixed_grace_.value_or(0));
+  if (since < unheard) return;
   try {
     const std::lock_guard lock(mutex_);
     std::rethrow_exception(failure_);
   } catch (const Error& e) {
     if (since < (e.code() != Exit::hang ? patience_with_busy_rank_seconds
                  : seen_                ? last_resort_when_seen_seconds
-                                        : last_resort_seconds))
+                                        : unheard))
       return;
     if (seen_ && e.code() != Exit::hang) return;
     if (!e.reported() && !seen_) report_error(e);
@@ -530,167 +558,6 @@ void Watchdog::end_if_unheard() {
     log::error("ERROR: {}", e.what());
     end_job(comm_, Exit::internal);
   }
-}
-
-// Receives the waiting messages and answers them. Never blocks.
-void Watchdog::serve() {
-  for (;;) {
-    int there = 0;
-    MPI_Status status;
-    MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &there, &status);
-    if (!there) break;
-    int bytes = 0;
-    MPI_Get_count(&status, MPI_CHAR, &bytes);
-    std::vector<char> text(bytes);
-    MPI_Recv(text.data(), bytes, MPI_CHAR, status.MPI_SOURCE, status.MPI_TAG, comm_,
-             MPI_STATUS_IGNORE);
-    receive(status.MPI_SOURCE, status.MPI_TAG, std::move(text));
-  }
-  std::erase_if(sent_, [](Message& m) {
-    int done = 0;
-    MPI_Test(&m.request, &done, MPI_STATUS_IGNORE);
-    return done != 0;
-  });
-}
-
-void Watchdog::receive(int source, int tag, std::vector<char> bytes) {
-  switch (tag) {
-    case tag_alarm:
-      alarm_ = std::string(bytes.begin(), bytes.end());
-      break;
-    case tag_question:
-      send(source, tag_answer, state().to_bytes());
-      break;
-    case tag_answer:
-      if (!answers_.empty())  // an answer to an earlier question is as good
-        answers_[source] = RankState::from_bytes(bytes);
-      break;
-    case tag_verdict: {
-      const auto cut = std::find(bytes.begin(), bytes.end(), '\0');
-      fail(std::make_exception_ptr(hang_error({bytes.begin(), cut}, {cut + 1, bytes.end()})));
-      break;
-    }
-    default:
-      break;
-  }
-}
-
-void Watchdog::send(int target, int tag, std::vector<char> bytes) {
-  Message& m = sent_.emplace_back(Message{std::move(bytes)});
-  MPI_Isend(m.bytes.data(), static_cast<int>(m.bytes.size()), MPI_CHAR, target, tag, comm_,
-            &m.request);
-}
-
-// Serves the other ranks until `done` or for `seconds`; returns whether it was done.
-bool Watchdog::serve_until(const std::function<bool()>& done, double seconds) {
-  for (const double start = now_seconds(); !done();) {
-    if (now_seconds() - start > seconds) return false;
-    std::this_thread::sleep_for(period(timeout_));
-    serve();
-  }
-  return true;
-}
-
-// The seconds that this rank's step may stand still, if it has stood still for more than `share` of
-// them; otherwise 0. An operation that begins or ends counts as a move: a main thread may wait for
-// many, one after the other.
-double Watchdog::stalled_beyond(double share) const {
-  // Read the phase before its time, against the order in which progress() writes them: a time that
-  // is too new does no harm.
-  const char* phase = phase_;
-  if (phase == nullptr) return 0;
-  const double allowed = timeout_ * patience_with(phase);
-  const double unmoved = now_seconds() - std::max(phase_since_.load(), moved_at_.load());
-  return unmoved > share * allowed ? allowed : 0;
-}
-
-RankState Watchdog::state() const {
-  RankState s;
-  s.answers = true;
-  if (const char* phase = phase_; phase != nullptr) {
-    s.phase = phase;
-    s.step = step_;
-    s.phase_seconds = now_seconds() - phase_since_;
-  }
-  // The first rank to notice asks the others slightly before their own limit: hence 0.9.
-  s.stalled = stalled_beyond(0.9) > 0;
-  s.on_storage = !s.stalled && patience_with(phase_) > 1;
-  s.completed = record_.last_completed();
-  s.begun = record_.last_begun();
-  s.issued = record_.last_issued();
-  s.records = record_.entries();
-  return s;
-}
-
-// Tells every rank that this one is stuck.
-void Watchdog::report(const std::string& complaint) {
-  const auto elsewhere = std::find_if(names_.begin(), names_.end(), [&](const RankName& n) {
-    return n.host != names_.front().host;
-  });
-  const int second = elsewhere == names_.end() ? 1 : static_cast<int>(elsewhere - names_.begin());
-  for (const int collector : {0, second}) {
-    if (collector == rank_) return collect(complaint);
-    if (collector >= size_) continue;
-    send(collector, tag_alarm, text_bytes(complaint));
-    if (serve_until([&] { return failed_.load(); }, patience(timeout_))) return;
-  }
-  // Two hosts are gone: the remaining ranks try one after the other, so that one of them reports
-  // it.
-  if (!serve_until([&] { return failed_.load(); }, 0.1 * std::min(rank_, 10))) collect(complaint);
-}
-
-// Whether all ranks answered, and one of them reads or writes and has time left: the others, which
-// wait for it, are patient as well. Says so once.
-bool Watchdog::waits_for_storage() {
-  if (!std::ranges::all_of(answers_, &RankState::answers) ||
-      !difference(answers_, names_).text.empty())
-    return false;
-  const auto busy = std::ranges::find_if(answers_, &RankState::on_storage);
-  if (busy == answers_.end()) return false;
-  const RankName& name = names_[busy - answers_.begin()];
-  if (rank_ == 0 && !std::exchange(storage_told_, true))
-    log::write_warn(fmt::format(
-        "rank {} on {} is in {} for {:.0f} s, and the other ranks wait; after {:g} s of it the job "
-        "ends",
-        name.rank, name.host, busy->phase, busy->phase_seconds,
-        timeout_ * patience_with(busy->phase.c_str())));
-  return true;
-}
-
-// Asks all ranks, reports the cause for all of them, then sends the verdict: in this order, since
-// the first rank to receive it ends the job.
-void Watchdog::collect(const std::string& complaint) {
-  answers_.assign(names_.size(), {});
-  answers_[rank_] = state();
-  for (int r = 0; r < size_; ++r)
-    if (r != rank_) send(r, tag_question, {});
-  serve_until(
-      [&] {
-        return failed_ || std::all_of(answers_.begin(), answers_.end(),
-                                      [](const RankState& a) { return a.answers; });
-      },
-      fixed_grace_.value_or(grace(timeout_)));
-  if (failed_) return;  // another collector was faster
-  if (waits_for_storage()) {
-    alarm_.reset();
-    quiet_until_ = now_seconds() + timeout_ / 4;
-    return;
-  }
-  const std::string what = hang_report(complaint, answers_, names_);
-  const std::string hint =
-      what.starts_with("collective ")
-          ? "ranks must issue the same collectives: look for another deck, binary or environment "
-            "on "
-            "the ranks that differ; otherwise this is a bug in weft, please report it with the log"
-          : "see what the late ranks and their nodes do (weft doctor on them); if ranks really "
-            "differ by so much, raise parallel.hang_timeout or the environment's WEFT_COMM_TIMEOUT";
-  report_error(hang_error(what, hint));
-  for (int r = 0; r < size_; ++r)
-    if (r != rank_) send(r, tag_verdict, text_bytes(what + '\0' + hint));
-  // Long messages need this side's help until they have arrived; stopped processes never take
-  // theirs.
-  serve_until([&] { return sent_.empty(); }, 0.3);
-  fail(std::make_exception_ptr(hang_error(what, hint)));
 }
 
 }  // namespace weft

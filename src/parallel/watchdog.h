@@ -1,21 +1,23 @@
-// Hangs: a watchdog on every rank that notices one, and the report of it, as seen by all ranks: its
-// cause in one line, and a table with one line per rank.
+// Hangs: a watchdog on every rank that notices one, and the report of it: who is late, in what and
+// since when, in one line, and a table with one line per rank.
 #pragma once
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <functional>
-#include <list>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -23,94 +25,66 @@
 
 namespace weft {
 
+enum class CollectiveKind : std::uint32_t {
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  all_to_all,
+  split,
+  start_of_nccl
+};
+
 // A collective, described alike on every rank.
 struct Collective {
-  const char* kind = "";  // "all-reduce", "reduce-scatter", "all-gather", "all-to-all": a literal
+  CollectiveKind kind = CollectiveKind::all_reduce;
   DType dtype = DType::f32;
-  std::uint64_t bytes = 0;  // of the whole operation, the same on every rank
+  std::uint64_t bytes = 0;  // of the whole operation, the same on every rank; all-to-all: 0
+
+  bool operator==(const Collective&) const = default;
+  const char* name() const;      // "all-reduce"
+  std::string describe() const;  // "all-reduce (f32, 64.000 MiB)"
+  // The same with a number, which counts from 1: "all-reduce 12 (f32, 64.000 MiB)".
+  std::string describe(std::uint64_t number) const;
 };
 
-// A lock-free ring: the caller's thread issues, another may begin and complete, a third reads.
-class FlightRecord {
- public:
-  // Holds one step's collectives of a large model; older entries are overwritten.
-  static constexpr std::size_t length = 256;
+// A text inside a message; what does not fit is cut off.
+template <std::size_t length>
+struct ShortText {
+  std::array<char, length> chars{};
 
-  // A copy that can be sent to another rank.
-  struct Entry {
-    std::uint64_t number = 0, bytes = 0;
-    std::array<char, 16> kind{};
-    DType dtype = DType::f32;
-
-    bool same_as(const Entry& other) const {
-      return kind == other.kind && dtype == other.dtype && bytes == other.bytes;
-    }
-    std::string describe() const;  // "all-reduce (f32, 64.000 MiB)"
-  };
-
-  // Numbers count from 1; 0 restarts the count.
-  void issued(std::uint64_t number, const Collective& what);
-  void begun(std::uint64_t number) { begun_.store(number); }
-  // By two threads: the one that issues ends some operations itself (Communicator::split).
-  void completed(std::uint64_t number) {
-    std::uint64_t last = completed_.load();
-    while (last < number && !completed_.compare_exchange_weak(last, number)) {
-    }
-  }
-
-  std::uint64_t last_issued() const { return issued_.load(); }
-  std::uint64_t last_begun() const { return begun_.load(); }
-  std::uint64_t last_completed() const { return completed_.load(); }
-  // The entries still held, oldest first. Entries overwritten meanwhile are left out.
-  std::vector<Entry> entries() const;
-
- private:
-  struct Slot {
-    std::atomic<std::uint64_t> number = 0;  // 0: being written
-    std::atomic<std::uint64_t> bytes = 0;
-    std::atomic<const char*> kind = "";
-    std::atomic<DType> dtype = DType::f32;
-  };
-  std::array<Slot, length> slots_;
-  std::atomic<std::uint64_t> issued_ = 0, begun_ = 0, completed_ = 0;
+  ShortText() = default;
+  ShortText(std::string_view text) { text.copy(chars.data(), length - 1); }
+  std::string_view view() const { return chars.data(); }
+  bool empty() const { return chars[0] == '\0'; }
 };
 
-// One rank's progress, as its watchdog's thread reports it.
+// What a rank does, as its watchdog sends it.
 struct RankState {
-  bool answers = false;
-  bool stalled = false;   // in a step, and nothing moved for the timeout
-  std::int64_t step = 0;  // from 0, where there is a phase; messages count from 1
-  std::string phase;      // empty: in no step
-  double phase_seconds = 0;
-  std::uint64_t issued = 0, begun = 0, completed = 0;
-  std::vector<FlightRecord::Entry> records;
+  int rank = 0;  // in MPI_COMM_WORLD, which users know
+  ShortText<60> host;
+  bool answers = false;     // its state is a recent one
+  bool stalled = false;     // in a step, and nothing moved for the timeout
   bool on_storage = false;  // in a phase that reads or writes, and not stalled
-
-  std::vector<char> to_bytes() const;
-  static RankState from_bytes(std::span<const char> bytes);  // answers
+  std::int64_t step = 0;    // from 0, where there is a phase; messages count from 1
+  ShortText<32> phase;      // empty: in no step
+  double phase_seconds = 0;
+  std::uint64_t issued = 0, begun = 0, completed = 0;  // collectives
+  Collective pending;        // number completed + 1, where issued > completed
+  ShortText<200> complaint;  // why the job hangs; empty: it does not, as far as this rank knows
 };
 
-struct RankName {
-  int rank = 0;
-  std::string host;
-};
-
-// "COMPLAINT; late: rank 3 on n14 (has not issued it)", then the table. If the ranks' records
-// differ, that comes first. `complaint` comes from the rank that noticed the hang, without a full
-// stop. States and names are in order of rank.
-std::string hang_report(const std::string& complaint, std::span<const RankState> states,
-                        std::span<const RankName> names);
+// "COMPLAINT; late: rank 3 on n14 (has not issued it)", then the table. If the pending collective
+// is not the same everywhere, that comes first. `complaint` is without a full stop. States are in
+// order of rank.
+std::string hang_report(const std::string& complaint, std::span<const RankState> states);
 
 // Watches a communicator's operations from a separate thread: an operation that fails or hangs
 // becomes, on every rank, an error that names the late ranks.
-
 class Watchdog {
  public:
-  using Collective = weft::Collective;
   // The operation in progress on this rank: begun, not completed.
   struct Operation {
     std::uint64_t number = 0;  // the same on every rank, and growing
-    std::string name;          // "all-reduce 12 (f32, 64.000 MiB)"
     double seconds = 0;        // since it could begin on this rank
   };
   // Called from the watchdog's thread. `look` returns the operation in progress, and throws if the
@@ -125,18 +99,18 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // This rank's progress, sent to the ranks that ask. Numbers count from 1. Callable from any
-  // thread; never blocks.
+  // This rank's progress. Numbers count from 1. Callable from any thread.
   void issued(std::uint64_t number, const Collective& what);
   void begun(std::uint64_t number);
   void completed(std::uint64_t number);
+  void count_from_one();  // what was issued is done, and the next collective is number 1 again
   // As Communicator::progress and set_timeout. A phase of null or "idle" means that this rank is in
   // no step: then only operations are watched. "data", "measuring", "save", "validation" and
   // "samples" may take ten times the limit, and ranks that wait for one in them are as patient.
   void progress(std::int64_t step, const char* phase);
   void set_timeout(double seconds);
-  // Reports a fault that only the records of all ranks can explain, such as a message of another
-  // collective: the ranks are asked as for a hang.
+  // Reports a fault that only the states of all ranks can explain, such as a message of another
+  // collective, as a hang, without waiting for the limit.
   void suspect(const std::string& what);
   // Records a failure and runs `stop`. The first failure counts.
   void fail(std::exception_ptr failure);
@@ -146,48 +120,50 @@ class Watchdog {
   double timeout() const { return timeout_; }
 
  private:
+  // From this rank to one that judges, one message at a time.
   struct Message {
-    std::vector<char> bytes;
+    int target = 0;
+    RankState state;
     MPI_Request request = MPI_REQUEST_NULL;
   };
   void run();
-  void end_if_unheard();
-  void serve();
-  void receive(int source, int tag, std::vector<char> bytes);
-  void send(int target, int tag, std::vector<char> bytes);
-  bool serve_until(const std::function<bool()>& done, double seconds);
-  double stalled_beyond(double share) const;
-  RankState state() const;
-  void report(const std::string& complaint);
-  void collect(const std::string& complaint);
+  void watch();
+  void receive();
+  void send_state();
+  void judge();
   bool waits_for_storage();
+  void report(const std::string& complaint);
+  void end_if_unheard();
+  double stalled_beyond(double share) const;
+  void describe_state(const std::optional<Operation>& operation);
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1;
   bool fixed_timeout_;  // by the environment
   std::atomic<double> timeout_;
-  // For tests: seconds to wait for answers, where a stalled host would look like a rank that does
+  // For tests: seconds to wait for states, where a stalled host would look like a rank that does
   // not answer.
   std::optional<double> fixed_grace_;
   Look look_;
   Stop stop_;
-  std::vector<RankName> names_;
-  FlightRecord record_;
-  std::atomic<std::int64_t> step_ = 0;
-  std::atomic<const char*> phase_ = nullptr;            // null: in no step
-  std::atomic<double> phase_since_ = 0, moved_at_ = 0;  // moved: an operation began or ended
   std::atomic<bool> failed_ = false, seen_ = false;
   std::mutex mutex_;
   std::condition_variable wake_;
+  // Under the mutex.
   bool ending_ = false;
   std::exception_ptr failure_;
   double failed_at_ = 0;
   std::string suspicion_;
+  RankState own_;
+  std::deque<Collective> pending_;         // issued, not completed
+  double phase_since_ = 0, moved_at_ = 0;  // moved: an operation began or ended
   // Used by the watchdog's thread only.
-  std::list<Message> sent_;
-  std::vector<RankState> answers_;    // to this rank's last question
-  std::optional<std::string> alarm_;  // another rank's complaint, sent to this one
-  double quiet_until_ = 0;            // till then nothing is reported
+  std::vector<RankState> states_;  // where this rank judges: the last of every rank
+  std::vector<double> heard_at_;
+  std::vector<Message> messages_;
+  double looked_at_ = 0, sent_at_ = 0;
+  double complained_at_ = 0;  // since when some rank complains; 0: none does
+  double quiet_until_ = 0;    // till then nothing is reported
   bool storage_told_ = false;
   std::thread thread_;
 };

@@ -12,9 +12,9 @@
 #include "models/registry.h"
 #include "parallel/rank_device.h"
 #include "plan/gpus.h"
-#include "plan/simulation.h"
 #include "tensor/tensor.h"
 #include "train/data_parallel.h"
+#include "train/step_work.h"
 #include "train/validation.h"
 
 namespace weft {
@@ -425,43 +425,42 @@ Placed place(const Deck& deck, const PlannedTraining& training, const Plan& plan
              std::span<const BucketSchedule> schedule, std::int64_t micro_batches,
              const CommModel& comm) {
   TrainingTask& task = *training.task;
-  const auto planner = training.steps(micro_batches);
-  const int groups = comm.ranks / static_cast<int>(deck.parallel.sp);
+  const WorkPlan::Groups groups = WorkPlan::groups_of(
+      task, task.params().sharded_buckets() > 0, 0, comm.ranks, static_cast<int>(deck.parallel.sp));
+  std::vector<StepMemory> memory;
+  for (const BucketPlan& b : plan.buckets) memory.push_back(b.memory);
+  Deck as_many = deck;
+  as_many.train.micro_batches = micro_batches;
+  const WorkPlan work_plan(*training.source, task, as_many, training.batch_sizes, memory,
+                           plan.machine.device, groups, "");
   const CommModel together{task.lockstep_ranks(comm.ranks), comm.machine};
-  const Meeting meeting = together.ranks > 1 ? Meeting::lockstep
-                          : comm.ranks > 1 && task.params().sharded_buckets() > 0
-                              ? Meeting::always
-                              : Meeting::at_the_end;
   const auto time_of = [&](std::span<const MicroBatchCost> work) {
     return step_time(work, schedule, comm, deck.parallel, task.bf16(), plan.optimizer_bandwidth);
   };
   Placed placed;
   for (std::int64_t s = 0; s < sampled_steps; ++s) {
-    // Shared out by the trainer's algorithm, but by seconds where the trainer counts operations.
+    const WorkPlan::Shares shared = work_plan.shares(s);
     std::vector<MicroBatchCost> work;
-    std::vector<double> costs;
-    for (const MicroBatch& m : planner->plan(s)) {
+    for (const MicroBatch& m : shared.plan) {
       const auto b = static_cast<std::size_t>(m.bucket);
       const double share = task.share(training.buckets()[b], m, s);
       placed.share += share / static_cast<double>(micro_batches) / sampled_steps;
       MicroBatchCost& cost = work.emplace_back(plan.buckets[b].cost.part(share));
-      placed.work += cost.seconds() / groups;
+      placed.work += cost.seconds() / groups.count;
       cost.exchange += all_reduce_seconds(cost, together);
-      costs.push_back(cost.seconds());
     }
-    const std::vector<int> owner = owners(costs, groups, meeting);
-    std::vector<std::vector<MicroBatchCost>> of_group(groups);
-    for (const std::size_t i : order_of(costs, meeting)) of_group[owner[i]].push_back(work[i]);
+    std::vector<std::vector<MicroBatchCost>> of_group(groups.count);
+    for (const std::size_t i : shared.order) of_group[shared.owner[i]].push_back(work[i]);
 
     StepTime worst;
     for (const auto& mine : of_group) {
       const StepTime t = time_of(mine);
       if (t.seconds() > worst.seconds()) worst = t;
-      placed.busy += t.compute / groups;
+      placed.busy += t.compute / groups.count;
     }
     // Micro-batch by micro-batch all wait for the slowest; those of another group, in the end. So
     // they do where a micro-batch gathers the weights.
-    if (meeting != Meeting::at_the_end) worst = time_of(slowest_of_each(of_group));
+    if (groups.sync != SyncMode::per_step) worst = time_of(slowest_of_each(of_group));
     placed.seconds += worst.seconds();
     const auto add = [](double& to, double from) { to += from / sampled_steps; };
     add(placed.slowest.compute, worst.compute);
@@ -542,39 +541,25 @@ void suggest_equal_costs(TrainingTask& task, std::span<const Bucket> buckets, st
 
 // 4. Communication and checkpoints.
 
-// How often each bucket is gathered and summed in a step: once, or as often as the micro-batches of
-// the rank with the most ask for.
-struct Sent {
-  int gathers = 1, sums = 1;
-};
-std::vector<Sent> transfers_of(const Plan& plan, const Deck& deck) {
-  std::vector<Sent> sent(plan.schedule.size());
-  const auto sharded = std::ranges::count(plan.schedule, true, &BucketSchedule::sharded);
-  std::fill_n(sent.begin(), sharded, Sent{0, 0});
-  const std::int64_t groups = plan.ranks / deck.parallel.sp;
-  simulation::play_blocks(static_cast<int>(sharded),
-                          static_cast<int>((deck.train.micro_batches + groups - 1) / groups),
-                          [&](const simulation::BlockEvent& e) {
-                            if (e.kind == simulation::BlockEvent::gather) ++sent[e.block].gathers;
-                            if (e.kind == simulation::BlockEvent::sum) ++sent[e.block].sums;
-                          });
-  return sent;
-}
-
 void plan_communication(const Deck& deck, bool bf16, Plan& plan) {
   const double wire = deck.parallel.wire == "bf16" ? 2 : 4;
-  const std::vector<Sent> all = transfers_of(plan, deck);
+  const std::int64_t groups = plan.ranks / deck.parallel.sp;
+  const auto most = static_cast<double>((deck.train.micro_batches + groups - 1) / groups);
+  const auto blocks =
+      static_cast<std::size_t>(std::ranges::count(plan.schedule, true, &BucketSchedule::sharded));
   for (const bool hierarchical : {false, true}) {
     const CommModel comm{plan.ranks, plan.machine, hierarchical};
     double seconds = 0, sent = 0;
-    auto transfers = all.begin();
-    for (const BucketSchedule& b : plan.schedule) {
+    for (std::size_t i = 0; i < plan.schedule.size(); ++i) {
+      const BucketSchedule& b = plan.schedule[i];
       const auto elements = static_cast<double>(b.elements);
       const double there = wire * elements;
       const double back = deck.parallel.zero == 0 ? there
                           : bf16 && b.bf16_only   ? 2 * elements
                                                   : 4 * elements;
-      const auto [gathers, sums] = *transfers++;
+      // Once in a step, or as often as the micro-batches of the rank with the most ask for.
+      const double gathers = b.sharded ? block_gathers(i, blocks, most) : 1;
+      const double sums = b.sharded ? most : 1;
       seconds += sums * comm.sum_gradients(elements, deck.parallel.wire == "bf16", false) +
                  gathers * comm.all_gather(back);
       sent += sums * comm.bytes_sent(there) + gathers * comm.bytes_sent(back);
@@ -715,7 +700,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     micro_batches += b.share;
   }
   for (BucketPlan& b : plan.buckets) b.share /= micro_batches;
-  // Images have one batch size, and steps of equal costs anyway (data.size_policy).
+  // Images have one batch size, and steps of equal costs anyway.
   if (buckets.front().label_rate == 0)
     suggest_equal_costs(task, buckets, plan.capacity, device, plan.buckets);
 

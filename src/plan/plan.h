@@ -73,10 +73,6 @@ struct PlannedTraining {
   PlannedTraining(const Deck& deck, int ranks, bool here);
 
   const std::vector<Bucket>& buckets() const { return source->buckets(); }
-  // The step plan for that many micro-batches a step.
-  std::shared_ptr<const StepPlan> steps(std::int64_t micro_batches) const {
-    return source->plan_steps(batch_sizes, micro_batches, seed);
-  }
 
   std::shared_ptr<const ClipSource> source;
   std::vector<std::int64_t> batch_sizes;  // [bucket], as the deck has them

@@ -352,7 +352,7 @@ int plan_job(const Deck& deck, const PlanRequest& request, const std::string& jo
   j["memory_gb"] = request.memory_gb;
   fmt::print("{}\nweft {} on {} of {:.1f} GB, of which a sixteenth stays free\n", version_line(),
              job, counted(ranks, "rank"), request.memory_gb);
-  const std::unique_ptr<TextEncoder> encoder = make_text_encoder(deck);
+  const std::unique_ptr<TextEncoder> encoder = job == "animate" ? nullptr : make_text_encoder(deck);
   const bool text = encoder != nullptr && encoder->lacks().empty() &&
                     (job == "generate" || deck.get<EncodeDeck>().text);
   if (text) print_text(deck, plan_text(deck, request, ranks), j);

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "plan/simulation.h"
 
 namespace weft {
 namespace {
@@ -19,61 +18,40 @@ double number(const std::string& text) {
 }
 
 // What parallel.zero = 3 gathers and sums in every micro-batch, one operation at a time. The first
-// gathers of a step are issued under the update.
-void add_sharded(std::span<const MicroBatchCost> work, std::span<const BucketSchedule> buckets,
-                 const CommModel& comm, const ParallelDeck& parallel, bool bf16_model,
-                 StepTime& t) {
-  double now = -t.optimizer, wire = now;  // seconds; when the wire is free
-  double at = 0;                          // share of the forward or backward that is done
-  std::vector<double> arrived(buckets.size(), now), summed(buckets.size(), now);
-  const auto wait = [&](double until, double& exposed) {
-    exposed += std::max(0.0, until - now);
-    now = std::max(now, until);
-  };
-  const auto send = [&](double seconds, double& all, double& exposed) {
-    wire = std::max(wire, now) + seconds;
-    all += seconds;
-    if (!parallel.overlap) wait(wire, exposed);
-    return wire;
-  };
-  // Up to the share `until` of a forward or backward of so many seconds; all of it ends it.
-  const auto compute = [&](double until, double seconds, bool ends) {
-    now = std::max(now, 0.0) + std::max(0.0, until - at) * seconds;
-    at = ends ? 0 : std::max(at, until);
-  };
-  using simulation::BlockEvent;
-  simulation::play_blocks(
-      static_cast<int>(buckets.size()), static_cast<int>(work.size()), [&](const BlockEvent& e) {
-        const auto b = static_cast<std::size_t>(std::max(0, e.block));
-        const auto elements = static_cast<double>(buckets[b].elements);
-        const bool rest = e.block < 0;
-        switch (e.kind) {
-          case BlockEvent::forward: {
-            const MicroBatchCost& m = work[static_cast<std::size_t>(e.micro_batch)];
-            return compute(rest ? 1 : buckets[b].needed, m.forward + m.exchange / 2, rest);
-          }
-          case BlockEvent::backward: {
-            const MicroBatchCost& m = work[static_cast<std::size_t>(e.micro_batch)];
-            return compute(rest ? 1 : buckets[b].ready, m.backward + m.again + m.exchange / 2,
-                           rest);
-          }
-          case BlockEvent::gather:
-            arrived[b] =
-                send(comm.all_gather((bf16_model && buckets[b].bf16_only ? 2 : 4) * elements),
-                     t.gather, t.exposed_gather);
-            return;
-          case BlockEvent::sum:
-            summed[b] = send(comm.sum_gradients(elements, parallel.wire == "bf16", false), t.reduce,
-                             t.exposed_reduce);
-            return;
-          case BlockEvent::need:
-            return wait(arrived[b], t.exposed_gather);
-          case BlockEvent::need_sum:
-            return wait(summed[b], t.exposed_reduce);
-          case BlockEvent::need_sums:
-            return wait(*std::ranges::max_element(summed), t.exposed_reduce);
-        }
-      });
+// gather of a step runs under the update, the last sum under nothing, and each of the others under
+// the forward or backward in which it is issued.
+void add_blocks(std::span<const MicroBatchCost> work, std::span<const BucketSchedule> blocks,
+                const CommModel& comm, const ParallelDeck& parallel, bool bf16_model, StepTime& t) {
+  const std::size_t n = blocks.size();
+  double forward = 0, backward = 0, sums = 0;  // gathers of a forward and a backward; its sums
+  double first = 0, second = 0, last = 0;      // the step's first two gathers, its last sum
+  for (std::size_t b = 0; b < n; ++b) {
+    const auto elements = static_cast<double>(blocks[b].elements);
+    const double gather = comm.all_gather((bf16_model && blocks[b].bf16_only ? 2 : 4) * elements);
+    const double sum = comm.sum_gradients(elements, parallel.wire == "bf16", false);
+    sums += sum;
+    if (b + 2 < n) forward += gather;
+    if (b >= 2) backward += gather;
+    if (b + 2 == n) second = gather;
+    if (b + 1 == n) first = gather, last = sum;
+  }
+  const auto count = static_cast<double>(work.size());
+  t.gather += first + second + count * (forward + backward);
+  t.reduce += count * sums;
+  if (!parallel.overlap) {
+    t.exposed_gather += first + second + count * (forward + backward);
+    t.exposed_reduce += count * sums;
+    return;
+  }
+  t.exposed_gather += std::max(0.0, first - t.optimizer);
+  double before = second;  // issued before the forward, and hidden in it
+  for (const MicroBatchCost& m : work) {
+    t.exposed_gather += std::max(0.0, before + forward - (m.forward + m.exchange / 2));
+    t.exposed_reduce +=
+        std::max(0.0, backward + sums - last - (m.backward + m.again + m.exchange / 2));
+    before = last;
+  }
+  t.exposed_reduce += last;
 }
 
 }  // namespace
@@ -191,8 +169,12 @@ StepTime step_time(std::span<const MicroBatchCost> work, std::span<const BucketS
   if (!parallel.overlap) t.exposed_gather = t.gather;
 
   // 4. What is gathered and summed within the micro-batches.
-  if (sharded > 0) add_sharded(work, buckets.first(sharded), comm, parallel, bf16_model, t);
+  if (sharded > 0) add_blocks(work, buckets.first(sharded), comm, parallel, bf16_model, t);
   return t;
+}
+
+double block_gathers(std::size_t b, std::size_t blocks, double micro_batches) {
+  return (b + 2 < blocks ? micro_batches : 1) + (b >= 2 ? micro_batches : 0);
 }
 
 double expected_maximum(int n) {

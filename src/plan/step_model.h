@@ -1,7 +1,7 @@
 // The machine that a plan is made for, and closed formulas for the time of a training step around
 // what its micro-batches compute (train/step_cost.h): what communication takes, and what of that
-// the computation cannot hide. `weft plan` prints them; `weft simulate` plays the same structures
-// message by message. What one direction carries in bytes a second; all times in seconds.
+// the computation cannot hide. `weft plan` prints them; validation/simulate plays the same
+// structures message by message. Bandwidths count what one direction carries; times in seconds.
 #pragma once
 
 #include <cstdint>
@@ -87,6 +87,10 @@ struct StepTime {
 StepTime step_time(std::span<const MicroBatchCost> work, std::span<const BucketSchedule> buckets,
                    const CommModel& comm, const ParallelDeck& parallel, bool bf16_model,
                    double optimizer_bandwidth);
+// How often block b of `blocks`, in the backward's order, is gathered in a step with parallel.zero
+// = 3 (train/sharded_blocks.h): in every forward and backward, but that the two computed last are
+// still there for what follows.
+double block_gathers(std::size_t b, std::size_t blocks, double micro_batches);
 // What the all-reduces within one micro-batch take (MicroBatchCost), over the ranks of `comm`.
 double all_reduce_seconds(const MicroBatchCost& cost, const CommModel& comm);
 // Bytes that the update of one element moves: gradient read for its norm and for the update,

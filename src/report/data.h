@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,34 +19,43 @@ namespace weft::report_page {
 
 // The parts of a step's time, in the order they are stacked. `other` is what the parts leave over.
 enum Part { compute, wait_slowest, comm_exposed, optimizer, data_wait, checkpoint, other, parts };
-inline constexpr const char* part_names[parts] = {"compute",
-                                                  "wait for the slowest",
-                                                  "exposed communication",
-                                                  "optimizer",
-                                                  "data wait",
-                                                  "checkpoint",
-                                                  "other"};
-
-inline constexpr const char* part_colors[parts] = {"var(--part0)", "var(--part1)", "var(--part2)",
-                                                   "var(--part3)", "var(--part4)", "var(--part5)",
-                                                   "var(--part6)"};
-
-// One value a step; NaN where a line did not have it.
-struct Steps {
-  std::vector<double> step;  // steps done after it: 1 is the first
-  std::vector<double> loss, grad_norm, lr, seconds, resident, arena;
-  // What the loss is made of, by name; as long as `step`, or shorter where the last have none.
-  std::map<std::string, std::vector<double>> terms;
-  struct Store {
-    std::vector<double> samples, loss;
-  };
-  std::map<std::string, Store> stores;  // of several, by name; as long as `step`, or shorter
-  std::vector<double> part[parts];      // seconds
-  std::vector<double> slowest,
-      spread;  // the slowest rank's number; (greatest - mean) / mean of busy time
-  std::vector<std::int64_t> samples;
-  std::size_t size() const { return step.size(); }
+struct StepPart {
+  const char *column, *name, *color;
 };
+inline constexpr StepPart step_parts[parts] = {
+    {"split/compute", "compute", "var(--part0)"},
+    {"split/wait_slowest", "wait for the slowest", "var(--part1)"},
+    {"split/comm_exposed", "exposed communication", "var(--part2)"},
+    {"split/optimizer", "optimizer", "var(--part3)"},
+    {"split/data_wait", "data wait", "var(--part4)"},
+    {"split/checkpoint", "checkpoint", "var(--part5)"},
+    {"split/other", "other", "var(--part6)"}};
+
+// The numbers of lines such as those of metrics.jsonl. A column is a member of the lines: "loss",
+// "split/compute", "stores/NAME/samples".
+class Series {
+ public:
+  std::vector<double> step;  // steps done: 1 is after the first
+  // Each as long as `step`; NaN where a line did not have it, or has null, as of a loss that is not
+  // finite. No more of them than any run has: an untrusted file could ask for all memory.
+  std::map<std::string, std::vector<double>> columns;
+
+  std::size_t size() const { return step.size(); }
+  // A column; NaN throughout where no line has it.
+  std::span<const double> operator[](const std::string& column) const;
+  // NAME of each column that is called `before`NAME`after`.
+  std::vector<std::string> names(std::string_view before, std::string_view after) const;
+  // Adds the numbers of a line, or one number more of the last line.
+  void add(double at, const nlohmann::json& line);
+  void add(const std::string& column, double value);
+
+ private:
+  std::vector<double> absent_;
+};
+
+// Calls take("split/compute", seconds) and so on for all numbers below `object`; NaN for null.
+void each_number(const nlohmann::json& object, const std::string& prefix,
+                 const std::function<void(const std::string&, double)>& take);
 
 // Means over the steps that say what every rank did, of those with as many ranks as the last one.
 struct RankTimes {
@@ -52,7 +63,7 @@ struct RankTimes {
   // the median and the slowest.
   std::vector<double> busy, wait, data_wait;  // data_wait, part of busy, may be empty
   bool each = true;
-  std::vector<std::size_t> steps;          // into Steps: those that were averaged
+  std::vector<std::size_t> steps;          // into Run::steps: those that were averaged
   std::map<int, std::size_t> was_slowest;  // in how many of them
 };
 
@@ -65,22 +76,16 @@ struct Scaling {
   std::vector<Point> points;
 };
 
-// RUN/validation.jsonl: one value a measurement on held-out samples; NaN where a line lacks it.
-struct HeldOutSteps {
-  std::vector<double> step;  // steps done before it
-  std::vector<double> loss;
-  std::map<std::string, std::vector<double>> buckets, terms;  // by name
-  std::vector<std::ptrdiff_t> sets;  // where losses of each set of samples begin; 0 is the first
-};
-
 struct Run {
   std::filesystem::path dir;
   std::string name;  // for titles and legends
-  Steps steps;
-  HeldOutSteps held_out;
+  Series steps;      // metrics.jsonl
+  Series held_out;   // validation.jsonl
+  // Where the losses of each set of held-out samples begin; 0 is the first.
+  std::vector<std::ptrdiff_t> held_out_sets;
   RankTimes ranks;
   // The gradient's norm in each layer, by steps done: of some steps only.
-  std::map<double, std::vector<std::pair<std::string, double>>> layer_norms;
+  std::map<double, nlohmann::json> layer_norms;
   double ranks_number = 0;       // how many ranks; 0: unknown
   double ended = 0;              // time of its last line: seconds since 1970
   std::vector<Scaling> scaling;  // of RUN/scaling.json
@@ -89,11 +94,11 @@ struct Run {
   std::string deck;                                         // deck.toml as it is
   Gallery samples;                                          // RUN/generated
   std::vector<Gallery> through_time;  // RUN/samples/*, by the number in their names
-  std::size_t broken_lines = 0;       // of metrics.jsonl, but for a torn last one
+  std::size_t broken_lines = 0;       // of the files by step, but for a torn last one
   std::size_t repeated_steps = 0;     // done again after a restart
   std::vector<double> restarts;       // steps done when the run went on
   JobStatus status;                   // of the last start
-  std::size_t distinct_samples = 0;
+  std::size_t samples_seen = 0, distinct_samples = 0;
 };
 
 // Reads RUN/metrics.jsonl, layer_norms.jsonl, deck.toml, run.json, generated/ and samples/. Throws
@@ -103,17 +108,14 @@ Run load_run(const std::filesystem::path& dir);
 // Reads a scaling result. Throws Exit::data when it is none.
 Scaling load_scaling(const std::filesystem::path& file);
 
-// ---- TensorBoard: event files, made by hand so that neither TensorFlow nor protobuf is needed
-// ----
+// ---- TensorBoard (tensorboard.cpp) ----
 
 // CRC-32C (Castagnoli) of the bytes.
 std::uint32_t crc32c(std::string_view bytes);
-// A file's content: loss, terms, stores, gradient norm (of some steps also by layer), rate, seconds
-// and their parts, memory, spread of the ranks, and what was measured on held-out samples; each at
-// the number of steps done.
-// Samples are pictures, the middle frame of each clip; `scratch` is a file for them, written and
-// removed.
-std::string event_file(const Run& run, const std::filesystem::path& scratch = {});
+// An event file's content: loss, terms, stores, gradient norm (of some steps also by layer), rate,
+// seconds and their parts, memory, spread of the ranks, and what was measured on held-out samples;
+// each at the number of steps done. Samples are pictures, the middle frame of each clip.
+std::string event_file(const Run& run);
 // Writes DIR/NAME/events.out.tfevents.weft for each run, in place of an earlier one. Runs of the
 // same name get numbers. Returns the paths; throws Exit::data when one cannot be written.
 std::vector<std::filesystem::path> write_event_files(const std::filesystem::path& dir,

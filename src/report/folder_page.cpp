@@ -106,9 +106,9 @@ void read_job(JobRow& row, std::size_t& bytes_left) {
   }
   const Run run = load_run(path);
   row.loss = last_loss(run);
-  row.seconds = median(run.steps.seconds);
-  row.losses = bin(run.steps.step, run.steps.loss, spark_points).mean;
-  if (const std::vector<double> held = finite(run.held_out.loss); !held.empty())
+  row.seconds = median(run.steps["seconds"]);
+  row.losses = bin(run.steps.step, run.steps["loss"], spark_points).mean;
+  if (const std::vector<double> held = finite(run.held_out["loss"]); !held.empty())
     row.held_out = held.back();
   add_thumbnails(row, run.through_time.empty() ? run.samples : run.through_time.back(), bytes_left);
   row.page = page_in(row.job, [&] { return make_page({&run, 1}); });
@@ -190,16 +190,15 @@ std::string count_tiles(std::span<const JobRow> rows) {
     ++states[r.job.status.state];
     warned += r.job.status.warnings.empty() ? 0 : 1;
   }
-  std::string tiles = "<div class=\"tiles\">\n" +
-                      tile(fmt::format("{}", rows.size()), rows.size() == 1 ? "job" : "jobs");
+  std::vector<Named> values = {{fmt::to_string(rows.size()), rows.size() == 1 ? "job" : "jobs"}};
   for (const auto& [state, label] : {std::pair{"running", "running"},
                                      {"failed", "failed"},
                                      {"silent", "silent"},
                                      {"stopped", "stopped early"},
                                      {"finished", "finished"}})
-    if (states[state] > 0) tiles += tile(fmt::format("{}", states[state]), label);
-  if (warned > 0) tiles += tile(fmt::format("{}", warned), "with warnings");
-  return tiles + "</div>\n";
+    if (states[state] > 0) values.emplace_back(fmt::to_string(states[state]), label);
+  if (warned > 0) values.emplace_back(fmt::to_string(warned), "with warnings");
+  return tiles(values);
 }
 
 }  // namespace
@@ -227,13 +226,13 @@ std::string folder_page(const fs::path& folder, std::span<const JobRow> rows, do
   for (const Column& c : columns)
     head += c.sorts ? fmt::format("<th><button>{}</button></th>", c.title)
                     : fmt::format("<th>{}</th>", c.title);
-  const fs::path plain = fs::absolute(folder).lexically_normal();
-  const std::string name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
   std::string body =
       "<div class=\"scroll\"><table class=\"jobs\"><thead><tr>" + head + "</tr></thead><tbody>\n";
   for (const JobRow& r : rows) body += row_of(r, now);
-  return open_page(escape(name),
-                   escape(fmt::format("{} · as of {}", plain.string(), time_text(now)))) +
+  return open_page(
+             escape(name_of(folder)),
+             escape(fmt::format("{} · as of {}", fs::absolute(folder).lexically_normal().string(),
+                                time_text(now)))) +
          count_tiles(rows) +
          section(
              "Jobs",

@@ -11,7 +11,6 @@
 
 #include "config/deck.h"
 #include "core/error.h"
-#include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "report/html.h"
@@ -35,40 +34,33 @@ std::int64_t steps_a_line(const fs::path& run) {
   }
 }
 
-// NaN for what is absent or null, as a loss that is not finite is.
-double value_of(const json& line, const char* key) {
-  const auto it = line.find(key);
-  return it != line.end() && it->is_number() ? it->get<double>()
-                                             : std::numeric_limits<double>::quiet_NaN();
-}
-
 // The members of a line of metrics.jsonl that a log shows.
 StepMetrics step_of_line(const json& line, std::int64_t step) {
   StepMetrics m;
   m.step = step;
-  m.loss = value_of(line, "loss");
-  m.grad_norm = value_of(line, "grad_norm");
-  m.lr = value_of(line, "lr");
-  m.seconds = value_of(line, "seconds");
+  m.loss = number_of(line, "loss");
+  m.grad_norm = number_of(line, "grad_norm");
+  m.lr = number_of(line, "lr");
+  m.seconds = number_of(line, "seconds");
   if (const auto terms = line.find("terms"); terms != line.end() && terms->is_object())
-    m.terms.emplace_back("mae", value_of(*terms, "mae"));
+    m.terms.emplace_back("mae", number_of(*terms, "mae"));
   const auto split = line.find("split");
   if (split != line.end() && split->is_object())
     for (const auto& [key, seconds] : {std::pair{"data_wait", &m.split.data_wait},
                                        {"comm_exposed", &m.split.comm_exposed},
                                        {"wait_slowest", &m.split.wait_slowest},
                                        {"checkpoint", &m.split.checkpoint}})
-      if (const double given = value_of(*split, key); std::isfinite(given)) *seconds = given;
+      if (const double given = number_of(*split, key); std::isfinite(given)) *seconds = given;
   const auto wait = line.find("rank_wait");
   if (wait != line.end() && wait->is_array())
     for (const json& s : *wait) m.rank_wait.push_back(s.is_number() ? s.get<float>() : 0);
-  else if (wait != line.end() && std::isfinite(value_of(*wait, "mean")))
-    m.rank_wait = {static_cast<float>(value_of(*wait, "mean"))};
+  else if (wait != line.end() && std::isfinite(number_of(*wait, "mean")))
+    m.rank_wait = {static_cast<float>(number_of(*wait, "mean"))};
   // A line has figures of only some of many ranks: it names the slowest of several.
   const auto busy = line.find("rank_busy");
   if (busy != line.end() && busy->size() > 1) {
     m.rank_busy.resize(2);
-    const double slowest = value_of(line, "slowest_rank");
+    const double slowest = number_of(line, "slowest_rank");
     m.slowest_rank = slowest >= 0 && slowest < 1 << 30 ? static_cast<int>(slowest) : -1;
   }
   return m;
@@ -81,11 +73,8 @@ using Events = std::vector<std::pair<std::int64_t, std::string>>;
 template <class Text>
 void add_events(Events& events, const std::vector<std::string>& lines, const Text& text) {
   for (const std::string& line : lines) {
-    const json j = try_parse_json(line);
-    const auto step = j.is_object() ? j.find("step") : j.end();
-    if (!j.is_object() || step == j.end() || !step->is_number_integer() || !seal_holds(line))
-      continue;
-    text(j, step->get<std::int64_t>(), events);
+    const json j = parse_step_line(line);
+    if (!j.is_discarded()) text(j, j["step"].get<std::int64_t>(), events);
   }
 }
 
@@ -264,7 +253,7 @@ std::string Follower::new_lines_of_training(Followed& f, bool first) {
   add_events(events, f.validation.take(), [&](const json& j, std::int64_t step, Events& to) {
     if (!first || step >= oldest)
       to.emplace_back(step,
-                      fmt::format("held out  step {}: loss {:.5f}", step, value_of(j, "loss")));
+                      fmt::format("held out  step {}: loss {:.5f}", step, number_of(j, "loss")));
   });
   std::ranges::stable_sort(events, {}, &Events::value_type::first);
   std::string text;

@@ -34,11 +34,6 @@ std::string text_of(const Json& line, const char* key) {
   return it->is_number() ? fmt::format("{:.4g}", it->get<double>()) : "";
 }
 
-double number_of(const Json& line, const char* key) {
-  const auto it = line.find(key);
-  return it != line.end() && it->is_number() ? it->get<double>() : NAN;
-}
-
 void add_fact(GalleryClip& clip, const Json& line, const char* key, const char* name = nullptr) {
   if (const std::string value = text_of(line, key); !value.empty())
     clip.facts.emplace_back(name == nullptr ? key : name, value);
@@ -197,8 +192,7 @@ Gallery load_gallery(const fs::path& folder) {
   Gallery g;
   g.folder = folder;
   g.status = read_status(folder / "status.json").value_or(JobStatus());
-  const fs::path plain = fs::absolute(folder).lexically_normal();
-  g.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
+  g.name = name_of(folder);
   std::error_code ec;
   constexpr std::pair<const char*, const char*> jobs[] = {
       {"generated", "generate"}, {"animate", "animate"}, {"segment", "segment"}};
@@ -262,66 +256,54 @@ std::string in_row(const std::string& figures) {
   return "<div class=\"sources\">" + figures + "</div>";
 }
 
-std::string more_text(std::size_t left, const Gallery& g) {
-  if (left == 0) return "";
-  return fmt::format("<p class=\"note\">and {} more in {}</p>", left, escape(g.folder.string()));
-}
-
 // The unit of the job's work.
 const char* noun_of(const Gallery& g) { return g.command == "segment" ? "input" : "clip"; }
 
-std::string count_tile(std::size_t n, const std::string& noun) {
-  return tile(fmt::to_string(n), n == 1 ? noun : noun + "s");
-}
-
-std::string tiles(const Gallery& g) {
+std::string gallery_tiles(const Gallery& g) {
   std::vector<double> seconds;
   for (const GalleryClip& c : g.clips) seconds.push_back(c.seconds);
-  std::string t = "<div class=\"tiles\">\n";
-  t += count_tile(g.clips.size(), noun_of(g));
-  if (!g.failures.empty()) t += tile(fmt::format("{}", g.failures.size()), "failed");
-  if (!finite(seconds).empty()) {
-    const bool parts = g.command == "animate";
-    t += tile(seconds_text(median(seconds)),
-              parts ? "of ranks' work a clip (median)" : "a clip (median)");
-  }
-  if (!g.ranks.empty()) t += count_tile(g.ranks.size(), "rank");
-  if (g.wall_seconds > 0) t += tile(seconds_text(g.wall_seconds), "until the last was made");
-  return t + "</div>\n";
+  const auto count = [](std::size_t n, const std::string& noun) {
+    return Named(fmt::to_string(n), n == 1 ? noun : noun + "s");
+  };
+  std::vector<Named> t = {count(g.clips.size(), noun_of(g))};
+  if (!g.failures.empty()) t.emplace_back(fmt::to_string(g.failures.size()), "failed");
+  if (!finite(seconds).empty())
+    t.emplace_back(seconds_text(median(seconds)),
+                   g.command == "animate" ? "of ranks' work a clip (median)" : "a clip (median)");
+  if (!g.ranks.empty()) t.push_back(count(g.ranks.size(), "rank"));
+  if (g.wall_seconds > 0) t.emplace_back(seconds_text(g.wall_seconds), "until the last was made");
+  return tiles(t);
 }
 
 std::string rank_section(const Gallery& g) {
   if (g.ranks.size() < 2 || !(g.wall_seconds > 0)) return "";
-  const bool parts = g.command == "animate";
-  std::string body = fmt::format("<div class=\"bars{}\">\n", g.ranks.size() > 16 ? " many" : "");
+  const char* noun = g.command == "animate" ? "part" : noun_of(g);
+  std::string list;
   for (std::size_t r = 0; r < g.ranks.size(); ++r)
-    body += bar(fmt::format("rank {}", r),
+    list += bar(fmt::format("rank {}", r),
                 {{g.ranks[r].busy, run_colors[0], "busy " + seconds_text(g.ranks[r].busy)}},
                 g.wall_seconds,
-                fmt::format("{}, busy {}", counted(g.ranks[r].made, parts ? "part" : noun_of(g)),
+                fmt::format("{}, busy {}", counted(g.ranks[r].made, noun),
                             percent(g.ranks[r].busy, g.wall_seconds)));
   return section("Ranks", "How long each was at work, of the time until the last item was made.",
-                 body + "</div>");
+                 bars(list, g.ranks.size() > 16));
 }
 
 // The classes' colours in the pictures, in the order in which they first occur.
 std::string class_legend(const Gallery& g) {
-  std::string legend;
-  std::set<std::pair<std::string, std::string>> known;
+  std::string swatches;
+  std::set<Named> known;
   for (const GalleryClip& clip : g.clips)
     for (const auto& named : clip.classes)
-      if (known.insert(named).second) legend += swatch(named.second, escape(named.first), true);
-  return legend.empty() ? "" : "<div class=\"legend\">" + legend + "</div>\n";
+      if (known.insert(named).second) swatches += swatch(named.second, escape(named.first), true);
+  return legend(swatches);
 }
 
 std::string failure_section(const std::string& title, const Gallery& g) {
-  if (g.failures.empty()) return "";
-  std::string body = "<div class=\"scroll\"><table>";
-  for (std::size_t i = 0; i < std::min(most_failures, g.failures.size()); ++i)
-    body += fmt::format("<tr><td>{}</td></tr>\n", escape(shortened(g.failures[i])));
-  return section(title, "Run the same command to retry them.",
-                 body + "</table></div>" +
-                     more_text(g.failures.size() - std::min(most_failures, g.failures.size()), g));
+  std::vector<std::string> lines;
+  for (const std::string& failure : g.failures) lines.push_back(shortened(failure));
+  return list_section(title, "Run the same command to retry them.", lines, most_failures,
+                      g.folder.string());
 }
 
 }  // namespace
@@ -338,7 +320,11 @@ std::string clip_figures(const fs::path& base, const Gallery& g, Embedder& embed
     body += c.references.empty() ? made
                                  : in_row(reference_figures(base, g, c, c.name, embedder) + made);
   }
-  return body + "</div>" + more_text(g.clips.size() - shown, g);
+  body += "</div>";
+  if (shown < g.clips.size())
+    body += fmt::format("<p class=\"note\">and {} more in {}</p>", g.clips.size() - shown,
+                        escape(g.folder.string()));
+  return body;
 }
 
 std::string clips_beside(const fs::path& base, std::span<const Gallery> galleries,
@@ -388,7 +374,7 @@ std::string gallery_page(std::span<const Gallery> galleries) {
                 galleries.size() > 1);
   Embedder embedder;
   if (galleries.size() == 1) {
-    page += tiles(first);
+    page += gallery_tiles(first);
     page += failure_section("Failed", first);
     page += status_sections(first.status);
     page += section(first.command == "segment" ? "Pictures and clips" : "Clips", "",

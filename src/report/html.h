@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,10 +28,10 @@ std::string breakable(const std::string& text);
 
 // Fields may be absent and losses NaN: statistics cover the finite values. NaN if there are none;
 // the sum of none is 0.
-std::vector<double> finite(const std::vector<double>& values);
-double median(const std::vector<double>& values);
-double total(const std::vector<double>& values);
-double greatest(const std::vector<double>& values);
+std::vector<double> finite(std::span<const double> values);
+double median(std::span<const double> values);
+double total(std::span<const double> values);
+double greatest(std::span<const double> values);
 
 std::string seconds_text(double seconds);
 std::string bytes_text(double bytes);
@@ -37,6 +39,9 @@ std::string bytes_text(double bytes);
 std::string rate_text(double rate);
 std::string percent(double part, double whole);
 
+// The files page.css and page.js (page.cpp).
+std::string_view page_style();
+std::string_view page_script();
 // All of a page before its tiles and sections, and after them. `title` and `note` are HTML. The
 // page is marked as weft's; `several`: as one that compares several jobs.
 std::string open_page(const std::string& title, const std::string& note, bool several = false);
@@ -51,22 +56,34 @@ void check_owner(const std::filesystem::path& page);
 // there, or where it cannot be written.
 void write_page(const std::filesystem::path& page, const std::string& html);
 
-// A number that a reader looks for first.
-std::string tile(const std::string& value, const std::string& label);
+// ---- What sections are made of: HTML, unless it says text ----
+
+using Named = std::pair<std::string, std::string>;
+
+// The numbers that a reader looks for first, each with what it is.
+std::string tiles(std::span<const Named> values);
 // `note` and `body` are HTML; an empty note is left out.
 std::string section(const std::string& title, const std::string& note, const std::string& body);
-// "" without any warnings.
-std::string warning_section(const std::string& title, const std::vector<std::string>& warnings,
-                            const std::string& note = "From rank 0's last start, oldest first.");
+// Cells by row; `names`: the first of each row names it.
+using Rows = std::vector<std::vector<std::string>>;
+std::string table(const std::vector<std::string>& head, const Rows& rows, bool names = false);
+// A section of names and values, both text.
+std::string facts_section(const std::string& title, std::span<const Named> facts);
+// A section of lines of text, such as warnings, of which the first `most` are shown, and `more`
+// tells where the others are; "" without any.
+std::string list_section(const std::string& title, const std::string& note,
+                         std::span<const std::string> lines, std::size_t most = 1000,
+                         const std::string& more = "");
 // How a job's last start ended, unless it goes on or has finished, and its warnings; `of`, HTML,
 // ends the titles: " of a".
 std::string status_sections(const JobStatus& status, const std::string& of = "");
 // One entry of a legend: a stroke, or a box.
 std::string swatch(const std::string& color, const std::string& text, bool box = false);
+std::string legend(const std::string& swatches);  // "" for none
 
 // A short bar within a table, filled to this share of 1.
 std::string meter(double share, const std::string& color);
-// A bar of stacked parts with text to its left and right, for a list within <div class="bars">.
+// A bar of stacked parts with text to its left and right, and a list of such bars.
 // `whole` is what the full width stands for; a piece's title shows under the pointer.
 struct BarPiece {
   double value;
@@ -74,6 +91,7 @@ struct BarPiece {
 };
 std::string bar(const std::string& name, const std::vector<BarPiece>& pieces, double whole,
                 const std::string& text);
+std::string bars(const std::string& list, bool many = false);
 
 // ---- Files within a page ----
 
@@ -99,8 +117,7 @@ class Embedder {
 
 // A section of the pictures of a job's folder, beside which the page lies: what each shows, and its
 // file; `legend` is HTML above them. "" without pictures.
-std::string picture_section(const std::filesystem::path& folder,
-                            const std::vector<std::pair<std::string, std::string>>& pictures,
+std::string picture_section(const std::filesystem::path& folder, std::span<const Named> pictures,
                             const std::string& note, bool wide, const std::string& legend = "");
 
 // Whether a file named by an untrusted manifest lies in the manifest's folder: a relative path
@@ -111,6 +128,8 @@ bool stays_inside(const std::string& file);
 std::string percent_encoded(const std::string& path);
 // Whether shells take each of its characters as it is.
 bool is_plain_word(const std::string& text);
+// The last part of a path: "runs/demo/" and "runs/demo" are the same run.
+std::string name_of(const std::filesystem::path& path);
 // A relative path as a link.
 std::string url_of(const std::string& path);
 // Not open where the path is no regular file: a pipe would block, and behind a link may lie what

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
 #include <string_view>
 
@@ -13,7 +12,7 @@
 namespace weft::report_page {
 namespace {
 
-constexpr double left = 64, right = 14, top = 10, bottom = 42;  // margins in pixels
+constexpr double left = 64, right = 14, top = 10, bottom = 42;  // margins in pixels, as in page.js
 constexpr double tick_room = 56;  // pixels along the x axis that a number may take
 // On a phone, whose page leaves about as many pixels.
 constexpr int narrow_width = 370, narrow_height = 240;
@@ -22,7 +21,7 @@ constexpr int narrow_width = 370, narrow_height = 240;
 struct Axis {
   double low = 0, high = 1, from = 0, to = 1;
   bool log = false;
-  std::vector<double> ticks;
+  std::vector<double> ticks{};
 
   double operator()(double v) const {
     if (log) v = std::log10(std::max(v, 1e-300));
@@ -33,20 +32,19 @@ struct Axis {
 struct Range {
   double low = std::numeric_limits<double>::infinity();
   double high = -std::numeric_limits<double>::infinity();
-  double least_positive = std::numeric_limits<double>::infinity();
-  void add(double v) {
-    if (!std::isfinite(v)) return;
-    low = std::min(low, v);
-    high = std::max(high, v);
-    if (v > 0) least_positive = std::min(least_positive, v);
+  void add(std::span<const double> values, double reach = 0) {
+    for (const double v : values) {
+      if (!std::isfinite(v)) continue;
+      low = std::min(low, v - reach);
+      high = std::max(high, v + reach);
+    }
   }
-  bool empty() const { return low > high; }
+  Range or_unit() const { return low > high ? Range{0, 1} : *this; }
 };
 
 // From the first step to the last, edge to edge.
 Axis make_x(Range r, const PlotFrame& f) {
-  if (r.empty()) r = {0, 1, 1};
-  Axis a{r.low, r.high, left, f.width - right, false, {}};
+  Axis a{r.low, r.high, left, f.width - right};
   if (a.high <= a.low) {
     a.low -= 0.5;
     a.high += 0.5;
@@ -69,8 +67,7 @@ std::vector<double> log_ticks(double low, double high) {
 }
 
 Axis make_y(Range r, const PlotFrame& f) {
-  if (r.empty()) r = {0, 1, 1};
-  Axis a{0, 1, f.height - bottom, top, false, {}};
+  Axis a{0, 1, f.height - bottom, top};
   if (f.allow_log && r.low > 0 && r.high / r.low > 50) {
     a.log = true;
     a.low = std::log10(r.low) - 0.05;
@@ -101,96 +98,45 @@ std::string tick_text(double t, const Axis& a) {
   const double step = std::abs(a.ticks[1] - a.ticks[0]);
   const double largest = std::max(std::abs(a.ticks.front()), std::abs(a.ticks.back()));
   if (std::abs(t) < step * 1e-6) return "0";
+  const int power = static_cast<int>(std::floor(std::log10(step) + 1e-9));
   if (largest >= 1e7 || largest < 1e-3) {
-    const int digits = std::max(0, static_cast<int>(std::floor(std::log10(std::abs(t)) + 1e-9) -
-                                                    std::floor(std::log10(step) + 1e-9)));
-    return fmt::format("{:.{}e}", t, digits);
+    const int first = static_cast<int>(std::floor(std::log10(std::abs(t)) + 1e-9));
+    return fmt::format("{:.{}e}", t, std::max(0, first - power));
   }
-  const int decimals = std::max(0, -static_cast<int>(std::floor(std::log10(step) + 1e-9)));
-  return decimals == 0 ? short_number(std::round(t)) : fmt::format("{:.{}f}", t, decimals);
+  return power >= 0 ? short_number(std::round(t)) : fmt::format("{:.{}f}", t, -power);
 }
 
-std::string json_list(std::span<const double> values) {
-  std::string s = "[";
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    if (i > 0) s += ',';
-    s += std::isfinite(values[i]) ? fmt::format("{:.5g}", values[i]) : "null";
-  }
-  return s + "]";
+std::string line(const char* kind, double x1, double x2, double y1, double y2) {
+  return fmt::format(
+      "<line class=\"{}\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>\n", kind, x1,
+      x2, y1, y2);
 }
 
-// Adds a curve to the list of them in data-plot.
-void add_json(std::string& list, const std::string& name, const std::string& color,
-              std::span<const double> x, std::span<const double> y) {
-  std::string plain;  // names are of runs, thus of directories: quotes could end the attribute
-  for (const char c : name)
-    if (static_cast<unsigned char>(c) >= 0x20 &&
-        std::string_view("\"'\\<>&").find(c) == std::string_view::npos)
-      plain += c;
-  if (!list.empty()) list += ',';
-  list += fmt::format("{{\"n\":\"{}\",\"k\":\"{}\",\"x\":{},\"y\":{}}}", plain, color, json_list(x),
-                      json_list(y));
-}
-
-// Grid, ticks, labels: all but the curves. The caller closes the element.
-std::string open_svg(const PlotFrame& f, const Axis& x, const Axis& y, const std::string& curves) {
-  std::string s =
-      fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{} by {}\" data-plot='",
-                  f.width, f.height, f.y_label, f.x_label);
-  std::string labels;
-  for (const auto& [at, text] : f.x_labels)
-    labels += fmt::format("{}[{:.5g},\"{}\"]", labels.empty() ? "" : ",", at, text);
-  s += fmt::format(
-      "{{\"low\":{},\"high\":{},\"from\":{},\"to\":{},\"base\":{},\"what\":\"{}\",\"labels\":[{}],"
-      "\"curves\":[{}]}}'>\n",
-      x.low, x.high, x.from, x.to, f.height - bottom, f.x_label, labels, curves);
+// Grid, ticks and labels.
+std::string axes(const PlotFrame& f, const Axis& x, const Axis& y) {
+  const double base = f.height - bottom, end = f.width - right;
+  std::string s;
   for (const double t : y.ticks) {
-    s += fmt::format("<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>", left,
-                     f.width - right, y(t), y(t));
+    s += line("grid", left, end, y(t), y(t));
     s += fmt::format("<text class=\"tick\" x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>\n",
                      left - 8, y(t) + 4, tick_text(t, y));
   }
-  const double base = f.height - bottom;
   std::vector<std::pair<double, std::string>> places = f.x_labels;
   if (places.empty())
     for (const double t : x.ticks) places.emplace_back(t, tick_text(t, x));
   for (const auto& [t, text] : places) {
-    s += fmt::format("<line class=\"axis\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1}\" y2=\"{2}\"/>",
-                     x(t), base, base + 4);
+    s += line("axis", x(t), x(t), base, base + 4);
     s +=
         fmt::format("<text class=\"tick\" x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
                     x(t), base + 17, text);
   }
-  s += fmt::format("<line class=\"axis\" x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\"/>\n", left,
-                   f.width - right, base, base);
+  s += line("axis", left, end, base, base);
   s += fmt::format("<text class=\"label\" x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
-                   (left + f.width - right) / 2, f.height - 6, f.x_label);
-  s += fmt::format(
-      "<text class=\"label\" transform=\"translate(13 {:.1f}) rotate(-90)\" "
-      "text-anchor=\"middle\">{}{}</text>\n",
-      (top + base) / 2, f.y_label, y.log ? " (log)" : "");
-  return s;
-}
-
-// Dotted lines where the run was resumed, over the curves, and the element's end.
-std::string close_svg(const PlotFrame& f, const Axis& x) {
-  std::string s;
-  for (const double t : f.restarts)
-    if (t >= x.low && t <= x.high)
-      s += fmt::format(
-          "<line class=\"restart\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1}\" y2=\"{2}\"/>\n", x(t),
-          top, f.height - bottom);
-  return s + "</svg>\n";
-}
-
-PlotFrame narrowed(PlotFrame f) {
-  f.width = narrow_width;
-  f.height = std::min(f.height, narrow_height);
-  return f;
-}
-
-std::string at_both_widths(const std::string& broad, const std::string& narrow) {
-  return "<div class=\"broad\">" + broad + "</div><div class=\"narrow\">" + narrow + "</div>\n";
+                   (left + end) / 2, f.height - 6, f.x_label);
+  return s + fmt::format(
+                 "<text class=\"label\" transform=\"translate(13 {:.1f}) rotate(-90)\" "
+                 "text-anchor=\"middle\">{}{}</text>\n",
+                 (top + base) / 2, f.y_label, y.log ? " (log)" : "");
 }
 
 // A path through the points; a gap where y is not a number.
@@ -216,100 +162,135 @@ std::string band(const Axis& ax, const Axis& ay, const Curve& c) {
   std::string up, down;
   for (std::size_t i = 0; i < c.x.size(); ++i) {
     if (!std::isfinite(c.low[i]) || !std::isfinite(c.high[i])) continue;
-    up += fmt::format("{}{:.1f} {:.1f}", up.empty() ? 'M' : 'L', ax(c.x[i]), ay(c.high[i]));
-    down = fmt::format("L{:.1f} {:.1f}", ax(c.x[i]), ay(c.low[i])) + down;
+    for (const double x : {c.x[i] - c.reach, c.x[i] + c.reach}) {
+      up += fmt::format("{}{:.1f} {:.1f}", up.empty() ? 'M' : 'L', ax(x), ay(c.high[i]));
+      down = fmt::format("L{:.1f} {:.1f}", ax(x), ay(c.low[i])) + down;
+      if (c.reach == 0) break;
+    }
   }
-  return fmt::format("<path d=\"{}{}Z\" style=\"fill:{}\" opacity=\"0.18\"/>\n", up, down, c.color);
+  return fmt::format("<path d=\"{}{}Z\" style=\"fill:{}\" opacity=\"{}\"/>\n", up, down, c.color,
+                     c.reach > 0 ? 1 : 0.18);
 }
 
-}  // namespace
-
-std::string line_plot(const PlotFrame& f, std::span<const Curve> curves) {
+// All charts are drawn here. `attributes` of the element, and what lies below and above the chart.
+std::string draw(const PlotFrame& f, std::span<const Curve> curves, const std::string& attributes,
+                 const std::string& below = "", const std::string& above = "") {
   Range rx, ry;
   for (const Curve& c : curves) {
-    for (const double v : c.x) rx.add(v);
-    for (const double v : c.y) ry.add(v);
-    for (const double v : c.low) ry.add(v);
-    for (const double v : c.high) ry.add(v);
+    rx.add(c.x, c.reach);
+    for (const auto* values : {&c.y, &c.low, &c.high}) ry.add(*values);
   }
-  const Axis x = make_x(rx, f), y = make_y(ry, f);
-  std::string values;
-  for (const Curve& c : curves)
-    if (!c.name.empty()) add_json(values, c.name, c.color, c.x, c.y);
-  std::string s = open_svg(f, x, y, values);
+  const Axis x = make_x(rx.or_unit(), f), y = make_y(ry.or_unit(), f);
+  std::string s = fmt::format(
+      "<svg viewBox=\"0 0 {} {}\"{} data-range=\"[{},{}]\" role=\"img\" aria-label=\"{} by {}\">\n",
+      f.width, f.height, attributes, x.low, x.high, f.y_label, f.x_label);
+  s += below + axes(f, x, y);
   for (const Curve& c : curves)
     if (!c.low.empty()) s += band(x, y, c);
-  for (const Curve& c : curves) {
-    const std::string d = points(x, y, c.x, c.y);
-    if (c.width > 0 && !d.empty())
+  for (const Curve& c : curves)
+    if (const std::string d = points(x, y, c.x, c.y); c.width > 0 && !d.empty())
       s += fmt::format(
           "<path d=\"{}\" style=\"fill:none;stroke:{}\" stroke-width=\"{}\" opacity=\"{}\" "
           "stroke-linejoin=\"round\" stroke-linecap=\"round\"/>\n",
           d, c.color, c.width, c.opacity);
-  }
-  return s + close_svg(f, x);
+  // Over the curves.
+  for (const double t : f.restarts)
+    if (t >= x.low && t <= x.high) s += line("restart", x(t), x(t), top, f.height - bottom);
+  return s + above + "</svg>\n";
 }
 
-std::string line_plots(const PlotFrame& f, std::span<const Curve> curves) {
-  return at_both_widths(line_plot(f, curves), line_plot(narrowed(f), curves));
+std::string json_list(std::span<const double> values) {
+  std::string s = "[";
+  for (const double v : values)
+    s += (s.size() > 1 ? "," : "") + (std::isfinite(v) ? fmt::format("{:.5g}", v) : "null");
+  return s + "]";
 }
 
-std::string stacked_plot(const PlotFrame& f, std::span<const double> xs,
-                         std::span<const Layer> layers) {
-  Range rx, ry;
-  std::vector<double> base(xs.size(), 0.0), peak(xs.size(), 0.0);
-  for (const Layer& l : layers)
-    for (std::size_t i = 0; i < xs.size(); ++i)
-      if (std::isfinite(l.y[i])) peak[i] += l.y[i];
-  for (const double v : peak) ry.add(v);
-  // A column reaches half-way to its neighbours.
-  const double half = xs.size() > 1 ? (xs[1] - xs[0]) / 2 : 0.5;
-  if (!xs.empty()) {
-    rx.add(xs.front() - half);
-    rx.add(xs.back() + half);
+// What page.js shows under the pointer.
+std::string plot_json(const PlotFrame& f, std::span<const Curve> curves) {
+  std::string labels, list;
+  for (const auto& [at, text] : f.x_labels)
+    labels += fmt::format("{}[{:.5g},\"{}\"]", labels.empty() ? "" : ",", at, text);
+  for (const Curve& c : curves) {
+    std::string plain;  // names are of runs, thus of directories: quotes could end the attribute
+    for (const char letter : c.name)
+      if (static_cast<unsigned char>(letter) >= 0x20 &&
+          std::string_view("\"'\\<>&").find(letter) == std::string_view::npos)
+        plain += letter;
+    if (!c.name.empty())
+      list += fmt::format("{}{{\"n\":\"{}\",\"k\":\"{}\",\"x\":{},\"y\":{}}}",
+                          list.empty() ? "" : ",", plain, c.color, json_list(c.x), json_list(c.y));
   }
-  PlotFrame zero = f;
-  zero.from_zero = true;
-  zero.allow_log = false;
-  const Axis x = make_x(rx, f), y = make_y(ry, zero);
-  std::string values;
-  for (const Layer& l : layers) add_json(values, l.name, l.color, xs, l.y);
-  std::string s = open_svg(f, x, y, values);
-  for (const Layer& l : layers) {
-    std::string up, down;
-    double most = 0;
-    for (std::size_t i = 0; i < xs.size(); ++i) {
-      const double h = std::isfinite(l.y[i]) ? l.y[i] : 0;
-      most = std::max(most, h);
-      const double a = x(xs[i] - half), b = x(xs[i] + half), y0 = y(base[i]), y1 = y(base[i] + h);
-      up += fmt::format("{}{:.1f} {:.1f}L{:.1f} {:.1f}", up.empty() ? 'M' : 'L', a, y1, b, y1);
-      down = fmt::format("L{:.1f} {:.1f}L{:.1f} {:.1f}", b, y0, a, y0) + down;
-      base[i] += h;
-    }
-    if (most > 0) s += fmt::format("<path d=\"{}{}Z\" style=\"fill:{}\"/>\n", up, down, l.color);
-  }
-  return s + close_svg(f, x);
+  return fmt::format("{{\"what\":\"{}\",\"labels\":[{}],\"curves\":[{}]}}", f.x_label, labels,
+                     list);
 }
 
-std::string stacked_plots(const PlotFrame& f, std::span<const double> xs,
-                          std::span<const Layer> layers) {
-  return at_both_widths(stacked_plot(f, xs, layers), stacked_plot(narrowed(f), xs, layers));
+}  // namespace
+
+std::string chart(const PlotFrame& f, std::span<const Curve> curves) {
+  std::string s = "<div class=\"chart\" data-plot='" + plot_json(f, curves) + "'>";
+  if (f.width <= narrow_width) return s + draw(f, curves, "") + "</div>\n";
+  PlotFrame narrow = f;
+  narrow.width = narrow_width;
+  narrow.height = std::min(f.height, narrow_height);
+  return s + draw(f, curves, " class=\"broad\"") + draw(narrow, curves, " class=\"narrow\"") +
+         "</div>\n";
+}
+
+std::vector<Curve> stacked(std::vector<Curve> layers) {
+  if (layers.empty()) return layers;
+  std::vector<double> base(layers.front().x.size(), 0.0);
+  for (Curve& c : layers) {
+    c.width = 0;
+    // Half-way to its neighbours.
+    c.reach = c.x.size() > 1 ? (c.x[1] - c.x[0]) / 2 : 0.5;
+    c.low = base;
+    for (std::size_t i = 0; i < base.size(); ++i)
+      if (std::isfinite(c.y[i])) base[i] += c.y[i];
+    c.high = base;
+  }
+  return layers;
+}
+
+std::string standalone_svg(const PlotFrame& f, std::span<const Curve> curves,
+                           std::span<const std::pair<std::string, std::string>> legend, int y) {
+  std::string entries;
+  for (const auto& [color, text] : legend) {
+    entries += fmt::format(
+        "<rect x=\"440\" y=\"{}\" width=\"18\" height=\"3\" fill=\"{}\"/><text class=\"label\" "
+        "x=\"464\" y=\"{}\">{}</text>\n",
+        y - 5, color, y, escape(text));
+    y += 17;
+  }
+  std::string svg =
+      draw(f, curves,
+           fmt::format(" xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\"", f.width,
+                       f.height),
+           "<style>text{font-family:system-ui,\"DejaVu Sans\",sans-serif}.grid{stroke:var(--line)}"
+           ".axis{stroke:var(--axis)}.tick{font-size:12px;fill:var(--soft)}"
+           ".label{font-size:12.5px;fill:var(--text)}</style>\n"
+           "<rect width=\"100%\" height=\"100%\" fill=\"var(--paper)\"/>\n",
+           entries);
+  // Outside a page colours have no names: those of the light page are written out.
+  const std::string_view style = page_style();
+  for (std::size_t at = 0; (at = svg.find("var(", at)) != std::string::npos;) {
+    const std::size_t end = svg.find(')', at);
+    const std::string name = svg.substr(at + 4, end - at - 4) + ":";
+    const std::size_t value = style.find(name) + name.size();
+    svg.replace(at, end + 1 - at, style.substr(value, style.find(';', value) - value));
+  }
+  return svg;
 }
 
 std::string sparkline(std::span<const double> y, const std::string& color) {
   constexpr double width = 110, height = 28, edge = 3;
   Range r;
-  std::size_t known = 0;
-  for (const double v : y) {
-    r.add(v);
-    known += std::isfinite(v) ? 1 : 0;
-  }
-  if (known < 2) return "";
-  const double last = static_cast<double>(y.size()) - 1;
-  const Axis ax{0, last, edge, width - edge, false, {}};
-  const Axis ay{r.low, r.high > r.low ? r.high : r.low + 1, height - edge, edge, false, {}};
-  std::vector<double> x(y.size());
-  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<double>(i);
+  r.add(y);
+  std::vector<double> x;
+  for (std::size_t i = 0; i < y.size(); ++i) x.push_back(static_cast<double>(i));
+  if (finite(y).size() < 2) return "";
+  const Axis ax{0, x.back(), edge, width - edge};
+  const Axis ay{r.low, r.high > r.low ? r.high : r.low + 1, height - edge, edge};
   return fmt::format(
       "<svg class=\"spark\" viewBox=\"0 0 {} {}\" aria-hidden=\"true\"><path d=\"{}\" "
       "style=\"fill:none;stroke:{}\" stroke-width=\"1.6\" stroke-linejoin=\"round\" "
@@ -317,44 +298,13 @@ std::string sparkline(std::span<const double> y, const std::string& color) {
       width, height, points(ax, ay, x, y), color);
 }
 
-std::string standalone_svg(std::string plot, const PlotFrame& frame,
-                           std::span<const LegendEntry> legend, int y) {
-  const std::string style =
-      "<style>text{font-family:system-ui,\"DejaVu Sans\",sans-serif}.grid{stroke:#e9ecf0}"
-      ".axis{stroke:#9aa4b1}.tick{font-size:12px;fill:#5b6675}.label{font-size:12.5px;fill:#3a4452}"
-      "</style>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n";
-  plot.insert(plot.find(">\n") + 2, style);
-  plot.insert(plot.find(' '),
-              fmt::format(" xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\"",
-                          frame.width, frame.height));
-  std::string entries;
-  for (const LegendEntry& e : legend) {
-    entries += fmt::format(
-        "<rect x=\"440\" y=\"{}\" width=\"18\" height=\"3\" fill=\"{}\"/><text class=\"label\" "
-        "x=\"464\" y=\"{}\">{}</text>\n",
-        y - 5, e.color, y, escape(e.text));
-    y += 17;
-  }
-  plot.insert(plot.rfind("</svg>"), entries);
-  // The page's style gives runs their colours; here they are written out, as in light.
-  constexpr const char* light[] = {"#2f6db5", "#cf6a1c", "#2f8469", "#b8456b",
-                                   "#7a5fa8", "#86752a", "#2f8fb8", "#6b6f76"};
-  for (std::size_t i = 0; i < std::size(light); ++i)
-    for (std::size_t at = 0; (at = plot.find(run_colors[i], at)) != std::string::npos;)
-      plot.replace(at, std::string_view(run_colors[i]).size(), light[i]);
-  return plot;
-}
-
 std::vector<double> round_ticks(double low, double high, int count) {
   std::vector<double> ticks;
   if (!(high > low)) return {low};
   const double raw = (high - low) / count, power = std::pow(10.0, std::floor(std::log10(raw)));
   double step = 10 * power;
-  for (const double m : {1.0, 2.0, 5.0})
-    if (m * power >= raw * 0.999) {
-      step = m * power;
-      break;
-    }
+  for (const double m : {5.0, 2.0, 1.0})
+    if (m * power >= raw * 0.999) step = m * power;
   // Ticks too close, or too far out, for a double to tell apart would make the loop endless.
   if (!std::isfinite(step) || !(step > 1e-14 * std::max(std::abs(low), std::abs(high))))
     return {low};
@@ -368,60 +318,50 @@ Binned bin(std::span<const double> x, std::span<const double> y, std::size_t mos
   Binned b;
   const std::size_t n = x.size(), bins = std::min(n, most);
   for (std::size_t k = 0; k < bins; ++k) {
-    const std::size_t begin = n * k / bins, end = n * (k + 1) / bins;
-    Range r;
-    double sum = 0, middle = 0;
-    std::size_t count = 0;
-    for (std::size_t i = begin; i < end; ++i) {
-      middle += x[i];
-      r.add(y[i]);
-      if (std::isfinite(y[i])) {
-        sum += y[i];
-        ++count;
-      }
-    }
-    const double none = std::numeric_limits<double>::quiet_NaN();
-    b.x.push_back(middle / static_cast<double>(end - begin));
-    b.mean.push_back(count > 0 ? sum / static_cast<double>(count) : none);
-    b.low.push_back(count > 0 ? r.low : none);
-    b.high.push_back(count > 0 ? r.high : none);
+    const std::size_t begin = n * k / bins, count = n * (k + 1) / bins - begin;
+    const std::vector<double> known = finite(y.subspan(begin, count));
+    b.x.push_back(total(x.subspan(begin, count)) / static_cast<double>(count));
+    b.mean.push_back(known.empty() ? NAN : total(known) / static_cast<double>(known.size()));
+    b.low.push_back(known.empty() ? NAN : std::ranges::min(known));
+    b.high.push_back(known.empty() ? NAN : std::ranges::max(known));
   }
   return b;
 }
 
 std::vector<double> smooth(std::span<const double> y, double sigma) {
-  const auto n = static_cast<std::ptrdiff_t>(y.size());
-  const auto reach = static_cast<std::ptrdiff_t>(std::ceil(3 * sigma));
-  std::vector<double> out(y.size());
+  const auto n = std::ssize(y), reach = static_cast<std::ptrdiff_t>(std::ceil(3 * sigma));
+  std::vector<double> out;
   for (std::ptrdiff_t i = 0; i < n; ++i) {
     double sum = 0, weights = 0;
     for (std::ptrdiff_t k = std::max<std::ptrdiff_t>(0, i - reach); k <= std::min(n - 1, i + reach);
          ++k) {
-      const double v = y[k];
       // Missing values drop out, and the weights of the others are normalised below.
-      if (!std::isfinite(v)) continue;
+      if (!std::isfinite(y[k])) continue;
       const double distance = static_cast<double>(k - i) / sigma;
       const double w = std::exp(-0.5 * distance * distance);
-      sum += w * v;
+      sum += w * y[k];
       weights += w;
     }
-    out[i] = weights > 0 ? sum / weights : std::numeric_limits<double>::quiet_NaN();
+    out.push_back(weights > 0 ? sum / weights : NAN);
   }
   return out;
 }
 
+Curve averaged(const std::string& name, std::span<const double> x, std::span<const double> y,
+               const std::string& color, double width) {
+  const Binned b = bin(x, y, most_points);
+  const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
+  return {name, b.x, smooth(b.mean, sigma), color, width};
+}
+
 std::string short_number(double v) {
   if (!std::isfinite(v)) return "-";
-  const double a = std::abs(v);
-  if (v == std::round(v) && a < 1e7) {
-    std::string digits = fmt::format("{:.0f}", a), out;
-    for (std::size_t i = 0; i < digits.size(); ++i) {
-      if (i > 0 && (digits.size() - i) % 3 == 0 && digits.size() > 4) out += ',';
-      out += digits[i];
-    }
-    return (v < 0 ? "-" : "") + out;
-  }
-  return fmt::format("{:.4g}", v);
+  if (v != std::round(v) || std::abs(v) >= 1e7) return fmt::format("{:.4g}", v);
+  std::string digits = fmt::format("{:.0f}", std::abs(v));
+  if (digits.size() > 4)
+    for (std::size_t at = digits.size() - 3; at > 0 && at < digits.size(); at -= 3)
+      digits.insert(at, ",");
+  return (v < 0 ? "-" : "") + digits;
 }
 
 }  // namespace weft::report_page

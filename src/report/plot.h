@@ -1,5 +1,5 @@
-// Plots as inline SVG: lines with an optional band, and stacked areas, with axes, units and ticks.
-// Each carries its values as JSON in data-plot, for the script that reads them out under the
+// Charts as inline SVG: lines with an optional band, and stacked columns, with axes, units and
+// ticks. Each carries its values as JSON in data-plot, for page.js, which shows them under the
 // pointer.
 #pragma once
 
@@ -17,7 +17,8 @@ struct Curve {
   std::string color;
   double width = 2;  // pixels; 0 draws no line
   double opacity = 1;
-  std::vector<double> low, high;  // a band around it, as long as x; may be empty
+  std::vector<double> low{}, high{};  // a band around it, as long as x; may be empty
+  double reach = 0;  // above 0 the band is made of columns, which reach so far around x
 };
 
 struct PlotFrame {
@@ -32,32 +33,20 @@ struct PlotFrame {
   std::vector<double> restarts{};
 };
 
-std::string line_plot(const PlotFrame& frame, std::span<const Curve> curves);
-// The same at two widths, of which the page's style shows the one that fits the screen: letters of
-// a wide plot could not be read on a phone.
-std::string line_plots(const PlotFrame& frame, std::span<const Curve> curves);
+// A chart for a page. A broad one is drawn for phones too, where its letters could not be read: the
+// page's style shows the one that fits the screen.
+std::string chart(const PlotFrame& frame, std::span<const Curve> curves);
 
-// Layer k reaches from the sum of the layers below it to the sum with it, in columns around x.
-struct Layer {
-  std::string name;
-  std::vector<double> y;
-  std::string color;
-};
-std::string stacked_plot(const PlotFrame& frame, std::span<const double> x,
-                         std::span<const Layer> layers);
-std::string stacked_plots(const PlotFrame& frame, std::span<const double> x,
-                          std::span<const Layer> layers);
+// Gives each curve, all over the same x, the columns that lie on those of the curves before it.
+std::vector<Curve> stacked(std::vector<Curve> layers);
+
+// The same chart as an SVG document of its own, with a legend whose first line is `y` pixels from
+// the top: colour and text.
+std::string standalone_svg(const PlotFrame& frame, std::span<const Curve> curves,
+                           std::span<const std::pair<std::string, std::string>> legend, int y);
 
 // A curve without axes, for a row of a table. "" for fewer than two values that are finite.
 std::string sparkline(std::span<const double> y, const std::string& color);
-
-// A plot as an SVG document of its own, which needs what the report page otherwise gives: the name
-// space, a look, and a legend, whose first line is `y` pixels from the top.
-struct LegendEntry {
-  std::string color, text;
-};
-std::string standalone_svg(std::string plot, const PlotFrame& frame,
-                           std::span<const LegendEntry> legend, int y);
 
 // Round numbers that cover [low, high], about `count` of them (1, 2 or 5 times a power of ten).
 std::vector<double> round_ticks(double low, double high, int count);
@@ -70,6 +59,12 @@ Binned bin(std::span<const double> x, std::span<const double> y, std::size_t mos
 
 // A Gaussian average over neighbours; `sigma` in points. NaN do not count.
 std::vector<double> smooth(std::span<const double> y, double sigma);
+
+// Points that one curve of a page has at most.
+inline constexpr std::size_t most_points = 800;
+// A curve of averages over neighbours.
+Curve averaged(const std::string& name, std::span<const double> x, std::span<const double> y,
+               const std::string& color, double width);
 
 // "1,234,567", "0.0123", "1.2e-5": four digits at most after the first.
 std::string short_number(double value);

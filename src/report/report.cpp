@@ -14,7 +14,7 @@
 namespace weft::report_page {
 
 double last_loss(const Run& run) {
-  const std::vector<double> v = finite(run.steps.loss);
+  const std::vector<double> v = finite(run.steps["loss"]);
   if (v.empty()) return NAN;
   const std::size_t n = std::clamp<std::size_t>(v.size() / 10, 1, 50);
   return std::accumulate(v.end() - static_cast<std::ptrdiff_t>(n), v.end(), 0.0) /
@@ -37,113 +37,114 @@ constexpr std::size_t most_in_line = 3000;
 
 // ---- Curves of one run or of several over one another ----
 
-// One curve a run of some quantity, averaged into few enough points to draw.
-constexpr std::size_t most_points = 800;
-using Column = std::vector<double> Steps::*;
-
 // The legend of runs; nothing for one.
 std::string run_legend(std::span<const Run> runs) {
-  if (runs.size() < 2) return "";
-  std::string s = "<div class=\"legend\">";
-  for (std::size_t i = 0; i < runs.size(); ++i) s += swatch(color_of(i), escape(runs[i].name));
-  return s + "</div>\n";
+  std::string swatches;
+  for (std::size_t i = 0; i < runs.size() && runs.size() > 1; ++i)
+    swatches += swatch(color_of(i), escape(runs[i].name));
+  return legend(swatches);
 }
 
-std::vector<Curve> plain_curves(std::span<const Run> runs, Column column, double scale) {
+// One curve a run of some quantity, averaged into few enough points to draw.
+std::vector<Curve> plain_curves(std::span<const Run> runs, const char* column, double scale) {
   std::vector<Curve> curves;
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    Binned b = bin(runs[i].steps.step, runs[i].steps.*column, most_points);
+    Binned b = bin(runs[i].steps.step, runs[i].steps[column], most_points);
     for (double& v : b.mean) v *= scale;
-    curves.push_back({runs[i].name, b.x, b.mean, color_of(i), 1.8, 1, {}, {}});
+    curves.push_back({runs[i].name, b.x, b.mean, color_of(i), 1.8});
   }
   return curves;
 }
 
-bool has(std::span<const Run> runs, Column column) {
-  return std::any_of(runs.begin(), runs.end(),
-                     [&](const Run& r) { return !finite(r.steps.*column).empty(); });
+bool has(const Run& run, const char* column) { return !finite(run.steps[column]).empty(); }
+bool has(std::span<const Run> runs, const char* column) {
+  return std::ranges::any_of(runs, [&](const Run& r) { return has(r, column); });
+}
+bool has_held_out(const Run& run) { return !finite(run.held_out["loss"]).empty(); }
+
+// The greatest value of any run.
+double greatest_of(std::span<const Run> runs, const char* column) {
+  double most = 0;
+  for (const Run& r : runs) most = std::max(most, greatest(r.steps[column]));
+  return most;
 }
 
-// Where its curve begins.
-double first_loss(const Run& run) {
-  const std::vector<double> v = finite(run.steps.loss);
-  return v.empty() ? NAN : v.front();
-}
-
-std::vector<double> restarts_of(std::span<const Run> runs) {
-  return runs.size() == 1 ? runs[0].restarts : std::vector<double>();
+// A section of a chart over steps, with dotted lines where the one run was resumed.
+std::string step_section(std::span<const Run> runs, const std::string& title,
+                         const std::string& note, const std::string& legend, PlotFrame frame,
+                         std::span<const Curve> curves) {
+  if (runs.size() == 1) frame.restarts = runs[0].restarts;
+  return section(title, note, legend + chart(frame, curves));
 }
 
 // ---- Loss ----
+
+// Where its curve begins.
+double first_loss(const Run& run) {
+  const std::vector<double> v = finite(run.steps["loss"]);
+  return v.empty() ? NAN : v.front();
+}
 
 // A held-out curve's colour, which no other curve has: as many colours on as there are runs.
 std::string held_out_color(std::span<const Run> runs, std::size_t i) {
   return color_of(runs.size() + i);
 }
 
-bool has_held_out(std::span<const Run> runs) {
-  return std::any_of(runs.begin(), runs.end(),
-                     [](const Run& r) { return !finite(r.held_out.loss).empty(); });
-}
-
 // The legend names both curves.
 std::string loss_legend(std::span<const Run> runs) {
-  if (!has_held_out(runs)) return run_legend(runs);
-  std::string s = "<div class=\"legend\">";
+  if (std::ranges::none_of(runs, has_held_out)) return run_legend(runs);
+  std::string swatches;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const std::string name = runs.size() > 1 ? escape(runs[i].name) + ", " : "";
-    s += swatch(color_of(i), name + "training");
-    if (!finite(runs[i].held_out.loss).empty())
-      s += swatch(held_out_color(runs, i), name + "held out");
+    swatches += swatch(color_of(i), name + "training");
+    if (has_held_out(runs[i])) swatches += swatch(held_out_color(runs, i), name + "held out");
   }
-  return s + "</div>\n";
+  return legend(swatches);
+}
+
+// With a gap before each other set of samples.
+Curve held_out_curve(const Run& run, const std::string& color) {
+  std::vector<double> step = run.held_out.step, loss = run.held_out.columns.at("loss");
+  for (std::size_t set = run.held_out_sets.size(); set-- > 1;) {
+    const std::ptrdiff_t at = run.held_out_sets[set];
+    step.insert(step.begin() + at, step[at]);
+    loss.insert(loss.begin() + at, NAN);
+  }
+  const Binned b = bin(step, loss, most_points);
+  return {run.name + " held out", b.x, b.mean, color, 2.4};
 }
 
 std::string loss_plot(std::span<const Run> runs) {
-  std::vector<Curve> curves;
+  std::vector<Curve> curves, averages, held_out;
+  bool bands = false;
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    const Steps& s = runs[i].steps;
+    const Series& s = runs[i].steps;
     const bool band = s.size() > most_in_line;
-    const Binned b = bin(s.step, s.loss, band ? most_points / 2 : most_in_line);
-    Curve raw{"", b.x, b.mean, color_of(i), 1, runs.size() > 1 ? 0.25 : 0.38, {}, {}};
+    const Binned b = bin(s.step, s["loss"], band ? most_points / 2 : most_in_line);
+    Curve& raw =
+        curves.emplace_back(Curve{"", b.x, b.mean, color_of(i), 1, runs.size() > 1 ? 0.25 : 0.38});
     if (band) {
       raw.width = 0;
       raw.low = b.low;
       raw.high = b.high;
     }
-    curves.push_back(raw);
+    bands = bands || band;
+    averages.push_back(averaged(runs[i].name, s.step, s["loss"], color_of(i), 2.4));
+    if (has_held_out(runs[i])) held_out.push_back(held_out_curve(runs[i], held_out_color(runs, i)));
   }
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    const Binned b = bin(runs[i].steps.step, runs[i].steps.loss, most_points);
-    const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
-    curves.push_back({runs[i].name, b.x, smooth(b.mean, sigma), color_of(i), 2.4, 1, {}, {}});
-  }
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    if (finite(runs[i].held_out.loss).empty()) continue;
-    HeldOutSteps h = runs[i].held_out;
-    for (std::size_t set = h.sets.size(); set-- > 1;) {  // a gap before each other set
-      h.step.insert(h.step.begin() + h.sets[set], h.step[h.sets[set]]);
-      h.loss.insert(h.loss.begin() + h.sets[set], NAN);
-    }
-    const Binned b = bin(h.step, h.loss, most_points);
-    curves.push_back(
-        {runs[i].name + " held out", b.x, b.mean, held_out_color(runs, i), 2.4, 1, {}, {}});
-  }
-  PlotFrame frame{"step", "loss", 1040, 330, false, true};
-  frame.restarts = restarts_of(runs);
-  const bool bands = std::any_of(runs.begin(), runs.end(),
-                                 [](const Run& r) { return r.steps.size() > most_in_line; });
-  const std::string what =
-      bands ? "Shaded: the range of all steps. Line: average over neighbouring steps."
-            : "Thin: every step. Bold: average over neighbouring steps.";
-  return section("Loss",
-                 what + (frame.restarts.empty() ? "" : " Dotted: where the run was resumed."),
-                 loss_legend(runs) + line_plots(frame, curves));
+  curves.insert(curves.end(), averages.begin(), averages.end());
+  curves.insert(curves.end(), held_out.begin(), held_out.end());
+  std::string note = bands
+                         ? "Shaded: the range of all steps. Line: average over neighbouring steps."
+                         : "Thin: every step. Bold: average over neighbouring steps.";
+  if (runs.size() == 1 && !runs[0].restarts.empty()) note += " Dotted: where the run was resumed.";
+  return step_section(runs, "Loss", note, loss_legend(runs),
+                      {"step", "loss", 1040, 330, false, true}, curves);
 }
 
 std::string loss_over_time(std::span<const Run> runs) {
   double longest = 0;
-  for (const Run& r : runs) longest = std::max(longest, total(r.steps.seconds));
+  for (const Run& r : runs) longest = std::max(longest, total(r.steps["seconds"]));
   if (!(longest > 0)) return "";
   const auto [unit, name] = longest > 3 * 3600 ? std::pair{3600.0, "hours"}
                             : longest > 180    ? std::pair{60.0, "minutes"}
@@ -152,48 +153,48 @@ std::string loss_over_time(std::span<const Run> runs) {
   for (std::size_t i = 0; i < runs.size(); ++i) {
     std::vector<double> at;
     double time = 0;
-    for (const double s : runs[i].steps.seconds) {
+    for (const double s : runs[i].steps["seconds"]) {
       if (std::isfinite(s)) time += s;
       at.push_back(time / unit);
     }
-    const Binned b = bin(at, runs[i].steps.loss, most_points);
-    const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
-    curves.push_back({runs[i].name, b.x, smooth(b.mean, sigma), color_of(i), 2.4, 1, {}, {}});
+    curves.push_back(averaged(runs[i].name, at, runs[i].steps["loss"], color_of(i), 2.4));
   }
   const PlotFrame frame{name, "loss", 1040, 280, false, true, false};
   return section("Loss over time", "Averaged over neighbouring steps; time in steps alone.",
-                 run_legend(runs) + line_plots(frame, curves));
+                 run_legend(runs) + chart(frame, curves));
 }
 
 // The loss of each of several stores.
 std::string loss_of_stores(std::span<const Run> runs) {
-  if (runs.size() != 1 || runs[0].steps.stores.empty()) return "";
-  const Steps& s = runs[0].steps;
+  const Series& s = runs[0].steps;
+  const std::vector<std::string> stores = s.names("stores/", "/samples");
+  if (runs.size() != 1 || stores.empty()) return "";
   double all = 0;
-  for (const auto& [name, store] : s.stores) all += total(store.samples);
+  for (const std::string& name : stores) all += total(s["stores/" + name + "/samples"]);
   std::vector<Curve> curves;
-  std::string legend = "<div class=\"legend\">";
-  for (const auto& [name, store] : s.stores) {
-    const std::string color = color_of(curves.size());
-    legend += swatch(color, fmt::format("{} <em>{} of the samples</em>", escape(name),
-                                        percent(total(store.samples), all)));
-    std::vector<double> loss = store.loss;
-    loss.resize(s.size(), NAN);
-    const Binned b = bin(s.step, loss, most_points);
-    const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
-    curves.push_back({name, b.x, smooth(b.mean, sigma), color, 1.8, 1, {}, {}});
+  std::string swatches;
+  for (const std::string& name : stores) {
+    const std::string column = "stores/" + name, color = color_of(curves.size());
+    swatches += swatch(color, fmt::format("{} <em>{} of the samples</em>", escape(name),
+                                          percent(total(s[column + "/samples"]), all)));
+    curves.push_back(averaged(name, s.step, s[column + "/loss"], color, 1.8));
   }
-  PlotFrame frame{"step", "loss", 1040, 280, false, true};
-  frame.restarts = runs[0].restarts;
-  return section("Loss of each store", "Averaged over neighbouring steps.",
-                 legend + "</div>\n" + line_plots(frame, curves));
+  return step_section(runs, "Loss of each store", "Averaged over neighbouring steps.",
+                      legend(swatches), {"step", "loss", 1040, 280, false, true}, curves);
+}
+
+std::string in_small(const std::string& sections) {
+  return "<div class=\"small\">\n" + sections + "</div>\n";
 }
 
 std::string loss_terms(std::span<const Run> runs) {
-  if (runs.size() != 1 || runs[0].steps.terms.empty()) return "";
+  const Series& s = runs[0].steps;
+  const std::vector<std::string> terms = s.names("terms/", "");
+  if (runs.size() != 1 || terms.empty()) return "";
   // A plot each: they differ by orders of magnitude, and there are more of them than colours.
   std::string plots, constant;
-  for (const auto& [name, values] : runs[0].steps.terms) {
+  for (const std::string& name : terms) {
+    const auto values = s["terms/" + name];
     const std::vector<double> known = finite(values);
     if (known.empty()) continue;
     const auto [low, high] = std::ranges::minmax(known);
@@ -202,103 +203,80 @@ std::string loss_terms(std::span<const Run> runs) {
                               short_number(low));
       continue;
     }
-    std::vector<double> whole = values;
-    whole.resize(runs[0].steps.size(), NAN);
-    const Binned b = bin(runs[0].steps.step, whole, most_points);
-    const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
-    const std::vector<Curve> curve = {
-        {name, b.x, smooth(b.mean, sigma), color_of(0), 1.8, 1, {}, {}}};
-    PlotFrame frame{"step", "value", 370, 220, false, true};
-    frame.restarts = runs[0].restarts;
-    plots += section(escape(name), "", line_plot(frame, curve));
+    const Curve curve = averaged(name, s.step, values, color_of(0), 1.8);
+    plots += step_section(runs, escape(name), "", "", {"step", "value", 370, 220, false, true},
+                          {&curve, 1});
   }
   const std::string note =
       "Other figures that the training reports, averaged over neighbouring steps.";
-  return section("Terms", note + constant, "") +
-         (plots.empty() ? "" : "<div class=\"small\">\n" + plots + "</div>\n");
+  return section("Terms", note + constant, "") + (plots.empty() ? "" : in_small(plots));
 }
 
 // ---- Time ----
 
-// The parts with their share of the whole run's time.
-std::string split_legend(const Run& run) {
-  const double whole = total(run.steps.seconds);
-  std::string s = "<div class=\"legend\">";
-  for (int p = 0; p < parts; ++p) {
-    if (finite(run.steps.part[p]).empty()) continue;  // metrics of an older version
-    s += swatch(
-        part_colors[p],
-        fmt::format("{} <em>{}</em>", part_names[p], percent(total(run.steps.part[p]), whole)),
-        true);
-  }
-  return s + "</div>\n";
-}
-
 // Milliseconds where a step is short.
 std::pair<double, const char*> time_unit(std::span<const Run> runs) {
   double most = 0;
-  for (const Run& r : runs) most = std::max(most, median(r.steps.seconds));
+  for (const Run& r : runs) most = std::max(most, median(r.steps["seconds"]));
   return most < 1 ? std::pair{1e3, "ms"} : std::pair{1.0, "s"};
 }
 
 // One run: stacked columns over the steps. Without a split in the metrics, the whole alone.
 std::string one_split(const Run& run) {
   const auto [scale, unit] = time_unit({&run, 1});
-  std::vector<Layer> layers;
-  std::vector<double> x;
-  const bool split = !finite(run.steps.part[0]).empty();
-  for (int p = 0; p < parts; ++p) {
-    if (split && finite(run.steps.part[p]).empty()) continue;
-    Binned b = bin(run.steps.step, split ? run.steps.part[p] : run.steps.seconds, most_columns);
+  const double whole = total(run.steps["seconds"]);
+  std::vector<Curve> layers;
+  std::string swatches;  // the parts with their share of the whole run's time
+  const auto add = [&, scale = scale](const char* column, const char* name, const char* color) {
+    Binned b = bin(run.steps.step, run.steps[column], most_columns);
     for (double& v : b.mean) v *= scale;
-    x = b.x;
-    layers.push_back({split ? part_names[p] : "step", b.mean, part_colors[p]});
-    if (!split) break;
+    layers.push_back({name, b.x, b.mean, color});
+  };
+  for (const StepPart& p : step_parts) {
+    if (!has(run, p.column)) continue;  // metrics of an older version
+    add(p.column, p.name, p.color);
+    const std::string share = percent(total(run.steps[p.column]), whole);
+    swatches += swatch(p.color, fmt::format("{} <em>{}</em>", p.name, share), true);
   }
-  PlotFrame frame{"step", fmt::format("time a step ({})", unit), 1040, 300, true, false};
-  frame.restarts = run.restarts;
-  const std::size_t columns = std::min(run.steps.size(), most_columns);
-  const std::string note =
-      columns < run.steps.size()
-          ? fmt::format(
-                "Where the time of a step goes on rank 0; each column is the mean of {:.0f} "
-                "steps.",
-                static_cast<double>(run.steps.size()) / static_cast<double>(columns))
-          : "Where the time of a step goes, on rank 0.";
-  return section("Step time", note,
-                 (split ? split_legend(run) : "") + stacked_plots(frame, x, layers));
+  if (layers.empty()) add("seconds", "step", step_parts[0].color);
+  std::string note = "Where the time of a step goes, on rank 0.";
+  if (run.steps.size() > most_columns)
+    note = fmt::format(
+        "Where the time of a step goes on rank 0; each column is the mean of {:.0f} steps.",
+        static_cast<double>(run.steps.size()) / static_cast<double>(most_columns));
+  return step_section({&run, 1}, "Step time", note, legend(swatches),
+                      {"step", fmt::format("time a step ({})", unit), 1040, 300, true, false},
+                      stacked(std::move(layers)));
 }
 
 // Several runs: stacks cannot be overlaid, so curves of the whole and one bar a run.
 std::string many_splits(std::span<const Run> runs) {
   const auto [scale, unit] = time_unit(runs);
-  PlotFrame frame{"step", fmt::format("time a step ({})", unit), 1040, 280, true, true};
-  std::string body = run_legend(runs) +
-                     line_plots(frame, plain_curves(runs, &Steps::seconds, scale)) +
-                     "<div class=\"legend\" style=\"margin-top:14px\">";
-  for (int p = 0; p < parts; ++p) body += swatch(part_colors[p], part_names[p], true);
-  body += "</div><div class=\"bars\">";
+  const PlotFrame frame{"step", fmt::format("time a step ({})", unit), 1040, 280, true, true};
+  std::string swatches, list;
+  for (const StepPart& p : step_parts) swatches += swatch(p.color, p.name, true);
+  const auto mean = [](const Run& r, const char* column) {
+    return total(r.steps[column]) / static_cast<double>(r.steps.size());
+  };
   double longest = 0;
-  for (const Run& r : runs)
-    longest = std::max(longest, total(r.steps.seconds) / static_cast<double>(r.steps.size()));
+  for (const Run& r : runs) longest = std::max(longest, mean(r, "seconds"));
   for (const Run& r : runs) {
-    const double steps = static_cast<double>(r.steps.size());
-    const double mean = total(r.steps.seconds) / steps;
     std::vector<BarPiece> pieces;
-    for (int p = 0; p < parts; ++p) {
-      const double seconds = total(r.steps.part[p]) / steps;
-      pieces.push_back(
-          {seconds, part_colors[p], fmt::format("{} {}", part_names[p], percent(seconds, mean))});
+    for (const StepPart& p : step_parts) {
+      const double seconds = mean(r, p.column);
+      const std::string share = percent(seconds, mean(r, "seconds"));
+      pieces.push_back({seconds, p.color, fmt::format("{} {}", p.name, share)});
     }
-    body += bar(r.name, pieces, longest, seconds_text(mean) + " a step");
+    list += bar(r.name, pieces, longest, seconds_text(mean(r, "seconds")) + " a step");
   }
   return section("Step time", "Above: every step. Below: the mean of all steps, by what took it.",
-                 body + "</div>");
+                 run_legend(runs) + chart(frame, plain_curves(runs, "seconds", scale)) +
+                     legend(swatches) + bars(list));
 }
 
-double clips_a_second(const Run& run) {
-  const double seconds = total(run.steps.seconds);
-  return seconds > 0 ? static_cast<double>(run.steps.samples.size()) / seconds : NAN;
+double samples_a_second(const Run& run) {
+  const double seconds = total(run.steps["seconds"]);
+  return seconds > 0 ? static_cast<double>(run.samples_seen) / seconds : NAN;
 }
 
 std::string speed_of_runs(std::span<const Run> runs) {
@@ -307,81 +285,75 @@ std::string speed_of_runs(std::span<const Run> runs) {
   bool differ = false;
   double fastest = 0;
   for (const Run& r : runs) {
-    const double speed = clips_a_second(r);
+    const double speed = samples_a_second(r);
     if (speed > fastest) fastest = speed;
     if (!(r.ranks_number > 0) || !(speed > 0)) continue;
     differ = differ || (base != nullptr && r.ranks_number != base->ranks_number);
     if (base == nullptr || r.ranks_number < base->ranks_number) base = &r;
   }
   if (!(fastest > 0)) return "";
-  std::string body = "<div class=\"bars\">\n";
+  std::string list;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const Run& r = runs[i];
-    const double speed = clips_a_second(r);
+    const double speed = samples_a_second(r);
     std::string text = std::isfinite(speed) ? rate_text(speed) + " samples a second" : "-";
     if (r.ranks_number > 0) text += ", " + counted(r.ranks_number, "rank");
     if (differ && r.ranks_number > 0 && speed > 0)
       text += fmt::format(", efficiency {}", percent(speed / r.ranks_number,
-                                                     clips_a_second(*base) / base->ranks_number));
-    body += bar(r.name, {{std::isfinite(speed) ? speed : 0, color_of(i), ""}}, fastest, text);
+                                                     samples_a_second(*base) / base->ranks_number));
+    list += bar(r.name, {{std::isfinite(speed) ? speed : 0, color_of(i), ""}}, fastest, text);
   }
   return section(
       "Speed",
       differ ? fmt::format("Efficiency: samples a second for each rank, against the run {}.",
                            escape(base->name))
              : "Samples a second of time in steps.",
-      body + "</div>");
+      bars(list));
 }
 
 // ---- Memory, gradients, rates, facts, samples ----
 
 // From zero, so that growth shows in its true proportion.
 std::string memory_plot(std::span<const Run> runs) {
-  double most = 0;
-  for (const Run& r : runs) most = std::max({most, greatest(r.steps.resident)});
-  const bool gb = most >= 2e9;
+  const bool gb = greatest_of(runs, "memory/resident_bytes") >= 2e9;
   const double scale = gb ? 1e-9 : 1e-6;
-  std::vector<Curve> curves = plain_curves(runs, &Steps::resident, scale);
-  std::string legend = run_legend(runs), note = "Resident.";
-  if (runs.size() == 1 && has(runs, &Steps::arena)) {
-    Curve arena = plain_curves(runs, &Steps::arena, scale)[0];
-    arena.color = run_colors[1];
+  std::vector<Curve> curves = plain_curves(runs, "memory/resident_bytes", scale);
+  std::string swatches = run_legend(runs), note = "Resident.";
+  if (runs.size() == 1 && has(runs, "memory/arena_peak_bytes")) {
+    curves.push_back(plain_curves(runs, "memory/arena_peak_bytes", scale)[0]);
     curves[0].name = "resident";
-    arena.name = "activations";
-    curves.push_back(arena);
-    legend = "<div class=\"legend\">" + swatch(run_colors[0], "resident") +
-             swatch(run_colors[1], "activations") + "</div>";
+    curves[1].name = "activations";
+    curves[1].color = run_colors[1];
+    swatches = legend(swatch(run_colors[0], "resident") + swatch(run_colors[1], "activations"));
     note = "";
   }
-  PlotFrame frame{"step", gb ? "memory (GB)" : "memory (MB)", 370, 250, true, false};
-  frame.restarts = restarts_of(runs);
-  return section("Memory of rank 0", note, legend + line_plot(frame, curves));
+  return step_section(runs, "Memory of rank 0", note, swatches,
+                      {"step", gb ? "memory (GB)" : "memory (MB)", 370, 250, true, false}, curves);
 }
 
-std::string grad_plot(std::span<const Run> runs) {
-  PlotFrame frame{"step", "norm", 370, 250, false, true};
-  frame.restarts = restarts_of(runs);
-  return section("Gradient norm", "",
-                 run_legend(runs) + line_plot(frame, plain_curves(runs, &Steps::grad_norm, 1)));
-}
-
-// In units of its own power of ten: rates have no digits worth reading otherwise.
-std::string rate_plot(std::span<const Run> runs) {
-  double most = 0;
-  for (const Run& r : runs) most = std::max(most, greatest(r.steps.lr));
-  const int power = most > 0 ? static_cast<int>(std::floor(std::log10(most) + 1e-9)) : 0;
-  PlotFrame frame{"step", fmt::format("rate (1e{})", power), 370, 250, true, false};
-  frame.restarts = restarts_of(runs);
-  return section(
-      "Learning rate", "",
-      run_legend(runs) + line_plot(frame, plain_curves(runs, &Steps::lr, std::pow(10.0, -power))));
+// What fits three in a row.
+std::string small_plots(std::span<const Run> runs) {
+  std::string plots;
+  if (has(runs, "memory/resident_bytes")) plots += memory_plot(runs);
+  if (has(runs, "grad_norm"))
+    plots +=
+        step_section(runs, "Gradient norm", "", run_legend(runs),
+                     {"step", "norm", 370, 250, false, true}, plain_curves(runs, "grad_norm", 1));
+  if (has(runs, "lr")) {
+    // In units of its own power of ten: rates have no digits worth reading otherwise.
+    const double most = greatest_of(runs, "lr");
+    const int power = most > 0 ? static_cast<int>(std::floor(std::log10(most) + 1e-9)) : 0;
+    plots += step_section(runs, "Learning rate", "", run_legend(runs),
+                          {"step", fmt::format("rate (1e{})", power), 370, 250, true, false},
+                          plain_curves(runs, "lr", std::pow(10.0, -power)));
+  }
+  return in_small(plots);
 }
 
 // What the metrics say, then what the run said when it started.
-std::vector<std::pair<std::string, std::string>> all_facts(const Run& r) {
-  const Steps& s = r.steps;
-  const double time = total(s.seconds);
-  std::vector<std::pair<std::string, std::string>> f = {
+std::vector<Named> all_facts(const Run& r) {
+  const Series& s = r.steps;
+  std::vector<Named> f = {
       {"steps",
        static_cast<double>(s.size()) == s.step.back()
            ? short_number(s.step.back())
@@ -389,21 +361,18 @@ std::vector<std::pair<std::string, std::string>> all_facts(const Run& r) {
                          short_number(s.step.back()))},
       {"loss", loss_text(first_loss(r)) + " at the first step, " + loss_text(last_loss(r)) +
                    " at the end (mean of the last tenth, up to 50 steps)"},
-      {"time in steps", seconds_text(time)},
-      {"median step", seconds_text(median(s.seconds))},
+      {"time in steps", seconds_text(total(s["seconds"]))},
+      {"median step", seconds_text(median(s["seconds"]))},
   };
-  if (!s.samples.empty())
+  if (r.samples_seen > 0)
     f.emplace_back("samples seen",
                    fmt::format("{}, {} different ones, {} a second",
-                               short_number(static_cast<double>(s.samples.size())),
+                               short_number(static_cast<double>(r.samples_seen)),
                                short_number(static_cast<double>(r.distinct_samples)),
-                               rate_text(static_cast<double>(s.samples.size()) / time)));
-  if (!r.restarts.empty()) {
-    std::string places;
-    for (const double step : r.restarts)
-      places += (places.empty() ? "" : ", ") + short_number(step);
-    f.emplace_back("resumed after step", places);
-  }
+                               rate_text(samples_a_second(r))));
+  std::string places;
+  for (const double step : r.restarts) places += (places.empty() ? "" : ", ") + short_number(step);
+  if (!places.empty()) f.emplace_back("resumed after step", places);
   if (r.repeated_steps > 0)
     f.emplace_back("steps done again", fmt::format("{}, after a restart", r.repeated_steps));
   if (r.broken_lines > 0)
@@ -412,80 +381,66 @@ std::vector<std::pair<std::string, std::string>> all_facts(const Run& r) {
   return f;
 }
 
+// A column a run.
 std::string facts_table(std::span<const Run> runs) {
-  // Rows in the order of the first run that has them.
-  std::vector<std::string> keys;
-  std::vector<std::vector<std::pair<std::string, std::string>>> facts;
+  if (runs.size() == 1) return facts_section("Facts", all_facts(runs[0]));
+  std::vector<std::string> head = {""};
+  Rows rows;  // in the order of the first run that has them
   for (const Run& r : runs) {
-    facts.push_back(all_facts(r));
-    for (const auto& [key, value] : facts.back())
-      if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
-  }
-  std::string t = "<div class=\"scroll\"><table>";
-  if (runs.size() > 1) {
-    t = "<div class=\"scroll\"><table class=\"beside\"><thead><tr><th></th>";
-    for (const Run& r : runs) t += "<th>" + escape(r.name) + "</th>";
-    t += "</tr></thead>";
-  }
-  t += "<tbody>\n";
-  for (const std::string& key : keys) {
-    t += "<tr><th>" + escape(key) + "</th>";
-    for (const auto& of_run : facts) {
-      const auto it = std::find_if(of_run.begin(), of_run.end(),
-                                   [&](const auto& row) { return row.first == key; });
-      t += "<td>" + (it == of_run.end() ? std::string("-") : escape(it->second)) + "</td>";
+    head.push_back(escape(r.name));
+    for (const auto& [key, value] : all_facts(r)) {
+      auto row = std::ranges::find(rows, escape(key), [](const auto& cells) { return cells[0]; });
+      if (row == rows.end()) row = rows.insert(row, {escape(key)});
+      row->resize(head.size() - 1, "-");
+      row->push_back(escape(value));
     }
-    t += "</tr>\n";
   }
-  return section("Facts", "", t + "</tbody></table></div>");
+  for (auto& row : rows) row.resize(head.size(), "-");
+  return section("Facts", "", "<div class=\"beside\">" + table(head, rows, true) + "</div>");
 }
 
-std::string samples(const fs::path& base, const Run& run, bool named, Embedder& embedder) {
-  const auto title = [&](const char* what) {
-    return named ? fmt::format("{} of {}", what, escape(run.name)) : what;
-  };
+std::string samples(const fs::path& base, const Run& run, const std::string& of,
+                    Embedder& embedder) {
   std::string body;
   if (!run.through_time.empty())
-    body += section(title("Samples through time"), "From RUN/samples, a folder a checkpoint.",
+    body += section("Samples through time" + of, "From RUN/samples, a folder a checkpoint.",
                     clips_beside(base, run.through_time, embedder));
   if (!run.samples.clips.empty())
-    body += section(title("Samples"), "", clip_figures(base, run.samples, embedder));
+    body += section("Samples" + of, "", clip_figures(base, run.samples, embedder));
   return body;
 }
 
 // The ranks' mean wait; the median where there are more than the metrics list one by one.
-std::string wait_tile(const Run& r) {
+Named wait_tile(const Run& r) {
   const RankTimes& t = r.ranks;
   double step = 0;
-  for (const std::size_t i : t.steps) step += r.steps.seconds[i];
+  for (const std::size_t i : t.steps) step += r.steps["seconds"][i];
   step /= static_cast<double>(t.steps.size());
   const auto [least, most] = std::ranges::minmax(t.wait);
   const double wait = t.each ? total(t.wait) / static_cast<double>(t.wait.size()) : t.wait[1];
-  return tile(percent(wait, step),
-              fmt::format("waiting for the slowest, {} of the ranks ({} to {})",
-                          t.each ? "mean" : "median", percent(least, step), percent(most, step)));
+  return {percent(wait, step),
+          fmt::format("waiting for the slowest, {} of the ranks ({} to {})",
+                      t.each ? "mean" : "median", percent(least, step), percent(most, step))};
 }
 
 // The few numbers that a reader looks for first.
-std::string tiles(const Run& r) {
-  const Steps& s = r.steps;
-  std::string t = "<div class=\"tiles\">\n";
-  t += tile(short_number(s.step.back()), "steps done");
-  t += tile(loss_text(last_loss(r)), "loss, from " + loss_text(first_loss(r)));
-  std::vector<double> held = r.held_out.loss;  // those of the last set
-  if (!r.held_out.sets.empty()) held.erase(held.begin(), held.begin() + r.held_out.sets.back());
-  if (held = finite(held); !held.empty())
-    t += tile(loss_text(held.back()), "held-out loss, best " + loss_text(std::ranges::min(held)));
-  t += tile(seconds_text(median(s.seconds)), "median step");
-  if (!s.samples.empty())
-    t += tile(rate_text(static_cast<double>(s.samples.size()) / total(s.seconds)),
-              "samples a second");
-  if (!finite(s.part[data_wait]).empty())
-    t += tile(percent(total(s.part[data_wait]), total(s.seconds)), "of the time waiting for data");
-  if (r.ranks.busy.size() > 1) t += wait_tile(r);
-  if (!finite(s.resident).empty())
-    t += tile(bytes_text(greatest(s.resident)), "resident at most, rank 0");
-  return t + "</div>\n";
+std::string run_tiles(const Run& r) {
+  const Series& s = r.steps;
+  std::vector<Named> t = {{short_number(s.step.back()), "steps done"},
+                          {loss_text(last_loss(r)), "loss, from " + loss_text(first_loss(r))}};
+  const std::size_t last_set = r.held_out_sets.empty() ? 0 : r.held_out_sets.back();
+  if (const auto held = finite(r.held_out["loss"].subspan(last_set)); !held.empty())
+    t.emplace_back(loss_text(held.back()),
+                   "held-out loss, best " + loss_text(std::ranges::min(held)));
+  t.emplace_back(seconds_text(median(s["seconds"])), "median step");
+  if (r.samples_seen > 0) t.emplace_back(rate_text(samples_a_second(r)), "samples a second");
+  if (has(r, "split/data_wait"))
+    t.emplace_back(percent(total(s["split/data_wait"]), total(s["seconds"])),
+                   "of the time waiting for data");
+  if (r.ranks.busy.size() > 1) t.push_back(wait_tile(r));
+  if (has(r, "memory/resident_bytes"))
+    t.emplace_back(bytes_text(greatest(s["memory/resident_bytes"])), "resident at most, rank 0");
+  return tiles(t);
 }
 
 }  // namespace
@@ -493,49 +448,39 @@ std::string tiles(const Run& r) {
 std::string make_page(std::span<const Run> runs, std::span<const Scaling> scaling,
                       fs::path folder) {
   const Run& first = runs.front();
-  std::string names, build;
-  for (const Run& r : runs) names += (names.empty() ? "" : ", ") + escape(r.name);
-  for (const auto& [key, value] : first.facts)
-    if (key == "build") build = escape(value);
-  std::string dirs;
-  for (const Run& r : runs)
-    if (r.dir.string() != r.name) dirs += (dirs.empty() ? "" : " · ") + escape(r.dir.string());
-
-  std::string page = open_page(names, dirs + (dirs.empty() || build.empty() ? "" : " · ") + build,
-                               runs.size() > 1);
-  page += runs.size() == 1 ? tiles(first) : "<p></p>";
-  for (const Run& r : runs)
-    page += status_sections(r.status, runs.size() == 1 ? "" : " of " + escape(r.name));
-  page += loss_plot(runs);
   const bool several = runs.size() > 1;
-  if (several) page += loss_over_time(runs);
-  page += loss_terms(runs);
-  page += loss_of_stores(runs);
-  page += several ? many_splits(runs) : one_split(first);
-  if (several) page += speed_of_runs(runs);
-  for (const Run& r : runs) page += rank_bars(r, several);
-  std::vector<std::string> small;
-  if (has(runs, &Steps::resident)) small.push_back(memory_plot(runs));
-  if (has(runs, &Steps::grad_norm)) small.push_back(grad_plot(runs));
-  if (has(runs, &Steps::lr)) small.push_back(rate_plot(runs));
-  page += "<div class=\"small\">\n";
-  for (const std::string& s : small) page += s;
-  page += "</div>\n";
-  for (const Run& r : runs) page += memory_against_plan(r, several);
+  const auto of = [&](const Run& r) { return several ? " of " + escape(r.name) : ""; };
+  std::string names, note;
   std::vector<Scaling> results;
-  for (const Run& r : runs) results.insert(results.end(), r.scaling.begin(), r.scaling.end());
+  for (const Run& r : runs) {
+    names += (names.empty() ? "" : ", ") + escape(r.name);
+    if (r.dir.string() != r.name) note += (note.empty() ? "" : " · ") + escape(r.dir.string());
+    results.insert(results.end(), r.scaling.begin(), r.scaling.end());
+  }
   results.insert(results.end(), scaling.begin(), scaling.end());
+  for (const auto& [key, value] : first.facts)
+    if (key == "build") note += (note.empty() ? "" : " · ") + escape(value);
+  if (folder.empty()) folder = first.dir;
+
+  std::string page = open_page(names, note, several);
+  page += several ? "<p></p>" : run_tiles(first);
+  for (const Run& r : runs) page += status_sections(r.status, of(r));
+  page += loss_plot(runs);
+  if (several) page += loss_over_time(runs);
+  page += loss_terms(runs) + loss_of_stores(runs);
+  page += several ? many_splits(runs) + speed_of_runs(runs) : one_split(first);
+  for (const Run& r : runs) page += rank_bars(r, of(r));
+  page += small_plots(runs);
+  for (const Run& r : runs) page += memory_against_plan(r, of(r));
   page += scaling_curves(results);
   Embedder embedder;
-  if (folder.empty()) folder = first.dir;
-  for (const Run& r : runs) page += samples(folder, r, several, embedder);
+  for (const Run& r : runs) page += samples(folder, r, of(r), embedder);
   page += facts_table(runs);
   for (const Run& r : runs)
     if (!r.deck.empty())
       page += fmt::format(
-          "<section><details><summary>Deck{}</summary><pre>{}</pre></details>"
-          "</section>\n",
-          runs.size() > 1 ? " of " + escape(r.name) : "", escape(r.deck));
+          "<section><details><summary>Deck{}</summary><pre>{}</pre></details></section>\n", of(r),
+          escape(r.deck));
   return page + close_page();
 }
 

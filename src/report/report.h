@@ -47,9 +47,9 @@ std::string loss_text(double loss);
 // The sections on many ranks: where the time of each went, who was waited for, how the job scales,
 // and a rank's memory against its plan.
 //
-// All return "" for what the run does not tell. `named`: the title names the run.
-std::string rank_bars(const Run& run, bool named);
-std::string memory_against_plan(const Run& run, bool named);
+// All return "" for what the run does not tell. `of`, HTML, ends the titles: " of a".
+std::string rank_bars(const Run& run, const std::string& of);
+std::string memory_against_plan(const Run& run, const std::string& of);
 // The curves of all results, efficiency against ranks, and their figures.
 std::string scaling_curves(std::span<const Scaling> results);
 

@@ -20,13 +20,13 @@
 
 #include "checkpoint/manifest.h"
 #include "core/error.h"
-#include "core/hash.h"
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "report/data.h"
 #include "report/follow.h"
 #include "report/html.h"
+#include "train/metrics/metrics.h"
 
 namespace weft {
 namespace {
@@ -66,8 +66,8 @@ std::optional<JobStatus> status_of_metrics(const fs::path& dir) {
     s.total = std::max(s.done, steps_of_deck(run.deck));
     s.ranks = std::max(1, static_cast<int>(run.ranks_number));
     s.updated = s.advanced = run.ended;
-    if (std::isfinite(run.steps.loss.back())) s.values = {{"loss", run.steps.loss.back()}};
-    const double step = report_page::median(run.steps.seconds);
+    if (std::isfinite(run.steps["loss"].back())) s.values = {{"loss", run.steps["loss"].back()}};
+    const double step = report_page::median(run.steps["seconds"]);
     if (step > 0) s.rate = 1 / step;
     if (s.done >= s.total)
       s.state = "finished";
@@ -95,10 +95,8 @@ std::int64_t steps_of_metrics(const fs::path& dir) {
   in.seekg(std::max<std::streamoff>(0, in.tellg() - std::streampos(most)));
   std::int64_t done = 0;
   for (std::string line; std::getline(in, line);) {
-    const Json j = try_parse_json<Json>(line);  // cut off: discarded, which is no object
-    if (!j.is_object() || !seal_holds(line)) continue;
-    const auto step = j.find("step");
-    if (step != j.end() && step->is_number_integer()) done = step->get<std::int64_t>() + 1;
+    const nlohmann::json j = parse_step_line(line);  // cut off: discarded
+    if (!j.is_discarded()) done = j["step"].get<std::int64_t>() + 1;
   }
   return done;
 }

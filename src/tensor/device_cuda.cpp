@@ -113,7 +113,7 @@ class CudaRuntime final : public DeviceRuntime {
       cudaGetLastError();  // else the next call would report it again
       std::size_t free = 0, total = 0;
       cudaMemGetInfo(&free, &total);
-      throw Error(Exit::usage,
+      throw Error(Exit::memory,
                   fmt::format("GPU {} has no {:.2f} GiB left: {:.2f} of {:.2f} GiB are free",
                               index_, gib(bytes), gib(free), gib(total)),
                   "lower memory.arena_gib or train.batch_size, or see who else holds memory there "
@@ -263,7 +263,7 @@ class CudaRuntime final : public DeviceRuntime {
     if (error == cudaErrorMemoryAllocation) {
       cudaGetLastError();
       throw Error(
-          Exit::usage,
+          Exit::memory,
           fmt::format("GPU {} has no memory left for a graph of kernels: {:.2f} GiB are free",
                       index_, gib(free_bytes())),
           "set device.graphs = false, or lower memory.arena_gib or train.batch_size", __FILE__,

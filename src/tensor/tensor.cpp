@@ -59,7 +59,7 @@ Tensor Tensor::host(const Shape& shape, DType dtype) {
   const int reserve = Arena::has_current() && Arena::current().is_planning() ? MAP_NORESERVE : 0;
   void* p =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | reserve, -1, 0);
-  WEFT_CHECK(p != MAP_FAILED, Exit::usage, "use more ranks or a smaller model",
+  WEFT_CHECK(p != MAP_FAILED, Exit::memory, "use more ranks or a smaller model",
              "no memory for {} bytes of model state", bytes);
   madvise(p, bytes, MADV_HUGEPAGE);
   t.data_ = p;

@@ -102,7 +102,7 @@ CostTable::Noted CostTable::read(const std::string& text, std::size_t buckets) {
   WEFT_CHECK(
       noted == buckets, Exit::checkpoint,
       "resume with the data that the run was started with, or start a new run (run.resume = false)",
-      "the checkpoint's costs are of {} buckets, the data has {}", noted, buckets);
+      "the checkpoint stores costs for {} buckets, the data has {}", noted, buckets);
   const auto is_time = [](double v) { return v >= 0 && std::isfinite(v); };
   Noted n{std::vector<Planned>(buckets), std::vector<double>(buckets),
           std::vector<double>(buckets)};

@@ -1,7 +1,7 @@
 // The cost of a micro-batch of each bucket. Placements follow the planner's costs
 // (data/step_plan.h, longest first). These are the same in every run, so runs on the same number of
 // ranks repeat their bits. Measured times are kept beside them, to find slow ranks
-// (train/metrics/metrics.h) and for `weft simulate --costs`.
+// (train/metrics/metrics.h) and for `weft_simulate --costs`.
 #pragma once
 
 #include <cstdint>

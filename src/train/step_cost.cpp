@@ -7,7 +7,6 @@
 
 #include "core/error.h"
 #include "core/json.h"
-#include "ops/cost.h"
 #include "tensor/tensor.h"
 #include "train/task.h"
 
@@ -38,12 +37,13 @@ DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, dou
   // A bucket whose weights are never used is needed last.
   std::vector<double> ready(count, 0), wanted(count, std::numeric_limits<double>::infinity());
   params.begin_step([&](int b) { ready[b] = times.seconds(); });
-  params.set_arrival([&](int b) {
-    wanted[b] = times.seconds();
-    params.arrived(b);
-  });
-  if (schedule != nullptr)
+  if (schedule != nullptr) {
+    params.set_arrival([&](int b) {
+      wanted[b] = times.seconds();
+      params.arrived(b);
+    });
     for (int b = 0; b < std::ssize(params.buckets()); ++b) params.on_its_way(b);
+  }
 
   DryRun run;
   double turned = 0;  // where the last part's backward begins
@@ -59,16 +59,15 @@ DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, dou
   }
   const double end = times.seconds();
   params.finish_step();
-  for (int b = 0; b < std::ssize(params.buckets()); ++b) params.arrived(b);
-  // Both callbacks refer to locals.
-  params.set_arrival({});
-  params.begin_step([](int) {});
+  params.begin_step([](int) {});  // the callback refers to locals
 
   run.flops = times.flops();
   run.bytes_sent = times.bytes_sent();
   run.all_reduces = times.all_reduces();
   run.all_reduce_bytes = times.all_reduce_bytes();
   if (schedule == nullptr) return run;
+  for (int b = 0; b < std::ssize(params.buckets()); ++b) params.arrived(b);
+  params.set_arrival({});
   for (std::size_t b = 0; b < schedule->size(); ++b) {
     // Gradients computed within the loss (the discriminator's, the 2D decoder's) are ready when the
     // backward begins.
@@ -125,43 +124,54 @@ Rates read_rates(const std::string& file) {
   return rates;
 }
 
-void OpTimes::met(const std::string& name, std::span<const Tensor> tensors) {
-  if (also_ != nullptr) also_->met(name, tensors);
-  if (tensors.empty()) return;
-  double bytes = 0;
-  for (const Tensor& t : tensors)
-    if (t.defined()) bytes += static_cast<double>(t.bytes());
-  if (name == "all_to_all" || name == "all_gather") {
-    bytes_sent_ += bytes;
-    return;
-  }
-  if (name == "all_reduce") {
+void OpTimes::exchanged(const std::string& collective, double bytes) {
+  if (collective == "all_reduce") {
     ++all_reduces_;
     all_reduce_bytes_ += bytes;
-    return;
+  } else {
+    bytes_sent_ += bytes;
   }
-  const double flops = ops::operations_of(name, tensors);
-  const bool backward = name.ends_with("_backward");
-  double rate = backward ? rates_.attention_backward : rates_.attention_forward;
-  if (name == "attention_forward" && rates_.wide_heads_forward > 0)
-    rate = rates_.wide_heads_forward;
-  if (name == "attention_backward" && rates_.wide_heads_backward > 0)
-    rate = rates_.wide_heads_backward;
-  if (name.find("linear") != name.npos || name.starts_with("absorb")) rate = rates_.products;
-  if (name.starts_with("fp8_linear")) {
-    rate = rates_.fp8_products > 0 ? rates_.fp8_products : rates_.products;
-    // Rounding comes before the product: both operands are read twice, and a byte is written for
-    // each two.
-    const double operands = static_cast<double>(tensors[0].bytes() + tensors[1].bytes());
-    seconds_ += 2.5 * operands / rates_.bandwidth * (1 + rates_.gaps);
+}
+
+void OpTimes::met(const std::string& name, const ops::Cost& cost, std::span<const Tensor> tensors) {
+  if (also_ != nullptr) also_->met(name, cost, tensors);
+  using enum ops::Cost::Kind;
+  const auto or_else = [](double rate, double other) { return rate > 0 ? rate : other; };
+  double rate = 0;
+  switch (cost.kind) {
+    case memory:
+      break;
+    case product:
+      rate = rates_.products;
+      break;
+    case fp8_product:
+      rate = or_else(rates_.fp8_products, rates_.products);
+      break;
+    case attention:
+      rate = rates_.attention_forward;
+      break;
+    case attention_backward:
+      rate = rates_.attention_backward;
+      break;
+    case unpacked_attention:
+      rate = or_else(rates_.wide_heads_forward, rates_.attention_forward);
+      break;
+    case unpacked_attention_backward:
+      rate = or_else(rates_.wide_heads_backward, rates_.attention_backward);
+      break;
+    case convolution:
+      rate = rates_.convolutions;
   }
-  if (name.starts_with("conv")) rate = rates_.convolutions;
-  WEFT_CHECK(flops == 0 || rate > 0, Exit::usage, "add \"convolutions\", in FLOP/s",
+  WEFT_CHECK(cost.operations == 0 || rate > 0, Exit::usage, "add \"convolutions\", in FLOP/s",
              "the model's time needs a rate of convolutions, and the rates have none ({})",
              rates_.origin);
-  seconds_ += std::max(flops > 0 ? flops / rate : 0, bytes / rates_.bandwidth) * (1 + rates_.gaps);
+  seconds_ +=
+      (std::max(cost.operations > 0 ? cost.operations / rate : 0, cost.bytes / rates_.bandwidth) +
+       cost.bytes_before / rates_.bandwidth) *
+      (1 + rates_.gaps);
   // An attention's backward computes the scores again: 2 of its 10 operations.
-  flops_ += backward && name.find("attention") != std::string::npos ? 0.8 * flops : flops;
+  const bool repeats = cost.kind == attention_backward || cost.kind == unpacked_attention_backward;
+  flops_ += repeats ? 0.8 * cost.operations : cost.operations;
 }
 
 MicroBatchCost dry_run_cost(TrainingTask& task, const Bucket& bucket, std::int64_t clips,

@@ -68,7 +68,7 @@ struct BucketSchedule {
 };
 
 // While it lives, adds up what the operations of this thread's dry runs would take: of each the
-// larger of FLOPs (ops/cost.h) over their rate and tensors' bytes over the bandwidth.
+// larger of FLOPs over their rate and bytes over the bandwidth (ops/cost.h).
 // `also` is notified, too.
 class OpTimes : public ops::OpWatch {
  public:
@@ -79,9 +79,10 @@ class OpTimes : public ops::OpWatch {
   OpTimes(const OpTimes&) = delete;
   OpTimes& operator=(const OpTimes&) = delete;
 
-  // Also of exchanges between ranks, which a dry run leaves out: "all_to_all", "all_gather" and
-  // "all_reduce" with what this rank sends. Exit::usage for a convolution if the rates have none.
-  void met(const std::string& name, std::span<const Tensor> tensors) override;
+  // Exit::usage for a convolution if the rates have none.
+  void met(const std::string& name, const ops::Cost& cost,
+           std::span<const Tensor> tensors) override;
+  void exchanged(const std::string& collective, double bytes) override;
 
   double seconds() const { return seconds_; }  // without exchanges
   // Operations of the model: the products that an attention's backward repeats do not count.

@@ -114,7 +114,6 @@ void StepReview::compare_weights(const IssuedStep& step) const {
 void StepReview::look_for_spikes(const StepMetrics& m) {
   const std::pair<const char*, std::optional<SpikeWatch::Spike>> found[] = {
       {"loss", loss_.step(m.loss)}, {"gradient norm", grad_norm_.step(m.grad_norm)}};
-  if (deck_.train.loss_spike == "ignore") return;
   for (const auto& [name, spike] : found) {
     if (!spike) continue;
     const std::string what = fmt::format(

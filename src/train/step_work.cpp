@@ -7,21 +7,32 @@
 #include "core/trace.h"
 #include "ops/optimizer.h"
 #include "ops/pointwise.h"
+#include "train/step_cost.h"
 
 namespace weft {
 namespace {
 
-// [bucket] Clips and operations of a micro-batch.
-std::vector<CostTable::Planned> planned_costs(std::span<const Bucket> buckets,
-                                              const TrainingTask& task,
+// [bucket] Clips and cost of a micro-batch, the same on every rank and in every run: its
+// operations, or, where `by_seconds`, what a dry run takes at fixed rates. On a GPU attention and
+// what memory bounds take longer for each operation. Ranks that share a clip share it unevenly:
+// their dry runs would differ.
+std::vector<CostTable::Planned> planned_costs(std::span<const Bucket> buckets, TrainingTask& task,
                                               std::span<const std::int64_t> batch_sizes,
-                                              std::span<const StepMemory> memory) {
+                                              std::span<const StepMemory> memory, bool by_seconds) {
+  const Rates rates = h200_targets();
   std::vector<CostTable::Planned> planned(buckets.size());
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     const std::int64_t clips = samples_in_batch(buckets[b], batch_sizes[b]);
     if (clips == 0) continue;
-    planned[b] = {clips, static_cast<double>(clips) * task.cost(buckets[b], memory[b].recompute) +
-                             task.cost_of_micro_batch()};
+    planned[b].clips = clips;
+    if (by_seconds) {
+      const MicroBatchCost cost =
+          dry_run_cost(task, buckets[b], clips, memory[b].recompute, DeviceKind::cuda, rates, 1);
+      planned[b].cost = cost.forward + cost.backward + cost.again;
+    } else {
+      planned[b].cost = static_cast<double>(clips) * task.cost(buckets[b], memory[b].recompute) +
+                        task.cost_of_micro_batch();
+    }
   }
   return planned;
 }
@@ -38,13 +49,14 @@ std::size_t most_clip_bytes(std::span<const Bucket> buckets,
 
 }  // namespace
 
-WorkPlan::WorkPlan(const ClipSource& source, const TrainingTask& task, const Deck& deck,
+WorkPlan::WorkPlan(const ClipSource& source, TrainingTask& task, const Deck& deck,
                    std::vector<std::int64_t> batch_sizes, std::span<const StepMemory> memory,
-                   Groups groups, const std::string& saved_costs)
+                   DeviceKind device, Groups groups, const std::string& saved_costs)
     : source_(source),
       task_(task),
       groups_(groups),
-      costs_(planned_costs(source.buckets(), task, batch_sizes, memory)),
+      costs_(planned_costs(source.buckets(), task, batch_sizes, memory,
+                           device == DeviceKind::cuda && groups.ranks == 1)),
       sums_(Tensor::persistent({2 * static_cast<std::int64_t>(memory.size())}, DType::f64)),
       host_sums_(sums_.numel()) {
   if (!saved_costs.empty()) costs_.from_text(saved_costs);
@@ -56,16 +68,25 @@ double WorkPlan::share_of(const MicroBatch& clips, std::int64_t step) const {
   return task_.share(source_.buckets()[clips.bucket], clips, step);
 }
 
-// The group of ranks that takes each micro-batch.
-WorkPlan::Shares WorkPlan::shares(const std::vector<MicroBatch>& plan, std::int64_t step) const {
+WorkPlan::Groups WorkPlan::groups_of(const TrainingTask& task, bool blocks, int rank, int ranks,
+                                     int sp) {
+  return {rank / sp, ranks / sp, sp,
+          task.lockstep_ranks(ranks) > 1 ? SyncMode::lockstep
+          : blocks && ranks > 1          ? SyncMode::per_micro_batch
+                                         : SyncMode::per_step};
+}
+
+WorkPlan::Shares WorkPlan::shares(std::int64_t step) const {
+  Shares s{planner_->plan(step), {}, {}};
   std::vector<double> costs;
-  for (const MicroBatch& m : plan) costs.push_back(costs_.cost(m.bucket) * share_of(m, step));
-  return {owners(costs, groups_.count, groups_.meeting), order_of(costs, groups_.meeting)};
+  for (const MicroBatch& m : s.plan) costs.push_back(costs_.cost(m.bucket) * share_of(m, step));
+  s.owner = owners(costs, groups_.count, groups_.sync);
+  s.order = order_of(costs, groups_.sync);
+  return s;
 }
 
 WorkPlan::Work WorkPlan::mine(std::int64_t step) const {
-  const std::vector<MicroBatch> plan = planner_->plan(step);
-  const auto [owner, order] = shares(plan, step);
+  const auto [plan, owner, order] = shares(step);
   Work mine;
   for (const std::size_t i : order)
     if (owner[i] == groups_.own) mine.emplace_back(static_cast<int>(i), plan[i]);
@@ -73,8 +94,7 @@ WorkPlan::Work WorkPlan::mine(std::int64_t step) const {
 }
 
 WorkPlan::Step WorkPlan::step(std::int64_t number) const {
-  const std::vector<MicroBatch> plan = planner_->plan(number);
-  const auto [owner, order] = shares(plan, number);
+  const auto [plan, owner, order] = shares(number);
   Step step;
   step.expected.assign(groups_.count * groups_.ranks, 0.0);
   for (int g = 0; g < groups_.count; ++g)

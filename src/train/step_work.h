@@ -37,14 +37,24 @@ class WorkPlan {
   struct Groups {
     int own = 0, count = 1;  // this rank's, of how many
     int ranks = 1;           // in each
-    Meeting meeting = Meeting::at_the_end;
+    SyncMode sync = SyncMode::per_step;
   };
-  // `memory` [bucket] says what is recomputed, and so what a micro-batch costs. `saved_costs`: of a
-  // checkpoint; empty for a new run.
-  WorkPlan(const ClipSource& source, const TrainingTask& task, const Deck& deck,
-           std::vector<std::int64_t> batch_sizes, std::span<const StepMemory> memory, Groups groups,
-           const std::string& saved_costs);
+  // Rank `rank` of `ranks`, of which every `sp` share clips. `blocks`: parallel.zero = 3 shards the
+  // task's blocks.
+  static Groups groups_of(const TrainingTask& task, bool blocks, int rank, int ranks, int sp);
+  // `memory` [bucket] says what is recomputed, and so what a micro-batch costs on such a `device`.
+  // `saved_costs`: of a checkpoint; empty for a new run.
+  WorkPlan(const ClipSource& source, TrainingTask& task, const Deck& deck,
+           std::vector<std::int64_t> batch_sizes, std::span<const StepMemory> memory,
+           DeviceKind device, Groups groups, const std::string& saved_costs);
 
+  // The micro-batches of a step over all ranks, shared out by the planned costs.
+  struct Shares {
+    std::vector<MicroBatch> plan;
+    std::vector<int> owner;          // [micro-batch] group
+    std::vector<std::size_t> order;  // in which each takes its own
+  };
+  Shares shares(std::int64_t step) const;
   // This rank's micro-batches of a step, with their numbers in it. From any thread.
   using Work = Prefetcher::Work;
   Work mine(std::int64_t step) const;
@@ -72,13 +82,6 @@ class WorkPlan {
   std::string costs_text() const { return costs_.to_text(); }
 
  private:
-  // By the planned costs.
-  struct Shares {
-    std::vector<int> owner;          // [micro-batch] group
-    std::vector<std::size_t> order;  // in which each takes its own
-  };
-  Shares shares(const std::vector<MicroBatch>& plan, std::int64_t step) const;
-
   const ClipSource& source_;
   const TrainingTask& task_;
   Groups groups_;

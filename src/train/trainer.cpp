@@ -111,17 +111,14 @@ void Trainer::choose_groups() {
   sequence_ = nn::make_sequence_group(world_, sp, default_comm_timeout, comm_.get());
   task_->share_clips(sequence_.get());
   task_->join_ranks(world_, comm_.get());
-  groups_ = {comm_->rank() / sp, comm_->size() / sp, sp,
-             task_->lockstep_ranks(comm_->size()) > 1 ? Meeting::lockstep
-             : sharding()                             ? Meeting::always
-                                                      : Meeting::at_the_end};
+  groups_ = WorkPlan::groups_of(*task_, sharding().has_value(), comm_->rank(), comm_->size(), sp);
   const int groups = groups_.count;
   if (first_rank() && deck_.train.micro_batches < groups)
     log::warn("train.micro_batches = {} gives work to {} of {} {}: the others wait in every step",
               deck_.train.micro_batches, deck_.train.micro_batches, groups,
               sp > 1 ? "groups of parallel.sp ranks" : "ranks");
   WEFT_CHECK(
-      groups_.meeting != Meeting::lockstep || deck_.train.micro_batches % groups == 0, Exit::usage,
+      groups_.sync != SyncMode::lockstep || deck_.train.micro_batches % groups == 0, Exit::usage,
       fmt::format("set train.micro_batches to a multiple of {}, or train.sync_bn = false", groups),
       "{} micro-batches a step do not share out evenly over {} ranks that share the "
       "statistics of batch norm",
@@ -288,7 +285,8 @@ void Trainer::check_data(const Checkpoint& checkpoint) const {
         deck_.data.path, checkpoint.dir().string(), data->second, data_text());
   else if (id != notes.end() && id->second != data_id_ && !data_id_.empty())
     log::warn(
-        "data.path = {} is not the data that {} was trained on: as many clips, but other ones",
+        "data.path = {} is not the data that {} was trained on: the same number of clips, but "
+        "different ones",
         deck_.data.path, checkpoint.dir().string());
 }
 
@@ -308,7 +306,7 @@ void Trainer::plan_step() {
     const std::uint64_t kept = m.recompute > mine ? 0 : m.kept;
     MPI_Allreduce(&kept, &m.kept, 1, MPI_UINT64_T, MPI_MIN, world_);
   }
-  if (groups_.meeting == Meeting::lockstep)
+  if (groups_.sync == SyncMode::lockstep)
     recompute_alike(*task_, source_->buckets(), batch_sizes_, memory_);
   if (on_cuda() && keeps_activations(deck_))
     keep_as_before(memory_, source_->buckets(), saved_kept_);
@@ -441,8 +439,8 @@ void Trainer::try_each_bucket() {
 
 // The order of the samples, their placement on ranks, and the readers that prefetch them.
 void Trainer::open_readers() {
-  work_ = std::make_unique<WorkPlan>(*source_, *task_, deck_, batch_sizes_, memory_, groups_,
-                                     saved_costs_);
+  work_ = std::make_unique<WorkPlan>(*source_, *task_, deck_, batch_sizes_, memory_,
+                                     this_device().kind, groups_, saved_costs_);
   const int readers = deck_.data.readers > 0 ? static_cast<int>(deck_.data.readers)
                                              : Prefetcher::default_readers(threads_);
   prefetcher_ = std::make_unique<Prefetcher>(

@@ -99,7 +99,7 @@ TEST(Mix, TenThousandStepsOnAnyRanks) {
     const std::vector<MicroBatch> step = plan->plan(s);
     for (const int ranks : {1, 2, 7}) {
       const std::vector<int> owner =
-          owners(std::vector<double>(step.size(), 1.0), ranks, Meeting::at_the_end);
+          owners(std::vector<double>(step.size(), 1.0), ranks, SyncMode::per_step);
       for (int r = 0; r < ranks; ++r)
         for (std::size_t i = 0; i < step.size(); ++i)
           if (owner[i] == r)

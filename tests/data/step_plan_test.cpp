@@ -168,13 +168,15 @@ TEST(BatchSizes, BadEntries) {
 // Where all ranks meet in each micro-batch, the costliest meet each other.
 TEST(Owners, FollowTheMeetings) {
   const std::vector<double> cost = {1, 9, 2, 8, 3, 7}, two = {1, 9};
-  EXPECT_EQ(owners(cost, 2, Meeting::at_the_end), share_out(cost, 2));
-  EXPECT_EQ(owners(cost, 2, Meeting::lockstep), (std::vector<int>{0, 1, 0, 1, 0, 1}));
-  EXPECT_EQ(owners(cost, 2, Meeting::always), (std::vector<int>{1, 0, 0, 1, 1, 0}));
-  EXPECT_EQ(owners(two, 3, Meeting::always), share_out(two, 3)) << "one each: as without meetings";
-  for (const Meeting m : {Meeting::at_the_end, Meeting::lockstep})
+  EXPECT_EQ(owners(cost, 2, SyncMode::per_step), share_out(cost, 2));
+  EXPECT_EQ(owners(cost, 2, SyncMode::lockstep), (std::vector<int>{0, 1, 0, 1, 0, 1}));
+  EXPECT_EQ(owners(cost, 2, SyncMode::per_micro_batch), (std::vector<int>{1, 0, 0, 1, 1, 0}));
+  EXPECT_EQ(owners(two, 3, SyncMode::per_micro_batch), share_out(two, 3))
+      << "one each: as without meetings";
+  for (const SyncMode m : {SyncMode::per_step, SyncMode::lockstep})
     EXPECT_EQ(order_of(cost, m), (std::vector<std::size_t>{0, 1, 2, 3, 4, 5}));
-  EXPECT_EQ(order_of(cost, Meeting::always), (std::vector<std::size_t>{1, 3, 5, 4, 2, 0}));
+  EXPECT_EQ(order_of(cost, SyncMode::per_micro_batch),
+            (std::vector<std::size_t>{1, 3, 5, 4, 2, 0}));
 }
 
 TEST(ShareOut, CostliestFirstToTheLeastLoaded) {

@@ -64,7 +64,7 @@ class Abnormal(WeftTest):
 
     def test_out_of_memory(self):
         job = self.training(MEMORY)
-        self.told(job, (2,), "out of memory", "in step 8")
+        self.told(job, (71,), "out of memory", "in step 8")
         self.assertEqual(self.calls(job), [], job.err)
 
     def test_killed_as_the_system_kills_for_want_of_memory(self):
@@ -89,7 +89,7 @@ class Abnormal(WeftTest):
         command = ("generate", "deck.toml", "generate.prompt_file=prompts.txt", "t5.weights=t5")
         for how, code, said in ((SEGV, code_of_signal(11), "ended by SIGSEGV"),
                                 (THROWN, code_of_signal(6), "ended by SIGABRT"),
-                                (MEMORY, (2,), "out of memory")):
+                                (MEMORY, (71,), "out of memory")):
             with self.subTest(how=how):
                 with mock.patch.dict(os.environ, WEFT_FAULT=f"crash:0:1:{how},crash:1:1:{how}"):
                     job = self.weft(*command, f"generate.output=out{how}", expect=None)

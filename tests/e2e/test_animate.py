@@ -226,7 +226,7 @@ class Clips(Animate):
             {"picture": "face.png", "speech": "a.wav"},
             {"picture": "face.png", "speech": "b.wav", "name": "slow, still", "expression_scale": 1.5, "still": True, "seed": 4},
             {"picture": "face.png", "speech": "b.wav", "input_yaw": [0, 20]})))
-        job = self.animate("two", "animate.input=list.jsonl", "animate.plan=frames", ranks=3)
+        job = self.animate("two", "animate.input=list.jsonl", "animate.plan=frames", ranks=3)  # obsolete, and ignored
         self.assertIn("animate.plan", job.err)
         self.assertEqual(self.clips("two"), wanted)
         self.assertEqual(sum(r["frames"] for r in self.report("two")["ranks"]), 11)

@@ -168,12 +168,11 @@ class Train(Text):
         self.train("run", "model.backbone=resnet50", "model.asf=true", "model.deformable=on", "train.steps=1")
         self.assertIn("neck.asf_attn.attention_wise.conv.weight", self.exported("run"))
 
-    def test_plan_inspect_and_simulate(self):
+    def test_plan_and_inspect(self):
         plan = self.weft("plan", "d.toml", "--gpus", "1", "--memory", "6", ranks=0)
         self.assertIn("text-96", plan.out)
         facts = self.weft("inspect", "text:images=5,height=64,width=64,seed=3", ranks=0)
         self.assertIn("5 pictures", facts.out)
-        self.weft("simulate", "d.toml", "--gpus", "1,2", "--steps", "3", ranks=0)
 
     def test_what_cannot_be_is_refused(self):
         for options, what in ((("model.conv2_gain=0.5",), "conv2_gain"),

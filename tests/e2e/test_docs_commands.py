@@ -56,7 +56,6 @@ RULES = [
     (r"weft bench scaling ", "parse"),
     (r"weft generate$", "text"),  # the launcher's options are the point
     (r"weft (export runs/lora|inspect my_style|report runs/held_out)", "parse"),
-    (r"weft simulate ", "run", "--steps 1", "--gpus 1,2"),
     (r"weft train deck.toml data.path=latents.h5", "run", "model.in_channels=4", "train.steps=2", "run.dir=trained"),
     (r"weft train (deck.toml|DECK.toml|inputs/smoke.toml)", "run", "train.steps=2", "run.dir=trained"),
     (r"weft generate inputs/smoke.toml", "run", "run.dir=smoke", "sampler.steps=2"),

@@ -79,8 +79,6 @@ class Generate(WeftTest):
             self.assert_same_frames(f"out/{name}.safetensors", f"sp/{name}.safetensors")
         ranks = self.report("out2")["ranks"]
         self.assertEqual(sum(r["clips"] for r in ranks), 5)
-        for r in self.report("out3")["ranks"]:
-            self.assertGreater(r["clips"], 0)
         for r in ranks:
             self.assertLessEqual(r["arena_peak_bytes"], r["arena_planned_bytes"])
         # A slice of the file with more samples makes the same clips again.

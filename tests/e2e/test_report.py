@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import unittest
+from html import unescape
 from unittest import mock
 
 from harness import MPI_ON_ONE_HOST, MPIEXEC, REPOSITORY, WEFT, WeftTest, make_video, open_mpi
@@ -23,6 +24,7 @@ from tiny_models import TINY_GENERATE_DECK
 DATA, NON_FINITE, STOPPED = 3, 5, 75
 # Where tools/test.sh installs what tests need from PyPI.
 PACKAGES = REPOSITORY / "build" / "python"
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def fields(message):
@@ -72,7 +74,24 @@ class Page(WeftTest):
             self.assertNotIn(outside, html)
         self.assertEqual(re.findall(r'src="(?!data:)[^"]*"', html), [])
         self.assertIn("prefers-color-scheme: dark", html)
+        for plot in self.plots(html):
+            for curve in plot["curves"]:
+                self.assertEqual(len(curve["x"]), len(curve["y"]))
         return path, html
+
+    def plots(self, html):
+        """What page.js knows of each chart."""
+        return [json.loads(plot) for plot in re.findall(r" data-plot='(.*?)'", html)]
+
+    def after_script(self, html, script):
+        """What `script`, JavaScript that runs after the page's own, returns in a browser."""
+        page = self.dir / "scripted.html"
+        page.write_text(html.replace("</body>", f"<script>document.title = JSON.stringify((() => {{ {script} }})())</script></body>"))
+        job = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.dir}/browser",
+                              "--window-size=1280,2000", "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
+        title = re.search(r"<title>(.*?)</title>", job.stdout)
+        self.assertTrue(title, job.stderr)
+        return json.loads(unescape(title[1]))
 
     def status(self, *paths):
         return json.loads(self.weft("status", *paths, "--json", ranks=0).out)
@@ -229,6 +248,25 @@ class Training(Page):
             job = self.weft("report", "--open", "it's $(one)", ranks=0)
             self.assertNotIn("scp", job.err)
             self.assertRegex(job.err, rf"copy it to your own machine: .*:{self.dir}/it's \$\(one\)/report.html\n")
+
+    @unittest.skipUnless(BROWSER, "no Chromium on this host")
+    def test_a_browser_shows_values_and_sorts(self):
+        self.train("runs/b", "train.steps=3", ranks=1)
+        self.train("runs/a", "train.steps=5", ranks=1)
+        _, html = self.page("runs/a")
+        shown = self.after_script(html, """
+            const svg = [...document.querySelectorAll('.chart svg')].find(s => s.clientWidth), r = svg.getBoundingClientRect();
+            svg.dispatchEvent(new PointerEvent('pointermove', {clientX: r.left + 0.99 * r.width, clientY: r.top + 50}));
+            const box = document.getElementById('value');
+            return [box.style.display, box.innerText];""")
+        self.assertEqual(shown[0], "block")
+        self.assertRegex(shown[1], f"^step 5\\s+a {self.plots(html)[0]['curves'][0]['y'][-1]}$")
+        _, html = self.page("runs")
+        names = self.after_script(html, """
+            const shown = () => [...document.querySelectorAll('.jobs a')].map(a => a.innerText);
+            const click = () => document.querySelector('.jobs th button').click();
+            return [(click(), shown()), (click(), shown())];""")
+        self.assertEqual(names, [["a", "b"], ["b", "a"]])
 
     def test_files_of_others_are_kept(self):
         self.train("run", "train.steps=2", ranks=1)

@@ -69,8 +69,8 @@ class Segmentation(Trained):
         self.assert_same_run("whole", "parts")
 
     def test_ranks_recompute_alike_whatever_their_sizes(self):
-        # Batches of the original's policy differ between the ranks; only the largest do not fit without recomputation.
-        options = ("data.size_policy=original", "data.short_sides=[16,48]", "train.steps=8")
+        # Only the largest batches do not fit without recomputation.
+        options = ("data.short_sides=[16,48]", "train.steps=8")
         self.train("whole", *options, ranks=2)
         peak = max(m["memory"]["arena_peak_bytes"] for m in self.metrics("whole"))
         job = self.train("tight", *options, f"memory.arena_gib={0.8 * peak / 2**30}", ranks=2)
@@ -104,12 +104,6 @@ class Segmentation(Trained):
         self.assertEqual(statistics - same, set())
         # A norm whose gradient is below its weights' last bit may stay as well.
         self.assertLess(len(same - statistics), 0.02 * len(before), same - statistics)
-
-    def test_both_size_policies_see_images_alike(self):
-        for policy in ("balanced", "original"):
-            self.train(policy, f"data.size_policy={policy}", "train.epochs=2", "train.epoch_steps=2", ranks=2)
-            self.assertEqual(len(self.losses(policy)), 4)
-        self.assertNotEqual(self.samples("balanced"), self.samples("original"))
 
     def test_what_cannot_be_is_refused(self):
         for options, what in ((("data.label_rate=4",), "data.label_rate"),

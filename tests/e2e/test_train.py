@@ -120,7 +120,7 @@ class Smoke(WeftTest):
                                       "train.micro_batches=2", ranks=1 + step % 2).err
                 job(1, first)
                 self.assertNotIn("is not the data that", job(2, same))
-                self.assertRegex(job(3, other), r"WARN: data.path = .* is not the data that .*step_2 was trained on: as many clips, but")
+                self.assertRegex(job(3, other), r"WARN: data.path = .* is not the data that .*step_2 was trained on: the same number of clips, but")
 
 
 class Options(WeftTest):

@@ -218,7 +218,7 @@ class UntrustedTest(WeftTest):
             # Beside it lies the picture of it for the page, NAME-0.png.
             fetched = [p for p in kept.iterdir() if "-" not in p.name]
             self.assertEqual([p.read_bytes() for p in fetched], [secret.read_bytes()])
-            for planted in (fetched[0], pathlib.Path(f"{fetched[0]}.part")):
+            for planted in (fetched[0], fetched[0].with_name(f".{fetched[0].name}.partial")):
                 planted.unlink(missing_ok=True)
                 planted.symlink_to(self.outside / "planted")
             self.refer(f"{server.address}/to?{server.address}/good.mp4", expect=0)

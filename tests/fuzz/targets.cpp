@@ -39,9 +39,15 @@ Footage read_frames(const MediaSource& source, std::int64_t, std::int64_t, std::
                     VideoReaderOptions) {
   throw Error(Exit::data, "no media here: " + source.path, "", __FILE__, __LINE__);
 }
-void write_png(const std::string&, std::int64_t, std::int64_t, std::span<const std::uint8_t>) {}
+std::string png_bytes(std::int64_t, std::int64_t, std::span<const std::uint8_t>) { return ""; }
 
 }  // namespace weft
+
+// Nor are the files that pages embed: this folder does not know where they are.
+namespace weft::report_page {
+std::string_view page_style() { return ""; }
+std::string_view page_script() { return ""; }
+}  // namespace weft::report_page
 
 namespace weft::fuzz {
 namespace {

@@ -61,7 +61,7 @@ TEST_P(StageDecks, NineOfTenMicroBatchesAreReplayed) {
     for (const MicroBatch& m : plan)
       costs.push_back(static_cast<double>(tokens(buckets[m.bucket])) *
                       static_cast<double>(m.clips.size()));
-    const std::vector<int> owner = owners(costs, ranks, Meeting::at_the_end);
+    const std::vector<int> owner = owners(costs, ranks, SyncMode::per_step);
     std::vector<const MicroBatch*> mine;
     for (std::size_t i = 0; i < plan.size(); ++i)
       if (owner[i] == 0) mine.push_back(&plan[i]);

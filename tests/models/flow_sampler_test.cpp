@@ -132,7 +132,7 @@ TEST(SamplerTimes, WithoutShiftAreStdit3s) {
   EXPECT_EQ(sampler_times(d, {}, size).timestep[5], 500);
   d.use_timestep_transform = true;
   const SamplerTimes t = sampler_times(d, {}, size);
-  EXPECT_EQ(t.timestep[5], timestep_transform(500, size, 1, true));
+  EXPECT_EQ(t.timestep[5], timestep_transform(500, size, 1));
   EXPECT_EQ(t.sigma[0], 1);
   EXPECT_EQ(t.sigma[5], static_cast<double>(static_cast<float>(t.timestep[5] / 1000)));
 }

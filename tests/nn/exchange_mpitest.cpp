@@ -33,7 +33,7 @@ Tensor marks(const Grid& g, Part t, Part s, double factor = 1) {
 class Exchange : public OpTest {
  protected:
   std::unique_ptr<Communicator> world_ = make_mpi_communicator(MPI_COMM_WORLD);
-  nn::SequenceGroup group_{world_.get(), world_->rank(), world_->size()};
+  nn::SequenceGroup group_{world_.get()};
   ParameterTable parameters_;
   const Grid grids_[6] = {{1, 5, 9, 3},  {2, 5, 9, 3}, {1, 1, 4, 8},
                           {3, 2, 31, 1}, {1, 8, 8, 4}, {2, 1, 405, 2}};

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -14,7 +13,6 @@
 #include "core/parts.h"
 #include "core/philox.h"
 #include "parallel/communicator.h"
-#include "parallel/mpi_collectives.h"
 #include "tests/parallel/tensors.h"
 
 namespace weft {
@@ -22,7 +20,7 @@ namespace {
 
 using Ticket = Communicator::Ticket;
 
-// Empty, smaller than a rank's unit, odd, several pieces of a box with an odd end.
+// Empty, smaller than a rank's unit, odd, several messages with an odd end.
 const std::vector<std::int64_t> lengths = {0, 1, 15, 17, 100, 65536 + 3, 1200007};
 
 float rounded(float x) { return float(bf16(x)); }
@@ -46,19 +44,12 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-// How the ranks pass data on: all of this host through one window; two of them each; all by
-// messages, as between hosts.
-class CollectivesTest : public testing::TestWithParam<const char*> {
+class CollectivesTest : public testing::Test {
  protected:
   void SetUp() override {
-    setenv("WEFT_COMM_NODE_RANKS", GetParam(), 1);
     comm_ = make_mpi_communicator(MPI_COMM_WORLD);
     rank_ = comm_->rank();
     size_ = comm_->size();
-  }
-  void TearDown() override {
-    comm_.reset();
-    unsetenv("WEFT_COMM_NODE_RANKS");
   }
   std::vector<float> part(const std::vector<float>& v) const {
     const Part p = part_of(0, std::int64_t(v.size()), rank_, size_);
@@ -68,7 +59,7 @@ class CollectivesTest : public testing::TestWithParam<const char*> {
   int rank_ = 0, size_ = 1;
 };
 
-TEST_P(CollectivesTest, AllReduceToTheBit) {
+TEST_F(CollectivesTest, AllReduceToTheBit) {
   for (const std::int64_t n : lengths)
     for (const CommDtype comm_dtype : {CommDtype::f32, CommDtype::bf16}) {
       std::vector<float> v = values(n, rank_, 7), expected = sum_of(n, size_, 7, comm_dtype);
@@ -80,7 +71,7 @@ TEST_P(CollectivesTest, AllReduceToTheBit) {
     }
 }
 
-TEST_P(CollectivesTest, ReduceScatterToTheBit) {
+TEST_F(CollectivesTest, ReduceScatterToTheBit) {
   for (const std::int64_t n : lengths)
     for (const CommDtype comm_dtype : {CommDtype::f32, CommDtype::bf16}) {
       std::vector<float> v = values(n, rank_, 8);
@@ -91,7 +82,7 @@ TEST_P(CollectivesTest, ReduceScatterToTheBit) {
     }
 }
 
-TEST_P(CollectivesTest, DoublesAreSummedAsDoubles) {
+TEST_F(CollectivesTest, DoublesAreSummedAsDoubles) {
   for (const std::size_t n : {std::size_t{3}, std::size_t{40001}}) {
     std::vector<double> v(n), expected(n);
     for (std::size_t i = 0; i < n; ++i) {
@@ -115,7 +106,7 @@ void expect_gathered(Communicator& comm, std::int64_t n) {
   EXPECT_TRUE(same_bits(v, whole)) << n << " of " << name_of(dtype_of<T>::value);
 }
 
-TEST_P(CollectivesTest, AllGatherOfAnyTypeKeepsEveryBit) {
+TEST_F(CollectivesTest, AllGatherOfAnyTypeKeepsEveryBit) {
   for (const std::int64_t n : lengths) {
     expect_gathered<float>(*comm_, n);
     expect_gathered<bf16>(*comm_, n);
@@ -125,8 +116,8 @@ TEST_P(CollectivesTest, AllGatherOfAnyTypeKeepsEveryBit) {
   }
 }
 
-TEST_P(CollectivesTest, AllToAllWithUnevenCounts) {
-  // From rank a to rank b: some none, some many boxes.
+TEST_F(CollectivesTest, AllToAllWithUnevenCounts) {
+  // From rank a to rank b: some none, some many messages.
   const auto count = [&](int a, int b, std::int64_t unit) {
     return (a + 2 * b) % 3 == 0 ? std::int64_t{0} : unit * (a + 1) + b;
   };
@@ -149,7 +140,7 @@ TEST_P(CollectivesTest, AllToAllWithUnevenCounts) {
 }
 
 // Kinds and lengths mixed, most of them on their way at once; and the same bits again.
-TEST_P(CollectivesTest, ManyAtOnceOfAllKinds) {
+TEST_F(CollectivesTest, ManyAtOnceOfAllKinds) {
   const auto run = [&] {
     std::vector<std::vector<float>> tensors, received;
     std::vector<std::vector<double>> doubles;
@@ -197,35 +188,27 @@ TEST_P(CollectivesTest, ManyAtOnceOfAllKinds) {
 }
 
 // Two ranks that do not agree over what one sends the other learn it at once, with the numbers.
-TEST_P(CollectivesTest, AnAllToAllThatDoesNotFitIsTold) {
+TEST_F(CollectivesTest, AnAllToAllThatDoesNotFitIsTold) {
   if (size_ == 1) GTEST_SKIP() << "one rank agrees with itself";
-  const auto comm = make_mpi_communicator(MPI_COMM_WORLD, 30);
+  const auto comm = make_mpi_communicator(MPI_COMM_WORLD, 300);
   std::vector<std::int64_t> from_counts(size_, 4);
   const std::vector<std::int64_t> to_counts = from_counts;
   // Rank 0 alone has more for the last than that one awaits.
   if (rank_ == 0) from_counts.back() = 5;
   std::vector<float> from(4 * size_ + (rank_ == 0 ? 1 : 0), 1.0f);
   std::vector<float> to(4 * size_);
-  if (rank_ != size_ - 1) {
-    comm->wait(comm->all_to_all(over(from), from_counts, over(to), to_counts));
-    MPI_Barrier(MPI_COMM_WORLD);
-    return;
-  }
-  try {
-    comm->wait(comm->all_to_all(over(from), from_counts, over(to), to_counts));
-    ADD_FAILURE() << "nobody noticed";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Exit::hang);
-    EXPECT_EQ(
-        std::string(e.what()),
-        fmt::format("collective 1: rank 0 sends 5 elements to rank {}, which awaits 4", rank_));
-  }
+  const Ticket ticket = comm->all_to_all(over(from), from_counts, over(to), to_counts);
+  if (rank_ == size_ - 1) try {
+      comm->wait(ticket);
+      ADD_FAILURE() << "nobody noticed";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::hang);
+      EXPECT_EQ(
+          std::string(e.what()),
+          fmt::format("collective 1: rank 0 sends 5 elements to rank {}, which awaits 4", rank_));
+    }
   MPI_Barrier(MPI_COMM_WORLD);
 }
-
-INSTANTIATE_TEST_SUITE_P(OneWindow, CollectivesTest, testing::Values("1000"));
-INSTANTIATE_TEST_SUITE_P(TwoHosts, CollectivesTest, testing::Values("2"));
-INSTANTIATE_TEST_SUITE_P(Messages, CollectivesTest, testing::Values("1"));
 
 // Two communicators over the same ranks, as data and sequence parallelism have them, both busy.
 TEST(TwoCommunicators, DoNotMix) {
@@ -247,42 +230,6 @@ TEST(TwoCommunicators, DoNotMix) {
     EXPECT_EQ(in_a[k], std::vector<float>(100000, ranks));
     EXPECT_EQ(in_b[k], std::vector<float>(70000, 2 * ranks));
   }
-}
-
-}  // namespace
-
-// The sizes of boxes. What they carry is tested by the collectives (collectives_mpitest.cpp).
-namespace {
-
-struct Sizes {
-  std::size_t room = 0, under_way = 0;
-};
-
-// With so many ranks a host.
-Sizes sizes_of(const char* ranks_a_host) {
-  MPI_Comm comm = MPI_COMM_NULL;
-  MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-  setenv("WEFT_COMM_NODE_RANKS", ranks_a_host, 1);
-  const std::atomic<bool> stop = false;
-  Mailboxes boxes(comm, stop);
-  unsetenv("WEFT_COMM_NODE_RANKS");
-  const Sizes sizes{boxes.room(), boxes.room() * static_cast<std::size_t>(boxes.depth())};
-  boxes.close(true);
-  MPI_Comm_free(&comm);
-  return sizes;
-}
-
-// Open MPI's btl_tcp_eager_limit is 64 KiB, its own header included: a longer message waits for the
-// receiver's leave.
-TEST(MailboxTest, MessagesToOtherHostsNeedNoLeave) {
-  int ranks = 1;
-  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-  if (ranks == 1) GTEST_SKIP() << "no other host";
-  const Sizes together = sizes_of("4"), apart = sizes_of("1");
-  EXPECT_LE(apart.room + 1024, std::size_t{64} << 10);
-  // Smaller boxes, but nearly as many bytes under way.
-  EXPECT_GE(apart.under_way * 10, together.under_way * 9);
-  EXPECT_LE(apart.under_way, together.under_way);
 }
 
 }  // namespace

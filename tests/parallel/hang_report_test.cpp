@@ -9,35 +9,46 @@
 namespace weft {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr std::uint64_t mib = 1 << 20;
-constexpr Collective scatter{"reduce-scatter", DType::f32, 16 * mib};
-constexpr Collective gather{"all-gather", DType::f32, 4 * mib};
+constexpr Collective scatter{CollectiveKind::reduce_scatter, DType::f32, 16 * mib};
+constexpr Collective gather{CollectiveKind::all_gather, DType::f32, 4 * mib};
 
-// A job of `size` ranks in step 7, all with 56 collectives done and in number 57.
+// A job of `size` ranks in step 8, all with 56 collectives done and in number 57.
 class HangReportTest : public ::testing::Test {
  protected:
   void make(std::size_t size) {
-    records_ = std::vector<FlightRecord>(size);
     states_.assign(size, {});
     for (std::size_t r = 0; r < size; ++r) {
-      names_.push_back({static_cast<int>(r), "n" + std::to_string(r / 4)});
-      for (std::uint64_t n = 1; n <= 57; ++n) records_[r].issued(n, scatter);
-      states_[r] = {true, false, 7, "backward", 61, 57, 57, 56, {}};
+      RankState& s = states_[r];
+      s.rank = static_cast<int>(r);
+      s.host = ShortText<60>("n" + std::to_string(r / 4));
+      s.answers = true;
+      s.step = 7;
+      s.phase = ShortText<32>("backward");
+      s.phase_seconds = 61;
+      s.issued = s.begun = 57;
+      s.completed = 56;
+      s.pending = scatter;
     }
   }
-  std::string report() {
-    for (std::size_t r = 0; r < states_.size(); ++r)
-      states_[r].records =
-          states_[r].answers ? records_[r].entries() : std::vector<FlightRecord::Entry>();
-    return hang_report("reduce-scatter 57 did not end within 60 s", states_, names_);
+  // Rank `r` stands still in the data of step 9, with nothing pending.
+  void stand_still(std::size_t r, std::uint64_t completed) {
+    RankState& s = states_[r];
+    s.stalled = true;
+    s.step = 8;
+    s.phase = ShortText<32>("data");
+    s.phase_seconds = 63;
+    s.issued = s.begun = s.completed = completed;
   }
-  std::vector<FlightRecord> records_;
+  std::string report() const {
+    return hang_report("reduce-scatter 57 did not end within 60 s", states_);
+  }
   std::vector<RankState> states_;
-  std::vector<RankName> names_;
 };
 
 std::string cause(const std::string& report) { return report.substr(0, report.find('\n')); }
@@ -47,38 +58,36 @@ std::size_t lines(const std::string& s) {
 
 TEST_F(HangReportTest, ARankThatDoesNotAnswer) {
   make(4);
-  states_[2] = {};
+  states_[2].answers = false;
   const std::string s = report();
   EXPECT_EQ(cause(s),
             "reduce-scatter 57 did not end within 60 s; late: rank 2 on n0 (does not answer)");
   EXPECT_EQ(lines(s), 6);
-  EXPECT_THAT(s, HasSubstr("\n  late        2  n0       -  -               -  does not answer"));
-  EXPECT_THAT(
-      s, HasSubstr("56 reduce-scatter (f32, 16.000 MiB)  57 reduce-scatter (f32, 16.000 MiB)"));
+  EXPECT_THAT(s, ContainsRegex("\n  late +2 +n0 +- +- +- +does not answer +-\n"));
+  EXPECT_THAT(s, ContainsRegex(
+                     "\n +3 +n0 +8 +backward +61.0 +56 +reduce-scatter 57 \\(f32, 16.000 MiB\\)"));
 }
 
 TEST_F(HangReportTest, ARankThatIsElsewhere) {
   make(4);
-  states_[1] = {true, true, 8, "data", 63, 56, 56, 56, {}};
-  records_[1].issued(56, scatter);
+  stand_still(1, 56);
   EXPECT_EQ(cause(report()),
             "reduce-scatter 57 did not end within 60 s; late: rank 1 on n0 (has not issued it: in "
             "data of step 9 for 63 s); issued collectives: rank 1 has 56, the others 57");
 }
 
-TEST_F(HangReportTest, ARecordThatDiffersComesFirst) {
+TEST_F(HangReportTest, ACollectiveThatDiffersComesFirst) {
   make(4);
-  records_[2].issued(57, gather);
+  states_[2].pending = gather;
   const std::string s = report();
   EXPECT_THAT(s, StartsWith("collective 57 differs: rank 2 has all-gather (f32, 4.000 MiB), the "
                             "others reduce-scatter (f32, 16.000 MiB); "));
-  EXPECT_THAT(s, HasSubstr("57 all-gather (f32, 4.000 MiB)"));
-  EXPECT_THAT(s, HasSubstr("\n  differs     2  n0 "));
+  EXPECT_THAT(s, ContainsRegex("\n  differs +2 +n0 .* all-gather 57 \\(f32, 4.000 MiB\\)\n"));
 }
 
 TEST_F(HangReportTest, ADifferenceTooSmallForMebibytes) {
   make(4);
-  records_[0].issued(57, {"reduce-scatter", DType::f32, 16 * mib + 4});
+  states_[0].pending.bytes += 4;
   EXPECT_THAT(report(),
               StartsWith("collective 57 differs: rank 0 has reduce-scatter (f32, 16777220 "
                          "bytes), the others reduce-scatter (f32, 16777216 bytes); "));
@@ -86,69 +95,47 @@ TEST_F(HangReportTest, ADifferenceTooSmallForMebibytes) {
 
 TEST_F(HangReportTest, OfTwoRanksNoneIsRight) {
   make(2);
-  records_[1].issued(40, gather);
-  for (std::uint64_t n = 41; n <= 57; ++n) records_[1].issued(n, scatter);
+  states_[1].pending = gather;
   EXPECT_THAT(report(),
-              StartsWith("collective 40 differs: rank 0 has reduce-scatter (f32, 16.000 MiB), rank "
+              StartsWith("collective 57 differs: rank 0 has reduce-scatter (f32, 16.000 MiB), rank "
                          "1 has all-gather (f32, 4.000 MiB); "));
 }
 
-TEST_F(HangReportTest, OldRecordsAreNotCompared) {
+// A rank that waits for an earlier one may have issued what it likes.
+TEST_F(HangReportTest, OnlyTheSameNumberIsCompared) {
+  make(3);
+  states_[1].issued = 60;
+  states_[2].completed = 57;
+  states_[2].issued = states_[2].begun = 58;
+  states_[2].pending = gather;
+  EXPECT_THAT(cause(report()), Not(HasSubstr("differs")));
   make(2);
-  records_[1].issued(3, gather);
-  for (std::size_t r = 0; r < 2; ++r) {
-    for (std::uint64_t n = 57; n <= 400; ++n) records_[r].issued(n, scatter);
-    states_[r].issued = states_[r].begun = 400;
-    states_[r].completed = 399;
-  }
-  EXPECT_THAT(report(), HasSubstr("all ranks are in it"));
+  EXPECT_THAT(report(), HasSubstr("all ranks are in it: the network or a GPU has stalled"));
 }
 
 TEST_F(HangReportTest, AllStuckOutsideOfCollectives) {
   make(3);
-  for (RankState& s : states_) s = {true, true, 9, "data", 60, 57, 57, 57, {}};
+  for (std::size_t r = 0; r < 3; ++r) stand_still(r, 57);
   const std::string s = report();
-  EXPECT_THAT(cause(s),
-              HasSubstr("late: rank 0 on n0 (in data of step 10 for 60 s), rank 1 on n0"));
-  EXPECT_THAT(s, HasSubstr("57 reduce-scatter (f32, 16.000 MiB)  -"));
+  EXPECT_THAT(cause(s), HasSubstr("late: rank 0 on n0 (in data of step 9 for 63 s), rank 1 on n0"));
+  EXPECT_THAT(s, ContainsRegex("\n  late +2 +n0 +9 +data +63.0 +57 +-"));
 }
 
 TEST_F(HangReportTest, OfManyRanksTheLateOnesAndAFew) {
   make(128);
-  for (const std::size_t r : {70U, 71U, 90U}) states_[r] = {};
+  for (const std::size_t r : {70U, 71U, 90U}) states_[r].answers = false;
   const std::string s = report();
-  EXPECT_EQ(lines(s), 1 + 1 + 4 + 3 + 1);
-  EXPECT_THAT(s, HasSubstr("\n  late       90  n22"));
-  EXPECT_THAT(s, HasSubstr("\n              3  n0 "));
-  EXPECT_THAT(s, Not(HasSubstr("\n              4  n1 ")));
-  EXPECT_THAT(s, HasSubstr("... 121 more ranks, none of them late"));
+  EXPECT_EQ(lines(s), 1 + 1 + 16 + 1);
+  EXPECT_THAT(s, ContainsRegex("pending\n  late +70 .*\n  late +71 .*\n  late +90 +n22"));
+  EXPECT_THAT(s, ContainsRegex("\n +12 +n3 "));
+  EXPECT_THAT(s, Not(ContainsRegex("\n +13 +n3 ")));
+  EXPECT_THAT(s, HasSubstr("... 112 more ranks"));
 }
 
-TEST_F(HangReportTest, TravelsAsBytes) {
-  make(1);
-  RankState s = states_[0];
-  s.records = records_[0].entries();
-  s.stalled = s.on_storage = true;
-  const RankState t = RankState::from_bytes(s.to_bytes());
-  EXPECT_TRUE(t.answers && t.stalled && t.on_storage);
-  EXPECT_EQ(t.step, 7);
-  EXPECT_EQ(t.phase, "backward");
-  EXPECT_EQ(t.phase_seconds, 61);
-  EXPECT_EQ(t.issued, 57U);
-  EXPECT_EQ(t.begun, 57U);
-  EXPECT_EQ(t.completed, 56U);
-  ASSERT_EQ(t.records.size(), 57U);
-  EXPECT_EQ(t.records.back().number, 57U);
-  EXPECT_TRUE(t.records.back().same_as(s.records.back()));
-}
-
-TEST(FlightRecord, KeepsTheLastOnes) {
-  FlightRecord record;
-  for (std::uint64_t n = 1; n <= 1000; ++n) record.issued(n, n % 2 == 0 ? gather : scatter);
-  const auto entries = record.entries();
-  ASSERT_EQ(entries.size(), FlightRecord::length);
-  EXPECT_EQ(entries.front().number, 1000 - FlightRecord::length + 1);
-  EXPECT_EQ(entries.back().describe(), "all-gather (f32, 4.000 MiB)");
+TEST(ShortText, CutsWhatDoesNotFit) {
+  EXPECT_EQ(ShortText<8>("backward").view(), "backwar");
+  EXPECT_EQ(ShortText<9>("backward").view(), "backward");
+  EXPECT_TRUE(ShortText<9>().empty());
 }
 
 }  // namespace

@@ -210,7 +210,7 @@ TEST(Embedding, KnowsPathsThatLeaveTheFolder) {
     EXPECT_FALSE(stays_inside(outside)) << outside;
 }
 
-// Contrast as WCAG 2 defines it, of every colour that style.h sets, in light and in dark.
+// Contrast as WCAG 2 defines it, of every colour that page.css sets, in light and in dark.
 class Contrast : public testing::Test {
  protected:
   static double luminance(const std::string& hex) {

@@ -127,7 +127,7 @@ class EasyBuild(unittest.TestCase):
             said.pop("__builtins__")
         self.assertEqual({d[0] for d in gpu.pop("dependencies") if d not in cpu["dependencies"]}, {"CUDA", "NCCL", "cuDNN"})
         self.assertEqual(gpu.pop("configopts"),
-                         cpu["configopts"].replace("=OFF", "=ON").replace("TESTS=ON", "TESTS=OFF").replace("SIMGRID=ON", "SIMGRID=OFF")
+                         cpu["configopts"].replace("=OFF", "=ON").replace("TESTS=ON", "TESTS=OFF")
                          + ' -DWEFT_CUDA_ARCHITECTURES="%(cuda_cc_cmake)s"')
         self.assertEqual({key for key in gpu if gpu[key] != cpu.get(key)}, {"versionsuffix", "cuda_compute_capabilities"})
         for said in (cpu, gpu):
@@ -140,7 +140,7 @@ class EasyBuild(unittest.TestCase):
         there = {d[0].lower() for d in weft["dependencies"] + weft["builddependencies"]}
         said, _ = recipe("weft")
         # The toolchain's; at run time and in tests; in a clone; not among EasyBuild's.
-        without = {"c", "cxx", "mpi", "openmpi", "git", "python", "cuda", "nccl", "cudnn", "simgrid"}
+        without = {"c", "cxx", "mpi", "openmpi", "git", "python", "cuda", "nccl", "cudnn"}
         for values, options in said["depends_on"]:
             name = re.match(r"[\w-]+", values[0])[0]
             if name not in without and options.get("type") != "test":
@@ -171,7 +171,7 @@ class Versions(unittest.TestCase):
 
     def test_options_of_cmake_are_in_the_docs(self):
         options, text = options_of_cmake(), (ROOT / "docs/install.md").read_text()
-        self.assertGreaterEqual(len(options), 8)
+        self.assertGreaterEqual(len(options), 7)
         for option in options:
             self.assertTrue(f"| `{option}` |" in text, f"docs/install.md lacks the option {option}")
 

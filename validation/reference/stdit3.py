@@ -44,7 +44,6 @@ class Config:
     enable_sequence_parallelism: bool = False
     only_train_temporal: bool = False
     freeze_y_embedder: bool = False
-    skip_y_embedder: bool = False
 
     @classmethod
     def from_deck(cls, table):
@@ -350,8 +349,6 @@ class STDiT3(nn.Module):
         return x.reshape(-1, self.config.out_channels, t * pt, h * ph, w * pw)
 
     def encode_captions(self, y, mask, batch, dtype):
-        if self.config.skip_y_embedder:  # already projected and packed; the mask carries the lengths
-            return y.reshape(-1, y.shape[-1]).to(dtype), [int(n) for n in mask]
         if mask is not None:
             mask = mask.reshape(-1, mask.shape[-1]).repeat(batch // mask.shape[0], 1)
         return self.y_embedder(y.to(dtype), mask)

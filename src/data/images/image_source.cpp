@@ -148,7 +148,7 @@ std::vector<MicroBatch> ImagePlan::stretch(std::int64_t number) const {
 const std::vector<MicroBatch>& ImagePlan::cached(std::int64_t number) const {
   Cached& c = cache_[static_cast<std::size_t>(number) % cache_.size()];
   if (c.number != number) {
-    c.batches = options_.balanced ? stretch(number) : walk(number);
+    c.batches = stretch(number);
     c.number = number;
   }
   return c.batches;
@@ -156,21 +156,10 @@ const std::vector<MicroBatch>& ImagePlan::cached(std::int64_t number) const {
 
 std::vector<MicroBatch> ImagePlan::plan(std::int64_t step) const {
   const std::int64_t G = options_.micro_batches;
-  std::vector<MicroBatch> out;
   const std::lock_guard lock(mutex_);
-  if (options_.balanced) {
-    const auto& batches = cached(step / stretch_steps_);
-    const auto first = batches.begin() + step % stretch_steps_ * G;
-    return {first, first + G};
-  }
-  std::int64_t number = step * G;
-  for (std::int64_t e = epoch_of(number); std::ssize(out) < G; ++e) {
-    const auto& batches = cached(e);
-    for (std::int64_t i = number - before_epoch(e); i < std::ssize(batches) && std::ssize(out) < G;
-         ++i, ++number)
-      out.push_back(batches[i]);
-  }
-  return out;
+  const auto& batches = cached(step / stretch_steps_);
+  const auto first = batches.begin() + step % stretch_steps_ * G;
+  return {first, first + G};
 }
 
 namespace {
@@ -278,7 +267,6 @@ class ImageSource : public ClipSource {
     o.short_sides = data_.short_sides;
     o.max_side = data_.max_side;
     o.padding = data_.padding;
-    o.balanced = data_.size_policy == "balanced";
     o.batch_size = batch_sizes.at(0);
     o.micro_batches = micro_batches;
     o.seed = seed;

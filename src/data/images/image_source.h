@@ -18,7 +18,6 @@ namespace weft {
 struct ImagePlanOptions {
   std::vector<std::int64_t> short_sides;
   std::int64_t max_side = 1000, padding = 8;
-  bool balanced = true;
   std::int64_t batch_size = 1;     // images of a micro-batch
   std::int64_t micro_batches = 1;  // of a step
   std::uint64_t seed = 42;
@@ -29,11 +28,9 @@ struct ImagePlanOptions {
 // are the next micro-batch. Images left over at an epoch's end are the first of the next one. Each
 // micro-batch is given one of the short sides, each sample of it a flip with probability 1/2.
 //
-// Policy original: step s takes the micro-batches [s*G, (s+1)*G) of the walk, G = micro_batches.
-// Policy balanced: the walk is cut into stretches of an epoch or more, a multiple of G
-// micro-batches each; those of a stretch are sorted by their padded area, so that each G
-// consecutive ones, a step, cost about the same, and the steps are shuffled. A stretch has the same
-// samples, sizes and flips as under the policy original.
+// The walk is cut into stretches of an epoch or more, a multiple of G = micro_batches each; the
+// micro-batches of a stretch are sorted by their padded area, so that each G consecutive ones, a
+// step, cost about the same, and the steps are shuffled.
 //
 // Buckets are numbered as ImageSource does: orientation (landscape first, if it occurs) times the
 // number of short sides, plus the short side's index.
@@ -44,7 +41,7 @@ class ImagePlan : public StepPlan {
   std::vector<MicroBatch> plan(std::int64_t step) const override;
   // The micro-batches of an epoch of the walk, rounded down.
   std::int64_t micro_batches_per_epoch() const override;
-  std::int64_t stretch_steps() const { return stretch_steps_; }  // of policy balanced
+  std::int64_t stretch_steps() const { return stretch_steps_; }
 
  private:
   struct Orientation {
@@ -60,15 +57,15 @@ class ImagePlan : public StepPlan {
   // The bucket, the size and the views of the walk's micro-batch `number`, of which the samples are
   // known.
   void size_up(MicroBatch& batch, std::size_t orientation, std::int64_t number) const;
-  // An epoch of the walk (original), or a stretch (balanced). The caller holds mutex_.
+  // A stretch. The caller holds mutex_.
   const std::vector<MicroBatch>& cached(std::int64_t number) const;
 
   std::vector<ImageSize> sizes_;
   ImagePlanOptions options_;
   std::array<Orientation, 2> orientations_;  // landscape, portrait
   std::vector<std::int64_t> position_;       // of each image among those of its orientation
-  std::int64_t stretch_steps_ = 1;           // steps of a stretch of policy balanced
-  // Readers are already in the next stretch (or epoch) while the trainer finishes one.
+  std::int64_t stretch_steps_ = 1;
+  // Readers are already in the next stretch while the trainer finishes one.
   mutable std::mutex mutex_;  // guards the cache below
   struct Cached {
     std::int64_t number = -1;

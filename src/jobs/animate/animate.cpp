@@ -641,9 +641,6 @@ int animate(const Deck& deck, MPI_Comm world) {
   const std::vector<ClipRequest> clips = list_clips(deck, world);
   check_clips(clips);
   if (log::rank() == 0) check_results(deck, clips);
-  if (deck.get<AnimateDeck>().plan != "auto" && log::rank() == 0)
-    log::warn(
-        "animate.plan is obsolete and ignored: clips and pieces of them go to whoever is free");
   const ListStart start = start_list_job(deck, world);
   AnimateNetworks networks(deck, clips, world);
   const std::vector<AnimateSize> sizes = measure_clips(clips, deck.media, world);

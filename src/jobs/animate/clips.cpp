@@ -51,7 +51,7 @@ void animate_rows(Rows& r, AnimateDeck& d) {
   r.text("enhancer", d.enhancer, "Restores the face of each frame; empty: none.", {"", "gfpgan"});
   r.number("enhancer_scale", d.enhancer_scale, 1, 2,
            "With an enhancer, the clip's size in multiples of the rendered one.");
-  r.number("seed", d.seed, 0, many, "Of drawn blinks, head motion and the enhancer's noise.");
+  r.number("seed", d.seed, 0, many, "Seed of drawn blinks, head motion and the enhancer's noise.");
   r.path("weights", d.weights,
          "SadTalker's networks: the released safetensors file, or random:SEED.");
   r.path("mapping_weights", d.mapping_weights,
@@ -68,7 +68,6 @@ void animate_rows(Rows& r, AnimateDeck& d) {
       "Channels of GFPGAN's levels, at most, a multiple of 32; the released weights have 512.");
   r.number("parsenet_channels", d.parsenet_channels, 1, 4096,
            "Channels of ParseNet's first level; the released weights have 64.");
-  r.text("plan", d.plan, "Obsolete and ignored.", {"auto", "clips", "frames", "apart"});
   r.number("piece", d.piece, 1, 100000,
            "Frames of a piece, rounded up to batches: what a rank takes at a time, and what a "
            "killed one loses at most.");

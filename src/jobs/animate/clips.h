@@ -35,7 +35,6 @@ struct AnimateDeck {
   std::string parsenet_weights = "parsing_parsenet.safetensors";
   std::int64_t gfpgan_channels = 512, parsenet_channels = 64;
 
-  std::string plan = "auto";
   std::int64_t piece = 100;
   bool keep_frames = false;
 };

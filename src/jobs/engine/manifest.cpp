@@ -196,6 +196,7 @@ ManifestLines Manifest::gather(const fs::path& directory, const std::string& ste
   WholeFile whole(whole_path(directory, stem), Exit::data);
   whole.add("");  // there may be no line
   for (const auto& [name, line] : lines) whole.add(line.text + "\n");
+  whole.close();  // on a full disk the parts below still tell of the deaths
   // A kill before the parts are gone must not count these deaths twice.
   for (const fs::path& part : of_dead)
     std::ofstream(part, std::ios::app) << "\n"

@@ -108,8 +108,7 @@ using BatchLimits = std::map<PixelSize, std::int64_t>;
 BatchLimits limit_batches(const Deck& deck, const GenerateJob& job,
                           const std::vector<std::int64_t>& order, int groups);
 
-// Every item of `order` in one batch. They come as their first items do in `order`; with
-// generate.share_out the costliest first.
+// Every item of `order` in one batch, the costliest batches first.
 std::vector<ClipBatch> make_batches(const Deck& deck, const GenerateJob& job,
                                     const std::vector<std::int64_t>& order,
                                     const BatchLimits& limits);

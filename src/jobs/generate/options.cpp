@@ -16,7 +16,7 @@ void generate_rows(Rows& r, GenerateDeck& d) {
       "adapters", d.adapters,
       "Adapters (LoRA) to add to these weights, PATH or PATH=FACTOR each: folders of weft export "
       "or PEFT, or run directories.");
-  r.flag("ema", d.ema, "Of a checkpoint, use the moving average of the weights.");
+  r.flag("ema", d.ema, "Take the moving average of a checkpoint's weights.");
   r.text("prompts", d.prompts, "The prompts; they may end in options as JSON.");
   r.path("prompt_file", d.prompt_file, "Text file with a prompt a line, instead of prompts.");
   r.text("prompt_generator", d.prompt_generator,
@@ -50,8 +50,7 @@ void generate_rows(Rows& r, GenerateDeck& d) {
            "Frame rate given to the model; 0: the one that it was made for.");
   r.number("frame_interval", d.frame_interval, 1, 1000,
            "Frames between two of the clip; divides the rate at which it is saved.");
-  r.number("save_fps", d.save_fps, 0, 1000,
-           "Frames a second of the files; 0 takes fps / frame_interval.");
+  r.number("save_fps", d.save_fps, 0, 1000, "Output frame rate; 0 takes fps / frame_interval.");
   r.number("loop", d.loop, 1, 100000, "Clips in a row, each continuing the one before.");
   r.number("condition_frame_length", d.condition_frame_length, 0, 100000,
            "Latent frames of the previous clip that the next one begins with.");

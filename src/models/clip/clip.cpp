@@ -28,18 +28,18 @@ constexpr ops::PixelScale pixel_scale{
 
 // Values come from files alone; random starts are for tests.
 Init normal(std::int64_t fan_in) {
-  return {Init::Kind::normal, 1.0f / std::sqrt(static_cast<float>(fan_in))};
+  return Init::normal(1.0f / std::sqrt(static_cast<float>(fan_in)));
 }
 
 nn::NormWeights fixed_norm(ParameterTable& params, const std::string& name, std::int64_t C) {
-  return {&params.add(name + ".weight", {C}, {Init::Kind::constant, 1}, false),
-          &params.add(name + ".bias", {C}, {Init::Kind::constant, 0}, false)};
+  return {&params.add(name + ".weight", {C}, Init::constant(1), false),
+          &params.add(name + ".bias", {C}, Init::constant(0), false)};
 }
 
 nn::Linear fixed_linear(ParameterTable& params, const std::string& name, std::int64_t out,
                         std::int64_t in) {
   return {&params.add(name + ".weight", {out, in}, normal(in), false),
-          &params.add(name + ".bias", {out}, {Init::Kind::constant, 0}, false)};
+          &params.add(name + ".bias", {out}, Init::constant(0), false)};
 }
 
 // LayerNorm of the rows of x [M,C]: a GroupNorm whose samples are the rows, with one group.

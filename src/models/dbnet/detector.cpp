@@ -104,7 +104,7 @@ Tensor Detector::run(const Tensor& pictures) {
   nn::BatchNormGroup norm;
   norm.use_running = true;
   const Var logits = model_.forward(c, std::exchange(x, nullptr), norm, false).probability;
-  Tensor probability = in_f32(logits->value);
+  Tensor probability = ops::converted(logits->value, DType::f32);
   ops::sigmoid_forward(probability, probability);
   return probability.view({N, H, W});
 }

@@ -15,9 +15,7 @@ namespace weft {
 namespace {
 
 Init start_of(ConvStart start, double taps, double in, double out, double groups) {
-  const auto normal = [](double fan) {
-    return Init{Init::Kind::normal, static_cast<float>(std::sqrt(2 / fan))};
-  };
+  const auto normal = [](double fan) { return Init::normal(std::sqrt(2 / fan)); };
   switch (start) {
     case ConvStart::fan_out:
       return normal(taps * out);
@@ -30,7 +28,7 @@ Init start_of(ConvStart start, double taps, double in, double out, double groups
     case ConvStart::uniform:
       break;
   }
-  return {Init::Kind::uniform, static_cast<float>(1 / std::sqrt(taps * in / groups))};
+  return Init::uniform(1 / std::sqrt(taps * in / groups));
 }
 
 }  // namespace
@@ -119,9 +117,8 @@ const ConvLayer* ConvNet::add_spectral(const std::string& name, const Feature& i
   Parameter* w = weight(name + ".weight_orig", l, out);
   l.conv.weight = w;
   // Weights that are drawn so have a norm of about 1.
-  l.u = vector(name + ".weight_u", out,
-               {Init::Kind::constant, std::sqrt(3.0f / static_cast<float>(out))});
-  l.v = vector(name + ".weight_v", w->shape.numel() / out, {Init::Kind::constant, 1});
+  l.u = vector(name + ".weight_u", out, Init::constant(std::sqrt(3.0f / static_cast<float>(out))));
+  l.v = vector(name + ".weight_v", w->shape.numel() / out, Init::constant(1));
   if (bias) l.conv.bias = vector(name + ".bias", out, w->init);
   return &l;
 }

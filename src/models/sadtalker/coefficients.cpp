@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "models/images.h"
 #include "models/resnet/conv_net.h"
+#include "ops/pointwise.h"
 #include "ops/resize.h"
 
 namespace weft {
@@ -62,7 +63,8 @@ std::vector<Tensor> FaceCoefficients::run(const Tensor& picture) const {
   Tensor mean = Tensor::empty({1, 1, 1, 1, map.dim(4)}, map.dtype());
   ops::adaptive_pool_forward(map, mean);
   std::vector<Tensor> all;
-  for (const ConvLayer* head : heads_) all.push_back(in_f32(convolve(*head, mean)));
+  for (const ConvLayer* head : heads_)
+    all.push_back(ops::converted(convolve(*head, mean), DType::f32));
   return all;
 }
 

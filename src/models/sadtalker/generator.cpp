@@ -313,7 +313,7 @@ FaceGenerator::Frames FaceGenerator::render(const Features& features, const Tens
   x = convolve(*fourth_, convolve(*third_, x, 0.01f));
   ops::scale_groups_forward(x, f.motion.occlusion, x);
   // The sigmoid is steeper than bf16 is fine near 0 and 1.
-  const Tensor logits = in_f32(decoder_->forward(std::exchange(x, {})));
+  const Tensor logits = ops::converted(decoder_->forward(std::exchange(x, {})), DType::f32);
   f.picture = Tensor::empty({N, logits.dim(2), logits.dim(3), 3}, DType::f32);
   ops::sigmoid_forward(logits.view(f.picture.shape()), f.picture);
   return f;

@@ -160,8 +160,7 @@ std::vector<std::string> PoseVae::unused() {
 PoseVae::PoseVae(ParameterTable& table)
     : net_(table, prefix), encoder_(net_, "audio_encoder.audio_encoder") {
   net_.prefix = std::string(prefix) + "netG.decoder.";
-  styles_ =
-      &table.add(net_.prefix + "classbias", {pose_styles, pose_latent}, {Init::Kind::normal, 1});
+  styles_ = &table.add(net_.prefix + "classbias", {pose_styles, pose_latent}, Init::normal(1));
   net_.axes = 0;
   audio_ = Dense(net_.add("linear_audio", "", speech_embedding, pose_values, {}, true));
   mlp_[0] = Dense(net_.add("MLP.L0", "", input_values, 128, {}, true));
@@ -199,7 +198,7 @@ PoseVae::Residual PoseVae::add_residual(const std::string& name, std::int64_t in
 
 PoseVae::RowsUp PoseVae::add_rows_up(ParameterTable& table, const std::string& name,
                                      std::int64_t channels) {
-  const Init start{Init::Kind::uniform, 1 / std::sqrt(2 * static_cast<float>(channels))};
+  const Init start = Init::uniform(1 / std::sqrt(2 * static_cast<float>(channels)));
   return {&table.add(net_.prefix + name + ".weight", {channels, channels, 2, 1}, start),
           &table.add(net_.prefix + name + ".bias", {channels}, start),
           channels,

@@ -33,7 +33,6 @@ void model_rows(Rows& r, Stdit3Deck& d) {
       false;
   r.flag("freeze_y_embedder", d.freeze_y_embedder, "Keep the caption projection as it is.")
       .decides = false;
-  r.flag("skip_y_embedder", d.skip_y_embedder, "Captions come already projected to hidden_size.");
 }
 
 void check_model(const Stdit3Deck& m, const DeckDemand& demand) {

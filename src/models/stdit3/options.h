@@ -24,7 +24,6 @@ struct Stdit3Deck {
   double input_sq_size = 512;
   bool only_train_temporal = false;
   bool freeze_y_embedder = false;
-  bool skip_y_embedder = false;
 };
 // What the network is made of: its shape, and what the deck says of any model.
 struct Stdit3Config : Stdit3Deck {

@@ -224,8 +224,7 @@ float draw_timestep(const DiffusionDeck& d, const ClipSize& size, std::uint64_t 
                              static_cast<double>(d.num_timesteps)
                        : draw_level(d.sample_method, d.loc, d.scale, seed, step, sample);
   double tau = u * 1000.0;
-  if (d.use_timestep_transform)
-    tau = timestep_transform(tau, size, d.transform_scale, d.fix_short_clips);
+  if (d.use_timestep_transform) tau = timestep_transform(tau, size, d.transform_scale);
   return static_cast<float>(tau);
 }
 

@@ -15,19 +15,11 @@ namespace {
 
 constexpr int timestep_channels = 256;
 
-Init uniform(double half_width) { return {Init::Kind::uniform, static_cast<float>(half_width)}; }
-Init normal(double deviation) { return {Init::Kind::normal, static_cast<float>(deviation)}; }
-Init constant(double value) { return {Init::Kind::constant, static_cast<float>(value)}; }
-
-Init xavier(std::int64_t out, std::int64_t in) {
-  return uniform(std::sqrt(6.0 / static_cast<double>(in + out)));
-}
-
 nn::Linear add_linear(ParameterTable& table, const std::string& name, std::int64_t out,
                       std::int64_t in, bool trainable, Init weight) {
   nn::Linear l;
   l.weight = &table.add(name + ".weight", {out, in}, weight, trainable);
-  l.bias = &table.add(name + ".bias", {out}, constant(0), trainable);
+  l.bias = &table.add(name + ".bias", {out}, Init::constant(0), trainable);
   return l;
 }
 
@@ -47,7 +39,7 @@ Stdit3::Stdit3(const Stdit3Config& config) : config_(config) {
   const bool all = !config.only_train_temporal;
   const bool captions = all && !config.freeze_y_embedder;
   const auto linear = [&](const std::string& name, std::int64_t out, std::int64_t in) {
-    return add_linear(params_, name, out, in, all, xavier(out, in));
+    return add_linear(params_, name, out, in, all, Init::xavier(out, in));
   };
 
   // 10000^(-2i/D). A parameter, saved and loaded, because released checkpoints hold rounded values.
@@ -57,27 +49,26 @@ Stdit3::Stdit3(const Stdit3Config& config) : config_(config) {
   const std::int64_t patch = p[0] * p[1] * p[2], fan_in = config.in_channels * patch;
   const double width = 1.0 / std::sqrt(static_cast<double>(fan_in));
   patch_.weight = &params_.add("x_embedder.proj.weight", {C, config.in_channels, p[0], p[1], p[2]},
-                               uniform(width), all);
-  patch_.bias = &params_.add("x_embedder.proj.bias", {C}, uniform(width), all);
+                               Init::uniform(width), all);
+  patch_.bias = &params_.add("x_embedder.proj.bias", {C}, Init::uniform(width), all);
   t1_ = linear("t_embedder.mlp.0", C, timestep_channels);
   t2_ = linear("t_embedder.mlp.2", C, C);
-  fps1_ = add_linear(params_, "fps_embedder.mlp.0", C, timestep_channels, all, normal(0.02));
-  fps2_ = add_linear(params_, "fps_embedder.mlp.2", C, C, all, constant(0));
+  fps1_ = add_linear(params_, "fps_embedder.mlp.0", C, timestep_channels, all, Init::normal(0.02));
+  fps2_ = add_linear(params_, "fps_embedder.mlp.2", C, C, all, Init::constant(0));
   t_block_ = linear("t_block.1", 6 * C, C);
 
-  // Without its own caption embedder (skip_y_embedder) the model still carries the released names.
   const std::int64_t Cy = config.caption_channels;
   y_embedding_ = &params_.add("y_embedder.y_embedding", {config.model_max_length, Cy},
-                              normal(1.0 / std::sqrt(static_cast<double>(Cy))), false);
-  y1_ = add_linear(params_, "y_embedder.y_proj.fc1", C, Cy, captions, xavier(C, Cy));
-  y2_ = add_linear(params_, "y_embedder.y_proj.fc2", C, C, captions, xavier(C, C));
+                              Init::normal(1.0 / std::sqrt(static_cast<double>(Cy))), false);
+  y1_ = add_linear(params_, "y_embedder.y_proj.fc1", C, Cy, captions, Init::xavier(C, Cy));
+  y2_ = add_linear(params_, "y_embedder.y_proj.fc2", C, C, captions, Init::xavier(C, C));
 
   for (std::int64_t i = 0; i < config.depth; ++i) {
     spatial_.push_back(add_block("spatial_blocks." + std::to_string(i), false));
     temporal_.push_back(add_block("temporal_blocks." + std::to_string(i), true));
   }
   final_table_ = &params_.add("final_layer.scale_shift_table", {2, C},
-                              normal(1.0 / std::sqrt(static_cast<double>(C))), all);
+                              Init::normal(1.0 / std::sqrt(static_cast<double>(C))), all);
   final_ = linear("final_layer.linear", patch * out_channels(), C);
 
   for (std::vector<Stdit3Block>* blocks : {&spatial_, &temporal_})
@@ -100,16 +91,17 @@ Stdit3Block Stdit3::add_block(const std::string& name, bool temporal) {
   const bool trainable = temporal || !config_.only_train_temporal;
   const auto linear = [&](const std::string& part, std::int64_t out, std::int64_t in, bool zero) {
     return add_linear(params_, name + part, out, in, trainable,
-                      zero ? constant(0) : xavier(out, in));
+                      zero ? Init::constant(0) : Init::xavier(out, in));
   };
   Stdit3Block b;
-  b.scale_shift_table = &params_.add(name + ".scale_shift_table", {6, C},
-                                     normal(1.0 / std::sqrt(static_cast<double>(C))), trainable);
+  b.scale_shift_table =
+      &params_.add(name + ".scale_shift_table", {6, C},
+                   Init::normal(1.0 / std::sqrt(static_cast<double>(C))), trainable);
   b.qkv = linear(".attn.qkv", 3 * C, C, false);
   b.q_norm = b.k_norm = nullptr;
   if (config_.qk_norm) {
-    b.q_norm = &params_.add(name + ".attn.q_norm.weight", {D}, constant(1), trainable);
-    b.k_norm = &params_.add(name + ".attn.k_norm.weight", {D}, constant(1), trainable);
+    b.q_norm = &params_.add(name + ".attn.q_norm.weight", {D}, Init::constant(1), trainable);
+    b.k_norm = &params_.add(name + ".attn.k_norm.weight", {D}, Init::constant(1), trainable);
   }
   // Temporal blocks start as the identity.
   b.proj = linear(".attn.proj", C, C, temporal);
@@ -121,10 +113,7 @@ Stdit3Block Stdit3::add_block(const std::string& name, bool temporal) {
   return b;
 }
 
-void Stdit3::set_sequence_group(Communicator* group) {
-  group_ = {};
-  if (group != nullptr && group->size() > 1) group_ = {group, group->rank(), group->size()};
-}
+void Stdit3::set_sequence_group(Communicator* group) { group_ = nn::SequenceGroup(group); }
 
 void Stdit3::check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const {
   const auto& p = config_.patch_size;
@@ -275,16 +264,15 @@ void Stdit3::embed_times(Pass& p) {
 // 3. Captions: only the rows that count, projected to C. [sum L,C]
 Var Stdit3::embed_captions(const Pass& p, const Var& y_var) {
   const Captions& captions = p.in.captions;
-  const std::int64_t width =
-      config_.skip_y_embedder ? config_.hidden_size : config_.caption_channels;
-  Tensor rows = Tensor::empty({captions.index.numel(), width}, activation_dtype());
+  Tensor rows =
+      Tensor::empty({captions.index.numel(), config_.caption_channels}, activation_dtype());
   ops::gather_captions(captions.y, y_embedding_->value, captions.index, rows);
   const Var y = make_var(rows, y_var != nullptr);
   if (y_var && p.c.tape.recording())
     p.c.tape.record([y_var, y, index = captions.index] {
       ops::gather_captions_backward(y->grad, index, zeroed_grad(y_var));
     });
-  return config_.skip_y_embedder ? y : nn::mlp(p.c, y, y1_, y2_);
+  return nn::mlp(p.c, y, y1_, y2_);
 }
 
 // 4. Pairs of spatial and temporal blocks. The first `recompute` share of them keeps its input
@@ -347,23 +335,14 @@ Var Stdit3::cached_blocks(Pass& p, const Var& x) {
 // 5. Final layer, and the grid back to a latent. Clean frames are normalised twice: LN(o) of the
 // already modulated o (docs/models/stdit3.md, Final layer).
 Var Stdit3::final_layer(const Pass& p, const Var& x) {
-  const ops::PatchGeometry patch = p.patch;
   const Var m = nn::modulation(p.c, *final_table_, p.t);
   Var o = nn::layer_norm_modulate(p.c, x, m, p.sample_rows, 0, 1);
   if (p.masked()) o = nn::layer_norm_modulate(p.c, o, m, p.rows, 0, 1, static_cast<int>(p.B));
   Var out_rows = nn::linear(p.c, o, final_);
   if (!group_.alone()) out_rows = nn::gather_tokens(p.c, out_rows, group_, p.S);
   const Shape& latent = p.in.x.shape();
-  Tensor out = Tensor::empty({p.B, out_channels(), latent[2], latent[3], latent[4]}, DType::f32);
-  ops::unpatchify_forward(out_rows->value, patch, out);
-  const Var result = make_var(out);
-  if (p.c.tape.recording())
-    p.c.tape.record([out_rows, result, patch] {
-      out_rows->grad = Tensor::empty(out_rows->value.shape(), out_rows->value.dtype());
-      ops::unpatchify_backward(result->grad, patch, out_rows->grad);
-      result->grad.release();
-    });
-  return result;
+  return nn::unpatchify(p.c, out_rows, p.patch,
+                        {p.B, out_channels(), latent[2], latent[3], latent[4]});
 }
 
 Tensor Stdit3::velocity(const DenoiserInput& in) {

@@ -15,16 +15,12 @@ Stdit3Task::Stdit3Task(const Deck& deck)
   held_out_deck_.get<Stdit3Deck>().class_dropout_prob = 0;
   held_out_deck_.get<Stdit3Deck>().drop_path = 0;
   WEFT_CHECK(deck.model.name == "stdit3", Exit::usage,
-             "weft plan predicts the training of a VAE, weft plan --job encode its use",
+             "plan a VAE with model.name = \"vae\", and encoding with weft plan --job encode",
              "model.name = \"{}\": this job is for stdit3 alone", deck.model.name);
   WEFT_CHECK(!masks_wanted(deck.get<MaskDeck>()) || deck.get<Stdit3Deck>().patch_size[0] == 1,
              Exit::usage, "use a patch_size of one frame, or no [mask]",
              "frame masks choose single frames, model.patch_size takes {} together",
              deck.get<Stdit3Deck>().patch_size[0]);
-  WEFT_CHECK(!deck.get<Stdit3Deck>().skip_y_embedder, Exit::usage,
-             "set model.skip_y_embedder = false",
-             "model.skip_y_embedder = true needs captions that are already projected; training has "
-             "none (weft_probe takes them)");
   if (!trains_adapters()) return;
   WEFT_CHECK(!deck.get<Stdit3Deck>().only_train_temporal, Exit::usage,
              "leave it out; lora.targets = [\"temporal_blocks.*\"] chooses these layers",

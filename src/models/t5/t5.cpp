@@ -20,8 +20,6 @@ namespace {
 constexpr float epsilon = 1e-6f;
 constexpr std::int64_t buckets = 32;  // of the relative position bias
 
-Init normal(double deviation) { return {Init::Kind::normal, static_cast<float>(deviation)}; }
-
 // A weight as it is computed with: the bf16 copy where the model has one.
 const Tensor& weight(const Parameter* p) { return p->working.defined() ? p->working : p->value; }
 
@@ -42,16 +40,14 @@ T5Encoder::T5Encoder(const T5Deck& config, std::int64_t first, std::int64_t last
     return &params_.add(name, shape, init, false);
   };
   const auto matrix = [&](const std::string& name, const Shape& shape, double deviation_of) {
-    Parameter* p = add(name, shape, normal(deviation_of));
+    Parameter* p = add(name, shape, Init::normal(deviation_of));
     p->bf16_only = true;  // norms and bias stay f32
     return p;
   };
-  const auto norm = [&](const std::string& name) {
-    return add(name, {C}, {Init::Kind::constant, 1.0f});
-  };
+  const auto norm = [&](const std::string& name) { return add(name, {C}, Init::constant(1.0f)); };
   if (first == 0) embedding_ = matrix("shared.weight", {config.vocab_size, C}, 1.0);
   const auto bias = [&](std::int64_t layer) {
-    return add(t5_bias_name(layer), {buckets, config.num_heads}, normal(deviation(C)));
+    return add(t5_bias_name(layer), {buckets, config.num_heads}, Init::normal(deviation(C)));
   };
   Parameter* shared_bias = config.umt5 ? nullptr : bias(0);
   for (std::int64_t i = first; i < last; ++i) {

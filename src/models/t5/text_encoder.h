@@ -46,7 +46,6 @@ class T5TextEncoder : public TextEncoder {
  public:
   explicit T5TextEncoder(const T5Deck& t5) : t5_(t5) {}
 
-  const T5Deck& deck() const { return t5_; }
   std::string name() const override { return t5_.umt5 ? "umT5" : "T5"; }
   std::string lacks() const override { return t5_.weights.empty() ? "t5.weights is empty" : ""; }
   std::int64_t channels() const override { return t5_.d_model; }

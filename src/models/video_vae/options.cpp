@@ -47,7 +47,7 @@ void check_vae(const VaeDeck& v, const DeckDemand& demand) {
   demand(v.channel_multipliers.size() == v.temporal_downsample.size() + 1,
          fmt::format("vae.channel_multipliers has {} levels and vae.temporal_downsample {}",
                      v.channel_multipliers.size(), v.temporal_downsample.size()),
-         "between two levels there is one: give one less");
+         "give temporal_downsample one entry fewer than there are levels");
   demand(!v.spatial_channels.empty(), "vae.spatial_channels is empty", "give one or more");
   demand((v.scale.size() == 4 && v.shift.size() == 4) || (v.scale.empty() && v.shift.empty()),
          fmt::format("vae.scale has {} and vae.shift {} numbers", v.scale.size(), v.shift.size()),

@@ -32,7 +32,7 @@ constexpr std::array<float, 3> mean{-.030f, -.088f, -.188f}, deviation{.458f, .4
 }  // namespace
 
 Lpips::Lpips(bool bf16) {
-  const Init zero{Init::Kind::constant, 0};
+  const Init zero = Init::constant(0);
   std::int64_t in = 3;
   for (std::size_t k = 0; k < slices.size(); ++k) {
     const auto& [numbers, channels] = slices[k];
@@ -130,14 +130,14 @@ PatchGan::PatchGan(ParameterTable& params, const std::string& prefix) : prefix_(
     l.stride = stride;
     const std::string conv = std::to_string(number++);
     l.conv.weight =
-        add(conv + ".weight", {out, in, kernel, kernel}, {Init::Kind::normal, initial_deviation});
+        add(conv + ".weight", {out, in, kernel, kernel}, Init::normal(initial_deviation));
     const auto fan_in = static_cast<float>(in * kernel * kernel);
     if (!norm)  // a norm brings its own bias
-      l.conv.bias = add(conv + ".bias", {out}, {Init::Kind::uniform, 1.0f / std::sqrt(fan_in)});
+      l.conv.bias = add(conv + ".bias", {out}, Init::uniform(1.0f / std::sqrt(fan_in)));
     if (norm) {
       const std::string name = std::to_string(number++);
-      l.norm.weight = add(name + ".weight", {out}, {Init::Kind::constant, 1});
-      l.norm.bias = add(name + ".bias", {out}, {Init::Kind::constant, 0});
+      l.norm.weight = add(name + ".weight", {out}, Init::constant(1));
+      l.norm.bias = add(name + ".bias", {out}, Init::constant(0));
     }
     if (!last) ++number;  // the activation
     layers_.push_back(l);

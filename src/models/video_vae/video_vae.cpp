@@ -26,22 +26,6 @@ float as_stored(double v, DType dtype) {
   return dtype == DType::bf16 ? static_cast<float>(bf16(f)) : f;
 }
 
-Tensor affine(const std::array<float, C>& factors, const std::array<float, C>& terms) {
-  std::array<float, 2 * C> both;
-  std::copy(factors.begin(), factors.end(), both.begin());
-  std::copy(terms.begin(), terms.end(), both.begin() + C);
-  Tensor t = Tensor::persistent({2, C}, DType::f32);
-  t.set(std::span<const float>(both));
-  return t;
-}
-
-Tensor as_f32(const Tensor& from) {
-  if (from.dtype() == DType::f32) return from;
-  Tensor t = Tensor::empty(from.shape(), DType::f32);
-  ops::convert(from, t);
-  return t;
-}
-
 void draw_noise(const VideoVae::Noise& noise, std::int64_t step, Tensor& eps) {
   ops::fill_normal(noise.seed, static_cast<int>(Purpose::posterior),
                    static_cast<std::uint64_t>(step), noise.sample, eps);
@@ -65,10 +49,10 @@ VideoVae::VideoVae(const VaeDeck& config, bool freeze_spatial)
     by[c] = 1.0f / back[c];
     less[c] = -more[c] / back[c];
   }
-  scaled_2d_ = affine(up, none);
-  unscaled_2d_ = affine(down, none);
-  normalised_ = affine(by, less);
-  denormalised_ = affine(back, more);
+  scaled_2d_ = channel_affine(up, none);
+  unscaled_2d_ = channel_affine(down, none);
+  normalised_ = channel_affine(by, less);
+  denormalised_ = channel_affine(back, more);
 }
 
 std::int64_t VideoVae::latent_frames(std::int64_t frames) const {
@@ -139,7 +123,7 @@ Tensor VideoVae::encode_moments(const Part& part, std::int64_t height, std::int6
     const Var z = encode_frames(first, count, h, w, source, noise);
     Var moments = nn::clamp_log_variance(c, temporal_->encode(c, z));
     moments = nn::channels_first(c, moments);
-    copy_frames(as_f32(moments->value), 0, moments->value.dim(2), all, at);
+    copy_frames(ops::converted(moments->value, DType::f32), 0, moments->value.dim(2), all, at);
     at += moments->value.dim(2);
   }
   return all;
@@ -183,7 +167,7 @@ void VideoVae::decode_frames(const Tensor& latents, std::int64_t first, const Fr
     const Var z = nn::channel_affine(c, make_var(part, false), unscaled_2d_);
     const Var frames = spatial_->decode(c, z);
     const Shape& f = frames->value.shape();
-    sink(first + i, as_f32(frames->value).view({n, f[2], f[3], f[4]}));
+    sink(first + i, ops::converted(frames->value, DType::f32).view({n, f[2], f[3], f[4]}));
   }
 }
 

@@ -15,15 +15,6 @@
 namespace weft {
 namespace {
 
-Init uniform_init(double half_width) {
-  return {Init::Kind::uniform, static_cast<float>(half_width)};
-}
-Init constant_init(double value) { return {Init::Kind::constant, static_cast<float>(value)}; }
-Init normal_init(double deviation) { return {Init::Kind::normal, static_cast<float>(deviation)}; }
-Init xavier_init(std::int64_t out, std::int64_t in) {
-  return uniform_init(std::sqrt(6.0 / static_cast<double>(in + out)));
-}
-
 // The same values in f32.
 Var as_f32(nn::Context c, const Var& x) {
   if (x->value.dtype() == DType::f32) return x;
@@ -67,34 +58,34 @@ Wan::Wan(const WanConfig& config)
   const auto linear = [&](const std::string& name, std::int64_t out, std::int64_t in, Init weight) {
     nn::Linear l;
     l.weight = &params_.add(name + ".weight", {out, in}, weight);
-    l.bias = &params_.add(name + ".bias", {out}, constant_init(0));
+    l.bias = &params_.add(name + ".bias", {out}, Init::constant(0));
     return l;
   };
   const auto& p = config.patch_size;
   const std::int64_t patch = p[0] * p[1] * p[2], fan_in = config.in_channels * patch;
   patch_.weight = &params_.add("patch_embedding.weight", {C, config.in_channels, p[0], p[1], p[2]},
-                               xavier_init(C, fan_in));
-  patch_.bias = &params_.add("patch_embedding.bias", {C}, constant_init(0));
-  time1_ = linear("time_embedding.0", C, config.freq_dim, normal_init(0.02));
-  time2_ = linear("time_embedding.2", C, C, normal_init(0.02));
-  time_projection_ = linear("time_projection.1", 6 * C, C, xavier_init(6 * C, C));
-  text1_ = linear("text_embedding.0", C, config.text_dim, normal_init(0.02));
-  text2_ = linear("text_embedding.2", C, C, normal_init(0.02));
-  const Init modulation = normal_init(1.0 / std::sqrt(static_cast<double>(C)));
+                               Init::xavier(C, fan_in));
+  patch_.bias = &params_.add("patch_embedding.bias", {C}, Init::constant(0));
+  time1_ = linear("time_embedding.0", C, config.freq_dim, Init::normal(0.02));
+  time2_ = linear("time_embedding.2", C, C, Init::normal(0.02));
+  time_projection_ = linear("time_projection.1", 6 * C, C, Init::xavier(6 * C, C));
+  text1_ = linear("text_embedding.0", C, config.text_dim, Init::normal(0.02));
+  text2_ = linear("text_embedding.2", C, C, Init::normal(0.02));
+  const Init modulation = Init::normal(1.0 / std::sqrt(static_cast<double>(C)));
   for (std::int64_t i = 0; i < config.depth; ++i) {
     const std::string name = fmt::format("blocks.{}.", i);
     WanBlock b;
     b.modulation = &params_.add(name + "modulation", {1, 6, C}, modulation);
     b.self = add_attention(name + "self_attn.");
-    b.norm3_weight = &params_.add(name + "norm3.weight", {C}, constant_init(1));
-    b.norm3_bias = &params_.add(name + "norm3.bias", {C}, constant_init(0));
+    b.norm3_weight = &params_.add(name + "norm3.weight", {C}, Init::constant(1));
+    b.norm3_bias = &params_.add(name + "norm3.bias", {C}, Init::constant(0));
     b.cross = add_attention(name + "cross_attn.");
-    b.fc1 = linear(name + "ffn.0", config.ffn_dim, C, xavier_init(config.ffn_dim, C));
-    b.fc2 = linear(name + "ffn.2", C, config.ffn_dim, xavier_init(C, config.ffn_dim));
+    b.fc1 = linear(name + "ffn.0", config.ffn_dim, C, Init::xavier(config.ffn_dim, C));
+    b.fc2 = linear(name + "ffn.2", C, config.ffn_dim, Init::xavier(C, config.ffn_dim));
     blocks_.push_back(b);
   }
   head_modulation_ = &params_.add("head.modulation", {1, 2, C}, modulation);
-  head_linear_ = linear("head.head", patch * config.in_channels, C, constant_init(0));
+  head_linear_ = linear("head.head", patch * config.in_channels, C, Init::constant(0));
 
   for (WanBlock& b : blocks_)
     for (nn::Linear* l : {&b.self.q, &b.self.k, &b.self.v, &b.self.o, &b.cross.q, &b.cross.k,
@@ -113,15 +104,15 @@ WanAttention Wan::add_attention(const std::string& name) {
   const std::int64_t C = config_.hidden_size;
   const auto linear = [&](const char* part) {
     nn::Linear l;
-    l.weight = &params_.add(name + part + ".weight", {C, C}, xavier_init(C, C));
-    l.bias = &params_.add(name + part + ".bias", {C}, constant_init(0));
+    l.weight = &params_.add(name + part + ".weight", {C, C}, Init::xavier(C, C));
+    l.bias = &params_.add(name + part + ".bias", {C}, Init::constant(0));
     return l;
   };
   WanAttention a;
   a.q = linear("q");
-  a.norm_q = &params_.add(name + "norm_q.weight", {C}, constant_init(1));
+  a.norm_q = &params_.add(name + "norm_q.weight", {C}, Init::constant(1));
   a.k = linear("k");
-  a.norm_k = &params_.add(name + "norm_k.weight", {C}, constant_init(1));
+  a.norm_k = &params_.add(name + "norm_k.weight", {C}, Init::constant(1));
   a.v = linear("v");
   a.o = linear("o");
   return a;
@@ -136,10 +127,7 @@ std::vector<nn::Linear*> Wan::linears() {
   return all;
 }
 
-void Wan::set_sequence_group(Communicator* group) {
-  group_ = {};
-  if (group != nullptr && group->size() > 1) group_ = {group, group->rank(), group->size()};
-}
+void Wan::set_sequence_group(Communicator* group) { group_ = nn::SequenceGroup(group); }
 
 void Wan::check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const {
   const auto& p = config_.patch_size;
@@ -372,7 +360,6 @@ Var Wan::to_tokens(nn::Context c, const Var& x) {
 
 // 5. The head, and tokens back to a latent.
 Var Wan::head(const Pass& p, const Var& x) {
-  const ops::PatchGeometry patch = p.patch;
   const Var m = nn::modulation(p.c, *head_modulation_, p.e);
   const Var o = nn::layer_norm_modulate(p.c, x, m, p.shared.rows, 0, 1);
   Var rows = nn::linear(p.c, o, head_linear_);
@@ -382,16 +369,7 @@ Var Wan::head(const Pass& p, const Var& x) {
     rows = nn::gather_tokens(p.c, rows, group_, p.N);
   }
   rows = nn::view(p.c, rows, {p.B, p.T, p.S, values});
-  Tensor out = Tensor::empty(p.in.x.shape(), DType::f32);
-  ops::unpatchify_forward(rows->value, patch, out);
-  const Var result = make_var(out);
-  if (p.c.tape.recording())
-    p.c.tape.record([rows, result, patch] {
-      rows->grad = Tensor::empty(rows->value.shape(), rows->value.dtype());
-      ops::unpatchify_backward(result->grad, patch, rows->grad);
-      result->grad.release();
-    });
-  return result;
+  return nn::unpatchify(p.c, rows, p.patch, p.in.x.shape());
 }
 
 Tensor Wan::velocity(const DenoiserInput& in) {

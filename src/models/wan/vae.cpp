@@ -33,22 +33,6 @@ std::int64_t asked_frames(const WanVaeDeck& config) {
   return frames;
 }
 
-Tensor affine(const std::array<float, C>& factors, const std::array<float, C>& terms) {
-  std::array<float, 2 * C> both;
-  std::ranges::copy(factors, both.begin());
-  std::ranges::copy(terms, both.begin() + C);
-  Tensor t = Tensor::persistent({2, C}, DType::f32);
-  t.set(std::span<const float>(both));
-  return t;
-}
-
-Tensor converted(const Tensor& from, DType dtype) {
-  if (from.dtype() == dtype) return from;
-  Tensor t = Tensor::empty(from.shape(), dtype);
-  ops::convert(from, t);
-  return t;
-}
-
 }  // namespace
 
 WanVae::WanVae(const WanVaeDeck& config)
@@ -58,8 +42,8 @@ WanVae::WanVae(const WanVaeDeck& config)
     by[c] = 1.0f / deviations[c];
     less[c] = -means[c] / deviations[c];
   }
-  normalised_ = affine(by, less);
-  denormalised_ = affine(deviations, means);
+  normalised_ = channel_affine(by, less);
+  denormalised_ = channel_affine(deviations, means);
 }
 
 VideoCodec::Normalisation WanVae::normalisation() const {
@@ -102,12 +86,12 @@ Tensor WanVae::encode_moments(const Part& part, std::int64_t height, std::int64_
     const nn::Context c{tape, params_};
     Tensor frames = source(first, n);
     WEFT_ASSERT(frames.shape().rank() == 4 && frames.dim(0) == n && frames.dim(3) == 3);
-    frames = converted(frames, bf16() ? DType::bf16 : DType::f32)
+    frames = ops::converted(frames, bf16() ? DType::bf16 : DType::f32)
                  .view({1, n, frames.dim(1), frames.dim(2), 3});
     Var x = make_var(std::move(frames), false);
     x = networks_.encode(c, std::move(x), &cache);
     x = nn::channels_first(c, x);
-    copy_frames(converted(x->value, DType::f32), 0, end - at, all, at);
+    copy_frames(ops::converted(x->value, DType::f32), 0, end - at, all, at);
   }
   return all;
 }
@@ -147,12 +131,12 @@ void WanVae::decode(const Tensor& latent, std::int64_t frames, const FrameSink& 
     Tensor z = Tensor::empty({1, C, count, s[3], s[4]}, DType::f32);
     copy_frames(latent, at, count, z, 0);
     ops::channel_affine_forward(z, denormalised_, Channels::first, z);
-    Var x = make_var(converted(z, bf16() ? DType::bf16 : DType::f32), false);
+    Var x = make_var(ops::converted(z, bf16() ? DType::bf16 : DType::f32), false);
     z.release();
     x = nn::channels_last(c, x);
     x = networks_.decode(c, std::move(x), &cache);
     const Shape f = x->value.shape();
-    const Tensor pixels = converted(x->value, DType::f32).view({f[1], f[2], f[3], f[4]});
+    const Tensor pixels = ops::converted(x->value, DType::f32).view({f[1], f[2], f[3], f[4]});
     x.reset();
     sink(at == 0 ? 0 : networks_.pixel_frames(at), pixels);
   }

@@ -184,7 +184,7 @@ class CausalVae::Builder {
     return add_conv(params_, name, out, in, {k, k}, true);
   }
   Parameter* norm(const std::string& name, const Shape& shape) const {
-    return &params_.add(name + ".gamma", shape, {Init::Kind::constant, 1.0f});
+    return &params_.add(name + ".gamma", shape, Init::constant(1.0f));
   }
   ResBlock block(const std::string& name, std::int64_t in, std::int64_t out) const {
     ResBlock b;

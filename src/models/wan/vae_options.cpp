@@ -37,7 +37,7 @@ void check_vae(const WanVaeDeck& v, const DeckDemand& demand) {
   demand(v.channel_multipliers.size() == v.temporal_downsample.size() + 1,
          fmt::format("vae.channel_multipliers has {} levels and vae.temporal_downsample {}",
                      v.channel_multipliers.size(), v.temporal_downsample.size()),
-         "between two levels there is one: give one less");
+         "give temporal_downsample one entry fewer than there are levels");
   demand(v.z_channels == CausalVae::latent_channels,
          fmt::format("vae.z_channels = {}", v.z_channels),
          fmt::format("set it to {}: means and deviations of Wan's latents are known for these",

@@ -35,9 +35,8 @@ void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step,
   std::int64_t number = 0;
   for (std::string line; std::getline(in, line);) {
     ++number;
-    const auto j = try_parse_json(line);
-    const bool whole =
-        j.is_object() && j.contains("step") && j["step"].is_number_integer() && seal_holds(line);
+    const nlohmann::json j = parse_step_line(line);
+    const bool whole = !j.is_discarded();
     if (!whole && !is_cut_off(line, in.eof()))
       log::warn("{}, line {} is damaged: it is left out", path.string(), number);
     if (!whole || j["step"].get<std::int64_t>() >= first_step) continue;
@@ -72,6 +71,13 @@ nlohmann::ordered_json of_ranks(std::span<const float> seconds) {
 }
 
 }  // namespace
+
+nlohmann::json parse_step_line(const std::string& line) {
+  nlohmann::json j = try_parse_json(line);
+  if (j.is_object() && j.contains("step") && j["step"].is_number_integer() && seal_holds(line))
+    return j;
+  return nlohmann::json(nlohmann::json::value_t::discarded);
+}
 
 std::string step_text(const StepMetrics& m, std::int64_t steps) {
   const auto share = [&](double s) { return 100 * s / m.seconds; };

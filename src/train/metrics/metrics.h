@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -54,6 +55,10 @@ struct StepMetrics {
   std::vector<float>
       rank_data_wait;  // the part of rank_busy that was waiting for clips; may be empty
 };
+
+// A line of metrics.jsonl, validation.jsonl or layer_norms.jsonl, which is an object with a whole
+// "step". is_discarded() for another, and for one whose hash does not match.
+nlohmann::json parse_step_line(const std::string& line);
 
 // A step as a line, of the log and of weft status --follow: "step    120/600  loss 0.41207  grad
 // 0.853  lr 2.00e-03  0.031 s  (data 0.1 %, ...)", of `steps` in total. The wait for the slowest

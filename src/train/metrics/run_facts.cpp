@@ -86,9 +86,8 @@ std::string describe_data(const DataDeck& data, const std::vector<Bucket>& bucke
                        data.augment ? "changed at random," : "scaled to", data.crop);
   // Each image is in one bucket for each short side.
   const auto sides = std::ssize(data.short_sides);
-  return fmt::format("{}: {} at {} up to {}, sizes {}", data.path, counted(clips / sides, "image"),
-                     counted(sides, "short side"), std::ranges::max(data.short_sides),
-                     data.size_policy);
+  return fmt::format("{}: {} at {} up to {}", data.path, counted(clips / sides, "image"),
+                     counted(sides, "short side"), std::ranges::max(data.short_sides));
 }
 
 }  // namespace

@@ -33,10 +33,9 @@ std::vector<ImageSize> sizes_like_ade(std::int64_t count) {
   return sizes;
 }
 
-ImagePlanOptions options_of(std::int64_t G, bool balanced, std::int64_t batch = 2) {
+ImagePlanOptions options_of(std::int64_t G, std::int64_t batch = 2) {
   ImagePlanOptions o;
   o.short_sides = {300, 375, 450, 525, 600};
-  o.balanced = balanced;
   o.batch_size = batch;
   o.micro_batches = G;
   return o;
@@ -73,107 +72,84 @@ std::vector<Trained> trained(const std::vector<MicroBatch>& batches) {
 
 TEST(ImagePlan, PutsImagesOfOneOrientationTogether) {
   const auto sizes = sizes_like_ade(500);
-  for (const bool balanced : {false, true}) {
-    const ImagePlan plan(sizes, options_of(4, balanced));
-    for (std::int64_t s = 0; s < 100; ++s) {
-      const auto batches = plan.plan(s);
-      ASSERT_EQ(batches.size(), 4u);
-      for (const MicroBatch& b : batches) {
-        ASSERT_EQ(b.samples.size(), 2u);
-        const bool portrait = b.bucket >= 5;
-        std::int64_t height = 0, width = 0;
-        for (std::size_t i = 0; i < 2; ++i) {
-          const ImageSize size = sizes[b.samples[i]];
-          EXPECT_EQ(size.height > size.width, portrait);
-          const ImageSize view =
-              training_size(size, std::array{300, 375, 450, 525, 600}[b.bucket % 5], 1000);
-          EXPECT_EQ(view, (ImageSize{b.views[i].height, b.views[i].width}));
-          height = std::max(height, view.height);
-          width = std::max(width, view.width);
-        }
-        EXPECT_EQ(b.height, (height + 7) / 8 * 8);
-        EXPECT_EQ(b.width, (width + 7) / 8 * 8);
+  const ImagePlan plan(sizes, options_of(4));
+  for (std::int64_t s = 0; s < 100; ++s) {
+    const auto batches = plan.plan(s);
+    ASSERT_EQ(batches.size(), 4u);
+    for (const MicroBatch& b : batches) {
+      ASSERT_EQ(b.samples.size(), 2u);
+      const bool portrait = b.bucket >= 5;
+      std::int64_t height = 0, width = 0;
+      for (std::size_t i = 0; i < 2; ++i) {
+        const ImageSize size = sizes[b.samples[i]];
+        EXPECT_EQ(size.height > size.width, portrait);
+        const ImageSize view =
+            training_size(size, std::array{300, 375, 450, 525, 600}[b.bucket % 5], 1000);
+        EXPECT_EQ(view, (ImageSize{b.views[i].height, b.views[i].width}));
+        height = std::max(height, view.height);
+        width = std::max(width, view.width);
       }
+      EXPECT_EQ(b.height, (height + 7) / 8 * 8);
+      EXPECT_EQ(b.width, (width + 7) / 8 * 8);
     }
   }
 }
 
+// Stretches end where they end in the walk, whatever the order within them.
 TEST(ImagePlan, TakesEveryImageOnceAnEpoch) {
-  const auto sizes = sizes_like_ade(1000);
-  const ImagePlan plan(sizes, options_of(1, false));
-  std::map<SampleId, int> seen;
-  for (std::int64_t s = 0; s < 5 * 500; ++s)
-    for (const MicroBatch& b : plan.plan(s))
-      for (const SampleId id : b.samples) ++seen[id];
-  EXPECT_EQ(seen.size(), 1000u);
-  // What waits for its orientation's next micro-batch at the end of the fifth epoch is missing.
-  int fewer = 0;
-  for (const auto& [id, times] : seen) {
-    EXPECT_GE(times, 4);
-    EXPECT_LE(times, 6);
-    fewer += times != 5;
+  const auto sizes = sizes_like_ade(1003);
+  for (const std::int64_t G : {2, 8, 128, 1024}) {
+    const ImagePlan plan(sizes, options_of(G));
+    std::map<SampleId, std::int64_t> seen;
+    for (std::int64_t stretch = 1; stretch <= 3; ++stretch) {
+      for (std::int64_t s = (stretch - 1) * plan.stretch_steps();
+           s < stretch * plan.stretch_steps(); ++s)
+        for (const MicroBatch& b : plan.plan(s))
+          for (const SampleId id : b.samples) ++seen[id];
+      const std::int64_t epochs = stretch * plan.stretch_steps() * G * 2 / 1003;
+      EXPECT_EQ(seen.size(), 1003u);
+      // An epoch that is under way, and what waits for its orientation's next micro-batch.
+      for (const auto& [id, times] : seen) {
+        EXPECT_GE(times, epochs - 1) << id;
+        EXPECT_LE(times, epochs + 1) << id;
+      }
+    }
   }
-  EXPECT_LE(fewer, 2);
 }
 
 TEST(ImagePlan, CollectsAFewImagesOverEpochs) {
   // One portrait among seven, four a micro-batch.
   std::vector<ImageSize> sizes(7, ImageSize{60, 80});
   sizes[3] = {80, 60};
-  const ImagePlan plan(sizes, options_of(3, false, 4));
-  std::map<SampleId, int> seen;
-  int portraits = 0;
-  for (std::int64_t s = 0; s < 14; ++s)  // 168 samples: 24 epochs
+  const ImagePlan plan(sizes, options_of(3, 4));
+  std::map<SampleId, std::int64_t> seen;
+  for (std::int64_t s = 0; s < plan.stretch_steps(); ++s)
     for (const MicroBatch& b : plan.plan(s)) {
       if (b.samples[0] == 3) {
-        ++portraits;
         EXPECT_EQ(b.samples, (std::vector<SampleId>{3, 3, 3, 3}));
       }
       for (const SampleId id : b.samples) ++seen[id];
     }
-  EXPECT_EQ(portraits, 6);
-  for (const auto& [id, times] : seen) EXPECT_EQ(times, 24) << id;
+  const std::int64_t epochs = plan.stretch_steps() * 3 * 4 / 7;
+  EXPECT_EQ(seen.size(), 7u);
+  for (const auto& [id, times] : seen) EXPECT_NEAR(times, epochs, 4) << id;
 }
 
 TEST(ImagePlan, DependsOnSeedAndStepAlone) {
   const auto sizes = sizes_like_ade(300);
-  for (const bool balanced : {false, true}) {
-    const ImagePlan forward(sizes, options_of(4, balanced)), again(sizes, options_of(4, balanced));
-    std::vector<std::vector<Trained>> steps;
-    for (std::int64_t s = 0; s < 120; ++s) steps.push_back(trained(forward.plan(s)));
-    for (std::int64_t s = 119; s >= 0; s -= 7) EXPECT_EQ(trained(again.plan(s)), steps[s]);
-    ImagePlanOptions other = options_of(4, balanced);
-    other.seed = 43;
-    EXPECT_NE(trained(ImagePlan(sizes, other).plan(0)), steps[0]);
-    EXPECT_NE(steps[0], steps[40]);
-  }
-}
-
-// A stretch of the balanced policy has what the walk has there, in another order.
-TEST(ImagePlan, BalancesWithTheSameSamples) {
-  const auto sizes = sizes_like_ade(1003);
-  for (const std::int64_t G : {2, 8, 128, 1024}) {
-    const ImagePlan balanced(sizes, options_of(G, true)), original(sizes, options_of(G, false));
-    const std::int64_t steps = balanced.stretch_steps();
-    for (std::int64_t stretch = 0; stretch < 3; ++stretch) {
-      std::vector<Trained> a, b;
-      for (std::int64_t s = stretch * steps; s < (stretch + 1) * steps; ++s) {
-        for (const Trained& t : trained(balanced.plan(s))) a.push_back(t);
-        for (const Trained& t : trained(original.plan(s))) b.push_back(t);
-      }
-      if (steps > 1) {
-        EXPECT_NE(a, b);
-      }
-      std::sort(a.begin(), a.end());
-      std::sort(b.begin(), b.end());
-      EXPECT_EQ(a, b) << "G " << G << " stretch " << stretch;
-    }
-  }
+  const ImagePlan forward(sizes, options_of(4)), again(sizes, options_of(4));
+  std::vector<std::vector<Trained>> steps;
+  for (std::int64_t s = 0; s < 120; ++s) steps.push_back(trained(forward.plan(s)));
+  for (std::int64_t s = 119; s >= 0; s -= 7) EXPECT_EQ(trained(again.plan(s)), steps[s]);
+  ImagePlanOptions other = options_of(4);
+  other.seed = 43;
+  EXPECT_NE(trained(ImagePlan(sizes, other).plan(0)), steps[0]);
+  EXPECT_NE(steps[0], steps[40]);
 }
 
 TEST(ImagePlan, DrawsSizesAndFlipsEvenly) {
   const auto sizes = sizes_like_ade(20210);
-  const ImagePlan plan(sizes, options_of(8, true));
+  const ImagePlan plan(sizes, options_of(8));
   std::array<int, 5> sides{};
   int flips = 0, samples = 0;
   for (std::int64_t s = 0; s < 1263; ++s)
@@ -185,18 +161,10 @@ TEST(ImagePlan, DrawsSizesAndFlipsEvenly) {
   EXPECT_NEAR(flips, samples / 2.0, 360);
 }
 
-TEST(ImagePlan, BalancedStepsAreEven) {
+TEST(ImagePlan, StepsAreEven) {
   const auto sizes = sizes_like_ade(20210);
-  for (const std::int64_t G : {2, 8, 128}) {
-    const double original = spread(ImagePlan(sizes, options_of(G, false)), 10105 / G);
-    const double balanced = spread(ImagePlan(sizes, options_of(G, true)), 10105 / G);
-    printf("G = %lld: max / mean %.3f original, %.4f balanced\n", static_cast<long long>(G),
-           original, balanced);
-    EXPECT_LT(balanced, 1.05);
-    if (G <= 8) {
-      EXPECT_NEAR(original, G == 2 ? 1.26 : 1.66, 0.04);
-    }
-  }
+  for (const std::int64_t G : {2, 8, 128})
+    EXPECT_LT(spread(ImagePlan(sizes, options_of(G)), 10105 / G), 1.05) << G;
 }
 
 TEST(ImageSizes, CutToWholePixels) {

@@ -5,8 +5,10 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
@@ -406,6 +408,31 @@ TEST_F(ListJobTest, AnItemThatTwoRanksDiedWithIsGivenUp) {
                 6, [](Squares&) {}, "another"),
             0);
   EXPECT_EQ(begun(6), std::vector<int>(6, 1));
+}
+
+// Where the gathered lines find no room, the parts that tell of a death stay as they are.
+TEST_F(ListJobTest, AFullDiskLosesNoDeaths) {
+  if (rank_ != 0) return;
+  leave_part(settings_, {"square4"}, false);
+  std::ofstream(settings_.directory / "squares.rank1.jsonl") << [] {
+    std::string lines;
+    for (int i = 10; i < 90; ++i)
+      lines += seal_json(dump_json(nlohmann::ordered_json{
+                   {"name", fmt::format("square{}", i)}, {"key", "k"}, {"rank", 1}})) +
+               "\n";
+    return lines;
+  }();
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{2000, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  EXPECT_THROW(Manifest::gather(settings_.directory, settings_.stem), Error);
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  const ManifestLines lines = Manifest::gather(settings_.directory, settings_.stem);
+  EXPECT_EQ(lines.size(), 81u);
+  EXPECT_EQ(lines.at("square4").died, 1);
 }
 
 // A launcher that kills the other ranks without warning leaves their items in hand, too.

@@ -79,7 +79,7 @@ TEST(GenerateJob, KeysChangeWithWhatDecidesPixels) {
        {"run.seed=1", "sampler.steps=3", "generate.fps=8", "generate.aes=5",
         "model.input_sq_size=256", "model.qk_norm=false", "vae.num_groups=4",
         "vae.spatial_groups=4", "vae.scale=[1,1,1,2]", "t5.max_length=3", "t5.dtype=bf16",
-        "t5.tokenizer=another", "diffusion.fix_short_clips=false"}) {
+        "t5.tokenizer=another", "diffusion.use_discrete_timesteps=true"}) {
     const Deck other = parse_deck(to_toml(deck), "deck", {change});
     EXPECT_NE(job.items[0].key, job_of(other).items[0].key) << change;
   }

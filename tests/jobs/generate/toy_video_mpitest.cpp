@@ -193,15 +193,16 @@ TEST_F(ToyVideo, ClipsThatAModelCannotMakeAreRefused) {
           "an edit ratio of 0.5");
 }
 
-// A model.name without the part that a job wants, as of a detector, gets the first model's that has
-// it: decks of such runs serve `generate`, `encode` and `reconstruct` too.
-TEST_F(ToyVideo, AModelNameWithoutThePartIsIgnored) {
+TEST_F(ToyVideo, AModelNameWithoutThePartIsRefused) {
   EXPECT_THROW(ToyDenoiser().check_sequence(8, 16, 2), Error);  // parallel.sp = 2
   const Deck detector = deck({"model.name=dbnet"}), vae = deck({"model.name=vae"});
-  EXPECT_EQ(make_denoiser(detector)->name(), make_denoiser(vae)->name());
-  EXPECT_EQ(make_codec(detector)->name(), make_codec(vae)->name());
-  EXPECT_NE(make_codec(detector)->name(), make_codec(deck())->name());
-  EXPECT_NE(make_text_encoder(detector), nullptr);
+  EXPECT_THROW(make_denoiser(detector), Error);
+  EXPECT_THROW(make_codec(detector), Error);
+  EXPECT_THROW(make_text_encoder(detector), Error);
+  EXPECT_THROW(t5_deck(detector), Error);
+  EXPECT_THROW(make_denoiser(vae), Error);
+  EXPECT_NE(make_codec(vae)->name(), make_codec(deck())->name());
+  EXPECT_NE(make_text_encoder(vae), nullptr);
 }
 
 }  // namespace

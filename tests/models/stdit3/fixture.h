@@ -46,9 +46,8 @@ inline Stdit3Input make_input(const Stdit3Config& d, const Batch& b) {
   in.fps = to_tensor(rates, {b.B});
   in.height = 24;
   in.width = 40;
-  const std::int64_t width = d.skip_y_embedder ? d.hidden_size : d.caption_channels;
-  in.captions.y = to_tensor(random_values(b.B * d.model_max_length * width, 902),
-                            {b.B, d.model_max_length, width});
+  in.captions.y = to_tensor(random_values(b.B * d.model_max_length * d.caption_channels, 902),
+                            {b.B, d.model_max_length, d.caption_channels});
   Vec index, offsets{0};
   for (std::int64_t i = 0; i < b.B; ++i) {
     for (const std::int32_t row : b.captions[i])

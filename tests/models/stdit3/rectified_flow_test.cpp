@@ -29,39 +29,32 @@ TEST(TimestepTransform, MatchesTheOriginal) {
       {{256, 256, 17}, 527.8641},
   };
   for (const Sample& s : samples)
-    for (const bool fix : {false, true})
-      EXPECT_NEAR(timestep_transform(500, s.size, 1.0, fix), s.expected, 1e-4)
-          << s.size.height << "x" << s.size.width << " " << s.size.num_frames;
+    EXPECT_NEAR(timestep_transform(500, s.size, 1.0), s.expected, 1e-4)
+        << s.size.height << "x" << s.size.width << " " << s.size.num_frames;
 }
 
 TEST(TimestepTransform, MonotoneWithFixedEnds) {
   for (const ClipSize& size :
        {ClipSize{144, 256, 1}, ClipSize{720, 1280, 204}, ClipSize{64, 64, 9}}) {
-    EXPECT_EQ(timestep_transform(0, size, 1.0, true), 0);
-    EXPECT_DOUBLE_EQ(timestep_transform(1000, size, 1.0, true), 1000);
+    EXPECT_EQ(timestep_transform(0, size, 1.0), 0);
+    EXPECT_DOUBLE_EQ(timestep_transform(1000, size, 1.0), 1000);
     double last = 0;
     for (int t = 1; t <= 1000; ++t) {
-      const double now = timestep_transform(t, size, 1.0, true);
+      const double now = timestep_transform(t, size, 1.0);
       ASSERT_GT(now, last);
       last = now;
     }
   }
   // The scale multiplies the ratio: 4 more frames of 17 at scale 1 are as 1 at scale 2.
-  EXPECT_DOUBLE_EQ(timestep_transform(300, {512, 512, 68}, 1.0, true),
-                   timestep_transform(300, {512, 512, 17}, 2.0, true));
+  EXPECT_DOUBLE_EQ(timestep_transform(300, {512, 512, 68}, 1.0),
+                   timestep_transform(300, {512, 512, 17}, 2.0));
 }
 
-TEST(TimestepTransform, ShortClipsKeepTheirTimestepsUnlessAsked) {
-  for (std::int64_t frames = 2; frames <= 16; ++frames) {
-    const ClipSize size{512, 512, frames};
-    // The original: 0 everywhere, 0/0 at the end.
-    EXPECT_EQ(timestep_transform(500, size, 1.0, false), 0);
-    EXPECT_TRUE(std::isnan(timestep_transform(1000, size, 1.0, false)));
-    // As an image of its size.
-    EXPECT_DOUBLE_EQ(timestep_transform(500, size, 1.0, true),
-                     timestep_transform(500, {512, 512, 1}, 1.0, false));
-  }
-  EXPECT_GT(timestep_transform(500, {512, 512, 17}, 1.0, true), 500);
+TEST(TimestepTransform, TakesShortClipsAsImagesOfTheirSize) {
+  for (std::int64_t frames = 2; frames <= 16; ++frames)
+    EXPECT_DOUBLE_EQ(timestep_transform(500, {512, 512, frames}, 1.0),
+                     timestep_transform(500, {512, 512, 1}, 1.0));
+  EXPECT_GT(timestep_transform(500, {512, 512, 17}, 1.0), 500);
 }
 
 // Largest distance of the sample's distribution from `cdf`, times sqrt(n): above 1.95 once in a
@@ -128,7 +121,7 @@ TEST(DrawTimestep, TransformFollows) {
   plain.use_timestep_transform = false;
   const auto moved = draw(d, size), raw = draw(plain, size);
   for (std::size_t i = 0; i < raw.size(); ++i)
-    ASSERT_NEAR(moved[i], timestep_transform(raw[i], size, 1.3, true), 1e-3);
+    ASSERT_NEAR(moved[i], timestep_transform(raw[i], size, 1.3), 1e-3);
 }
 
 TEST(DrawTimestep, FunctionOfSeedStepAndSample) {
@@ -482,7 +475,7 @@ class SamplerTest : public FlowTest {
     for (int i = 0; i < K; ++i) {
       double t = (1 - static_cast<double>(i) / K) * 1000;
       if (diffusion_.use_discrete_timesteps) t = std::round(t);
-      if (sampler_.use_timestep_transform) t = timestep_transform(t, r.size, 1.0, true);
+      if (sampler_.use_timestep_transform) t = timestep_transform(t, r.size, 1.0);
       tau.push_back(t);
     }
     tau.push_back(0);
@@ -555,7 +548,7 @@ TEST_F(SamplerTest, AllOnesIsNoMaskWhereTauRoundsAbove1000) {
   for (const bool masked : {false, true}) {
     SampleRequest r = request(std::vector<float>(masked ? B * T : 0, 1.0f));
     r.size = {240, 432, 1};
-    ASSERT_GT(timestep_transform(1000, r.size, 1, true), 1000);
+    ASSERT_GT(timestep_transform(1000, r.size, 1), 1000);
     results[masked] = sample(r);
   }
   EXPECT_EQ(results[1], results[0]);

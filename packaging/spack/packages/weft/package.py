@@ -19,7 +19,6 @@ class Weft(CMakePackage, CudaPackage):
 
     variant("nccl", default=True, when="+cuda", description="Reductions between GPUs by NCCL")
     variant("cudnn", default=True, when="+cuda", description="Convolutions (VAEs) on GPUs")
-    variant("simgrid", default=False, description="weft simulate")
 
     # The names and versions of tools/debian-packages.txt.
     depends_on("c", type="build")
@@ -53,9 +52,9 @@ class Weft(CMakePackage, CudaPackage):
     depends_on("polyclipping")
     depends_on("eigen@3.4:3")
     depends_on("freetype")
-    depends_on("simgrid@3.32:", when="+simgrid")
     depends_on("googletest +gmock", type="test")
     depends_on("boost@1.74: +context", type="test")
+    depends_on("simgrid@3.32:", type="test")
 
     depends_on("cuda@12.4:", when="+cuda")
     depends_on("nccl@2.18:", when="+nccl")
@@ -70,7 +69,6 @@ class Weft(CMakePackage, CudaPackage):
             self.define_from_variant("WEFT_CUDA", "cuda"),
             self.define_from_variant("WEFT_NCCL", "nccl"),  # "" without CUDA
             self.define_from_variant("WEFT_CUDNN", "cudnn"),
-            self.define_from_variant("WEFT_SIMGRID", "simgrid"),
         ]
         if self.spec.satisfies("+cuda"):
             args.append(self.define("WEFT_CUDA_ARCHITECTURES", list(self.spec.variants["cuda_arch"].value)))

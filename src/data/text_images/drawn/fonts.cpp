@@ -1,19 +1,15 @@
 // The fonts of the folder fonts/ beside this file, as bytes of the program: drawn text is the same
 // on every host, whatever fonts it has.
+#include "core/embed.h"
 #include "data/text_images/drawn/typesetter.h"
 
 // WEFT_FONTS: that folder (CMakeLists.txt).
-#define WEFT_FONT(symbol, file) \
-  asm(".pushsection .rodata\n.balign 16\n.globl " #symbol "\n.globl " #symbol "_end\n" #symbol \
-      ":\n.incbin \"" WEFT_FONTS "/" file "\"\n" #symbol "_end:\n.byte 0\n.popsection\n"); \
-  extern "C" const unsigned char symbol[], symbol##_end[];
-
-WEFT_FONT(weft_font_sans_bold, "DejaVuSans-Bold.ttf")
-WEFT_FONT(weft_font_sans, "DejaVuSans.ttf")
-WEFT_FONT(weft_font_mono_bold, "DejaVuSansMono-Bold.ttf")
-WEFT_FONT(weft_font_mono, "DejaVuSansMono.ttf")
-WEFT_FONT(weft_font_serif_bold, "DejaVuSerif-Bold.ttf")
-WEFT_FONT(weft_font_serif, "DejaVuSerif.ttf")
+WEFT_EMBED(weft_font_sans_bold, WEFT_FONTS "/DejaVuSans-Bold.ttf")
+WEFT_EMBED(weft_font_sans, WEFT_FONTS "/DejaVuSans.ttf")
+WEFT_EMBED(weft_font_mono_bold, WEFT_FONTS "/DejaVuSansMono-Bold.ttf")
+WEFT_EMBED(weft_font_mono, WEFT_FONTS "/DejaVuSansMono.ttf")
+WEFT_EMBED(weft_font_serif_bold, WEFT_FONTS "/DejaVuSerif-Bold.ttf")
+WEFT_EMBED(weft_font_serif, WEFT_FONTS "/DejaVuSerif.ttf")
 
 namespace weft {
 

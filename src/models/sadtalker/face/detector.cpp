@@ -226,7 +226,7 @@ std::array<RetinaFace::Level, RetinaFace::levels> FaceDetector::run(const Tensor
       1.0f, {104.0f, 117.0f, 123.0f}, {1.0f, 1.0f, 1.0f}, order == ChannelOrder::bgr};
   auto all = net_.forward(network_pixels(picture, scale, dtype_));
   for (RetinaFace::Level& l : all)
-    for (Tensor* t : {&l.classes, &l.boxes, &l.marks}) *t = in_f32(*t);
+    for (Tensor* t : {&l.classes, &l.boxes, &l.marks}) *t = ops::converted(*t, DType::f32);
   return all;
 }
 

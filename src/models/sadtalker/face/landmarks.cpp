@@ -23,7 +23,7 @@ constexpr float outline_threshold = 0.05f;
 std::vector<bool> outline_of(const Tensor& maps) {
   Tensor last = Tensor::empty({1, 1, maps.dim(2), maps.dim(3), 1}, maps.dtype());
   ops::take_channels(maps, Fan::maps - 1, last, false);
-  last = in_f32(last);
+  last = ops::converted(last, DType::f32);
   std::vector<bool> on(last.numel(), false);
   if (Arena::current().is_planning()) return on;
   const Tensor host = last.to_host();
@@ -238,7 +238,7 @@ LandmarkNet::LandmarkNet(const Deck& deck, const ModelSource& source)
 
 Tensor LandmarkNet::run(const Tensor& picture) const {
   const ops::PixelScale scale{255.0f, {0, 0, 0}, {1, 1, 1}, true};
-  return in_f32(net_.forward(network_pixels(picture, scale, dtype_)));
+  return ops::converted(net_.forward(network_pixels(picture, scale, dtype_)), DType::f32);
 }
 
 std::vector<float> LandmarkNet::heatmaps(const ImageFile& picture) {

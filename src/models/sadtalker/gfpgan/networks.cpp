@@ -32,7 +32,7 @@ Tensor resized(const Tensor& x, std::int64_t side) {
 }
 
 Init normal(std::int64_t fan_in) {
-  return {Init::Kind::normal, static_cast<float>(1 / std::sqrt(static_cast<double>(fan_in)))};
+  return Init::normal(1 / std::sqrt(static_cast<double>(fan_in)));
 }
 
 }  // namespace
@@ -77,7 +77,7 @@ Restorer::Modulated Restorer::add_modulated(const std::string& name, std::int64_
   m.weight->bf16_only = kernel > 1;
   m.style_weight =
       &params_.add(conv + ".modulation.weight", {in, size_.features}, normal(size_.features));
-  m.style_bias = &params_.add(conv + ".modulation.bias", {in}, {Init::Kind::constant, 1});
+  m.style_bias = &params_.add(conv + ".modulation.bias", {in}, Init::constant(1));
   if (kernel > 1) m.noise = &params_.add(name + ".weight", {1}, {});
   m.bias = &params_.add(name + ".bias", {1, out, 1, 1}, {});
   return m;
@@ -112,7 +112,7 @@ Restorer::Restorer(const RestorerSize& size) : size_(size), net_(params_, "") {
   const std::string decoder = "stylegan_decoder.";
   const std::int64_t bottom = channels(first_side);
   constant_ = &params_.add(decoder + "constant_input.weight", {1, bottom, first_side, first_side},
-                           {Init::Kind::normal, 1});
+                           Init::normal(1));
   start_ = add_modulated(decoder + "style_conv1", bottom, bottom, 3, first_side);
   start_rgb_ = add_modulated(decoder + "to_rgb1", bottom, 3, 1, first_side);
   for (int i = 0; i < levels_; ++i) {

@@ -1,7 +1,5 @@
 // The simulation against closed formulas: transfers, order statistics, and steps that can be
 // calculated by hand; then the jobs that a deck is turned into: costs, sharing out, variation.
-#include "plan/simulate.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -11,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/philox.h"
+#include "validation/simulate/deck_step.h"
 
 namespace weft::simulation {
 namespace {
@@ -51,13 +50,6 @@ Overlapped even_job(int ranks, int micro_batches, double bytes) {
   return job;
 }
 
-class Simulation : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!available()) GTEST_SKIP() << "built without SimGrid";
-  }
-};
-
 TEST(SimulationFormulas, TransfersOfTheWholeModelOn128Ranks) {
   const auto ms = [](double cards, double gbits, bool two_level, double bytes) {
     return 1e3 *
@@ -73,7 +65,7 @@ TEST(SimulationFormulas, TransfersOfTheWholeModelOn128Ranks) {
   EXPECT_NEAR(ms(1, 200, true, f32), 361, 1);
 }
 
-// `weft plan` and `weft simulate` reckon with the same collectives.
+// `weft plan` and the simulation reckon with the same collectives.
 TEST(SimulationFormulas, AgreeWithThePlans) {
   CommModel comm{1, described_machine("8x400", 141)};
   for (const int ranks : {1, 2, 8, 16, 128, 1024}) {
@@ -90,7 +82,7 @@ TEST(SimulationFormulas, AgreeWithThePlans) {
 
 // parallel.zero = 3: of four blocks' gathers and sums, 0.1 s each, all but the first gather and the
 // last sum are under the computation; a rank with fewer micro-batches passes along.
-TEST_F(Simulation, BlocksAreGatheredUnderTheComputation) {
+TEST(Simulation, BlocksAreGatheredUnderTheComputation) {
   Overlapped job;
   job.buckets = {{0, 0, 1, 0}};
   for (int b = 0; b < 4; ++b) job.blocks.push_back({2e8, 2e8, (b + 1) / 4.0, (3 - b) / 4.0});
@@ -107,7 +99,7 @@ TEST_F(Simulation, BlocksAreGatheredUnderTheComputation) {
   EXPECT_NEAR(seconds({{work}, {work}}), 13.0, 1e-4);
 }
 
-TEST_F(Simulation, TransfersTakeWhatTheFormulasSay) {
+TEST(Simulation, TransfersTakeWhatTheFormulasSay) {
   for (const bool two_level : {false, true})
     for (const int ranks : {1, 2, 8, 9, 16, 100, 128})
       for (const auto kind :
@@ -120,7 +112,7 @@ TEST_F(Simulation, TransfersTakeWhatTheFormulasSay) {
       }
 }
 
-TEST_F(Simulation, OneRankCommunicatesNothing) {
+TEST(Simulation, OneRankCommunicatesNothing) {
   const auto steps = play(Network(), 1, even_job(1, 3, 1e9), 3, 1);
   ASSERT_EQ(steps.size(), 3u);
   for (const StepTimes& s : steps) {
@@ -130,7 +122,7 @@ TEST_F(Simulation, OneRankCommunicatesNothing) {
   }
 }
 
-TEST_F(Simulation, EqualRanksWaitForNobody) {
+TEST(Simulation, EqualRanksWaitForNobody) {
   for (const StepTimes& s : play(Network(), 12, even_job(12, 2, 1e9), 2, 1)) {
     EXPECT_NEAR(s.wait, 0, 1e-9);
     EXPECT_NEAR(s.spread(), 0, 1e-9);
@@ -140,7 +132,7 @@ TEST_F(Simulation, EqualRanksWaitForNobody) {
 // Two nodes, 1 GB/s between them: half of 2 GB takes 1 s each way. Of four buckets of 0.5 GB, 0.25
 // s each, the first three hide in the 2 s of backward that follow them; the last is all exposed,
 // and so is the first that the forward needs.
-TEST_F(Simulation, WhatNothingHidesIsExposed) {
+TEST(Simulation, WhatNothingHidesIsExposed) {
   Overlapped job = even_job(2, 1, 0);
   job.buckets = {
       {.5e9, .5e9, .25, .75}, {.5e9, .5e9, .5, .5}, {.5e9, .5e9, .75, .25}, {.5e9, .5e9, 1, 0}};
@@ -162,7 +154,7 @@ TEST_F(Simulation, WhatNothingHidesIsExposed) {
   for (const StepTimes& s : play(slow_pair(), 2, job, 2, 1)) EXPECT_NEAR(s.exposed, 0.5, 1e-6);
 }
 
-TEST_F(Simulation, TheSlowestRankIsWaitedFor) {
+TEST(Simulation, TheSlowestRankIsWaitedFor) {
   Overlapped job = even_job(4, 1, 0);
   job.report_bytes = 0;
   job.work = [](std::int64_t) {
@@ -177,7 +169,7 @@ TEST_F(Simulation, TheSlowestRankIsWaitedFor) {
   }
 }
 
-TEST_F(Simulation, RanksShareTheProcessorsOfAHost) {
+TEST(Simulation, RanksShareTheProcessorsOfAHost) {
   Network two_cores;
   two_cores.cores_per_node = 2;
   for (const auto& [ranks, factor] : {std::pair(1, 1.0), {2, 1.0}, {4, 2.0}, {3, 1.5}})
@@ -185,7 +177,7 @@ TEST_F(Simulation, RanksShareTheProcessorsOfAHost) {
         << ranks << " ranks on two cores";
 }
 
-TEST_F(Simulation, ASlowerNetworkIsNeverFaster) {
+TEST(Simulation, ASlowerNetworkIsNeverFaster) {
   double before = 0;
   for (const double rate : {400e9, 100e9, 25e9, 5e9, 1e9}) {
     Network n;
@@ -201,7 +193,7 @@ TEST_F(Simulation, ASlowerNetworkIsNeverFaster) {
 }
 
 // Every rank's time varies by cv: a step takes 1 + cv * the expected greatest of n normals.
-TEST_F(Simulation, VariationCostsWhatOrderStatisticsSay) {
+TEST(Simulation, VariationCostsWhatOrderStatisticsSay) {
   constexpr double cv = 0.05;
   for (const int ranks : {8, 128}) {
     Overlapped job = even_job(ranks, 1, 0);
@@ -221,7 +213,7 @@ TEST_F(Simulation, VariationCostsWhatOrderStatisticsSay) {
   }
 }
 
-TEST_F(Simulation, RepeatsItsBits) {
+TEST(Simulation, RepeatsItsBits) {
   const auto once = play(fabric(1, 200, false), 20, even_job(20, 2, 1e9), 3, 0);
   const auto again = play(fabric(1, 200, false), 20, even_job(20, 2, 1e9), 3, 0);
   // The engine's clock runs on between plays, so differences of it are equal up to its rounding.
@@ -229,13 +221,8 @@ TEST_F(Simulation, RepeatsItsBits) {
     EXPECT_NEAR(once[i].seconds, again[i].seconds, 1e-9);
 }
 
-TEST(SimulationWithoutSimGrid, SaysSo) {
-  if (available()) GTEST_SKIP() << "built with SimGrid";
-  EXPECT_THROW(play_collective(Network(), 2, Collective::all_reduce, 1), Error);
-}
-
-weft::Bucket footage(std::int64_t frames, std::int64_t height, std::int64_t width) {
-  weft::Bucket b;
+Bucket footage(std::int64_t frames, std::int64_t height, std::int64_t width) {
+  Bucket b;
   b.name = std::to_string(frames) + "x" + std::to_string(height);
   b.clips = 1000;
   b.pixel_frames = frames, b.pixel_height = height, b.pixel_width = width;

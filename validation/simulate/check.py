@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""weft simulate against real ranks: are the steps of 1, 2 and 4 CPU ranks as long as it says?
+"""weft_simulate against real ranks: are the steps of 1, 2 and 4 CPU ranks as long as it says?
 
-    check_simulation.py [--weft build/weft] [--rounds 3] [--steps 40] [--cores 2] [--json FILE]
+    simulate/check.py [--weft build/weft] [--rounds 3] [--steps 40] [--cores 2] [--json FILE]
 
 A small model with clips of three sizes and eight micro-batches a step trains on 1, 2 and 4 ranks in turn, one thread a rank.
 The simulation gets what one rank measured alone (--costs RUN: the costs in its checkpoint, the medians of its metrics), the
@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import common
 
 DECK = """
@@ -63,7 +64,7 @@ def one_round(weft, steps, cores, folder):
         run = folder / f"run{ranks}"
         common.run([weft, "train", "deck.toml", f"run.dir={run}", f"train.steps={steps}"], 1, folder, ranks)
         measured[ranks] = median_step(run)
-    common.run([weft, "simulate", "deck.toml", "--fabric", "local", "--cores", cores, "--costs", "run1", "--cv", "0", "--link-rate", rate,
+    common.run([str(pathlib.Path(weft).with_name("weft_simulate")), "deck.toml", "--fabric", "local", "--cores", cores, "--costs", "run1", "--cv", "0", "--link-rate", rate,
                 "--gpus", ",".join(map(str, RANKS)), "--warmup", SETTLING, "--steps", steps - SETTLING, "--json", "out.json"], 1, folder)
     case = json.loads((folder / "out.json").read_text())["cases"][0]
     return measured, {r["ranks"]: r["step_seconds"] for r in case["results"]}, rate

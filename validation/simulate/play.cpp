@@ -1,6 +1,7 @@
 // Training steps as SimGrid plays them: the simulated machine, collectives as flows between its
-// nodes, an actor for each rank, and one that runs the transfers one at a time. A module of its own
-// (weft_simulation.so), which plan/simulate.cpp loads.
+// nodes, an actor for each rank, and one that runs the transfers one at a time.
+#include "validation/simulate/play.h"
+
 #include <simgrid/s4u.hpp>
 
 #include <simgrid/version.h>  // only after it
@@ -12,7 +13,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "plan/simulation.h"
 
 namespace weft::simulation {
 namespace {
@@ -43,11 +43,11 @@ int nodes_for(const Network& network, int ranks) {
 
 // One simulation: an engine with the machine in it. One at a time in a process (SimGrid's engine is
 // a singleton).
-class Machine {
+class SimulatedMachine {
  public:
-  Machine(const Network& network, int ranks);
-  Machine(const Machine&) = delete;
-  Machine& operator=(const Machine&) = delete;
+  SimulatedMachine(const Network& network, int ranks);
+  SimulatedMachine(const SimulatedMachine&) = delete;
+  SimulatedMachine& operator=(const SimulatedMachine&) = delete;
 
   int ranks() const { return ranks_; }
   sg::Host* host_of(int rank) const { return nodes_[rank / network_.ranks_per_node]; }
@@ -65,7 +65,7 @@ class Machine {
   std::vector<sg::Host*> nodes_;
 };
 
-Machine::Machine(const Network& network, int ranks)
+SimulatedMachine::SimulatedMachine(const Network& network, int ranks)
     : network_(network), ranks_(ranks), engine_(make_engine()) {
   // A star: each node has a link up and one down to a switch that never limits, and one that stands
   // for its inside.
@@ -93,11 +93,11 @@ Machine::Machine(const Network& network, int ranks)
   zone->seal();
 }
 
-void Machine::run() { engine_->run(); }
+void SimulatedMachine::run() { engine_->run(); }
 
 // A ring in its steady state: every link carries the same stream from beginning to end, so one flow
 // a node and kind of link is the whole operation. The ring's steps count as latency ahead of it.
-void Machine::collective(Collective kind, double bytes) const {
+void SimulatedMachine::collective(Collective kind, double bytes) const {
   if (ranks_ == 1) return;
   const Traffic traffic = traffic_of(network_, ranks_, kind, bytes);
   sg::this_actor::sleep_for(traffic.latency);
@@ -116,7 +116,7 @@ void Machine::collective(Collective kind, double bytes) const {
   sg::Comm::wait_all(flows);
 }
 
-void Machine::compute(double seconds) const {
+void SimulatedMachine::compute(double seconds) const {
   if (seconds <= 0) return;
   if (network_.cores_per_node > 0)
     sg::this_actor::execute(seconds * core_speed);
@@ -169,7 +169,7 @@ struct Stop {
   double ready = 1, needed = 0;
 };
 
-std::vector<Stop> make_stops(const std::vector<Bucket>& buckets) {
+std::vector<Stop> make_stops(const std::vector<TransferBucket>& buckets) {
   const std::size_t n = buckets.size();
   const std::size_t singles = n <= most_stops ? n : single_stops;
   const std::size_t groups = n <= most_stops ? 0 : most_stops - single_stops;
@@ -185,6 +185,46 @@ std::vector<Stop> make_stops(const std::vector<Bucket>& buckets) {
   for (std::size_t b = n - singles; b < n; ++b) add(b, b + 1);
   for (Stop& s : stops) s.needed = buckets[s.last - 1].needed;
   return stops;
+}
+
+// The order of train/sharded_blocks.cpp for one step of so many micro-batches: `at` is told each
+// event, the transfers (gather, sum) when they are issued.
+struct BlockEvent {
+  enum Kind { forward, backward, gather, sum, need, need_sum, need_sums } kind;
+  int micro_batch = 0;
+  int block = 0;  // -1: the rest of a forward or backward
+};
+template <class At>
+void play_blocks(int blocks, int micro_batches, At&& at) {
+  int held[2] = {-1, -1};
+  int m = 0;
+  const auto fetch = [&](int b) {
+    if (b < 0 || b >= blocks || held[b % 2] == b) return;
+    held[b % 2] = b;
+    at(BlockEvent{BlockEvent::gather, m, b});
+  };
+  fetch(blocks - 1);
+  fetch(blocks - 2);
+  for (; m < micro_batches; ++m) {
+    for (int b = blocks; b-- > 0;) {
+      at(BlockEvent{BlockEvent::forward, m, b});  // up to where it is needed
+      fetch(b);
+      at(BlockEvent{BlockEvent::need, m, b});
+      if (b == 0) at(BlockEvent{BlockEvent::need_sums, m, b});
+      fetch(b - 1);
+    }
+    at(BlockEvent{BlockEvent::forward, m, -1});
+    for (int b = 0; b < blocks; ++b) {
+      fetch(b);
+      at(BlockEvent{BlockEvent::need, m, b});
+      if (b >= 2) at(BlockEvent{BlockEvent::need_sum, m, b - 2});
+      fetch(b + 1);
+      at(BlockEvent{BlockEvent::backward, m, b});  // up to where its gradient is complete
+      at(BlockEvent{BlockEvent::sum, m, b});
+    }
+    at(BlockEvent{BlockEvent::backward, m, -1});
+  }
+  at(BlockEvent{BlockEvent::need_sums, m, 0});
 }
 
 // What the ranks of one step tell each other.
@@ -210,7 +250,7 @@ struct StepState {
 };
 
 // Time spent in computing, however many share the processors.
-double timed_compute(const Machine& machine, double seconds) {
+double timed_compute(const SimulatedMachine& machine, double seconds) {
   const double before = sg::Engine::get_clock();
   machine.compute(seconds);
   return sg::Engine::get_clock() - before;
@@ -218,7 +258,7 @@ double timed_compute(const Machine& machine, double seconds) {
 
 class OverlappedPlay {
  public:
-  OverlappedPlay(Machine& machine, const Overlapped& job, int steps)
+  OverlappedPlay(SimulatedMachine& machine, const Overlapped& job, int steps)
       : machine_(machine), job_(job), stops_(make_stops(job.buckets)) {
     for (int s = 0; s < steps; ++s) {
       work_.push_back(job.work(s));
@@ -387,7 +427,7 @@ class OverlappedPlay {
     };
     for (StepState& state : states_) {
       for (StepState::Transfer& t : state.transfers) {
-        const Bucket& block = job_.blocks[static_cast<std::size_t>(t.block)];
+        const TransferBucket& block = job_.blocks[static_cast<std::size_t>(t.block)];
         t.issued.wait();
         if (t.sum)
           sum(block.gradient_bytes);
@@ -415,18 +455,20 @@ class OverlappedPlay {
     }
   }
 
-  const Bucket& bucket(int b) const { return job_.buckets[b]; }
+  const TransferBucket& bucket(int b) const { return job_.buckets[b]; }
 
-  Machine& machine_;
+  SimulatedMachine& machine_;
   const Overlapped& job_;
   std::vector<Stop> stops_;
   std::vector<RankWork> work_;
   std::deque<StepState> states_;
 };
 
-std::vector<StepTimes> play_overlapped(const Network& network, int ranks, const Overlapped& job,
-                                       int steps, int warmup) {
-  Machine machine(network, ranks);
+}  // namespace
+
+std::vector<StepTimes> play(const Network& network, int ranks, const Overlapped& job, int steps,
+                            int warmup) {
+  SimulatedMachine machine(network, ranks);
   OverlappedPlay played(machine, job, steps + warmup);
   played.run();
   std::vector<StepTimes> times;
@@ -435,8 +477,8 @@ std::vector<StepTimes> play_overlapped(const Network& network, int ranks, const 
   return times;
 }
 
-double play_one(const Network& network, int ranks, Collective kind, double bytes) {
-  Machine machine(network, ranks);
+double play_collective(const Network& network, int ranks, Collective kind, double bytes) {
+  SimulatedMachine machine(network, ranks);
   double seconds = 0;
   sg::Actor::create("wire", machine.host_of(0), [&] {
     const double before = sg::Engine::get_clock();
@@ -447,11 +489,4 @@ double play_one(const Network& network, int ranks, Collective kind, double bytes
   return seconds;
 }
 
-}  // namespace
 }  // namespace weft::simulation
-
-// What plan/simulate.cpp looks for.
-extern "C" weft::simulation::Player weft_simulation_player() {
-  using namespace weft::simulation;
-  return {play_overlapped, play_one};
-}

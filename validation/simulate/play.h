@@ -1,6 +1,5 @@
 // Training steps of many ranks played as events: who computes when, which transfer waits for whom.
-// The machine's network and shared processors are SimGrid's (flows that share links fairly); this
-// header does not depend on it. Without SimGrid the program has everything but play().
+// The machine's network and shared processors are SimGrid's (flows that share links fairly).
 #pragma once
 
 #include <algorithm>
@@ -29,7 +28,7 @@ struct Network {
 // Gradients that travel together. `ready`: the share of the backward after which the last of them
 // is complete; `needed`: the share of the forward before which their weights must have come back.
 // In the backward's order: `ready` grows, `needed` falls.
-struct Bucket {
+struct TransferBucket {
   double gradient_bytes = 0, weight_bytes = 0;
   double ready = 1, needed = 0;
 };
@@ -44,10 +43,10 @@ using RankWork = std::vector<std::vector<Work>>;  // [rank][micro-batch]
 // operation at a time and in the same order on every rank; the weights come back under the next
 // forward.
 struct Overlapped {
-  std::vector<Bucket> buckets;
+  std::vector<TransferBucket> buckets;
   // parallel.zero = 3: in every micro-batch gathered forward and backward, and summed. All ranks go
   // through as many micro-batches as the one with the most.
-  std::vector<Bucket> blocks;
+  std::vector<TransferBucket> blocks;
   bool sharded = true;        // parallel.zero = 1 or 3: reduce-scatter, all-gather; else all-reduce
   bool overlap = true;        // false: wait for each transfer at once
   bool bf16_wire = false;     // parallel.wire: gradients travel as bf16
@@ -67,55 +66,7 @@ struct StepTimes {
   double spread() const { return mean_busy > 0 ? longest_busy / mean_busy - 1 : 0; }
 };
 
-// The order of train/sharded_blocks.cpp for one step of so many micro-batches: `at` is told each
-// event, the transfers (gather, sum) when they are issued.
-struct BlockEvent {
-  enum Kind { forward, backward, gather, sum, need, need_sum, need_sums } kind;
-  int micro_batch = 0;
-  int block = 0;  // -1: the rest of a forward or backward
-};
-template <class At>
-void play_blocks(int blocks, int micro_batches, At&& at) {
-  int held[2] = {-1, -1};
-  int m = 0;
-  const auto fetch = [&](int b) {
-    if (b < 0 || b >= blocks || held[b % 2] == b) return;
-    held[b % 2] = b;
-    at(BlockEvent{BlockEvent::gather, m, b});
-  };
-  fetch(blocks - 1);
-  fetch(blocks - 2);
-  for (; m < micro_batches; ++m) {
-    for (int b = blocks; b-- > 0;) {
-      at(BlockEvent{BlockEvent::forward, m, b});  // up to where it is needed
-      fetch(b);
-      at(BlockEvent{BlockEvent::need, m, b});
-      if (b == 0) at(BlockEvent{BlockEvent::need_sums, m, b});
-      fetch(b - 1);
-    }
-    at(BlockEvent{BlockEvent::forward, m, -1});
-    for (int b = 0; b < blocks; ++b) {
-      fetch(b);
-      at(BlockEvent{BlockEvent::need, m, b});
-      if (b >= 2) at(BlockEvent{BlockEvent::need_sum, m, b - 2});
-      fetch(b + 1);
-      at(BlockEvent{BlockEvent::backward, m, b});  // up to where its gradient is complete
-      at(BlockEvent{BlockEvent::sum, m, b});
-    }
-    at(BlockEvent{BlockEvent::backward, m, -1});
-  }
-  at(BlockEvent{BlockEvent::need_sums, m, 0});
-}
-
-// Whether weft was built with SimGrid. Its library also defines the functions of MPI (SMPI), which
-// must never take precedence over the real ones. So it is not linked: a module beside the program,
-// weft_simulation.so, holds it and is loaded on demand.
-bool available();
-// Throws Exit::usage where the simulation cannot be played, as play() would.
-void check_available();
-
-// `steps` steps after `warmup` ones that are not returned. Deterministic. Throws Exit::usage
-// without SimGrid.
+// `steps` steps after `warmup` ones that are not returned. Deterministic.
 std::vector<StepTimes> play(const Network& network, int ranks, const Overlapped& job, int steps,
                             int warmup);
 
@@ -160,12 +111,5 @@ inline double collective_seconds(const Network& network, int ranks, Collective k
   const Traffic t = traffic_of(network, ranks, kind, bytes);
   return t.latency + std::max(t.inside / network.inside_rate, t.between / network.node_rate);
 }
-
-// What the module gives.
-struct Player {
-  std::vector<StepTimes> (*overlapped)(const Network&, int ranks, const Overlapped&, int steps,
-                                       int warmup);
-  double (*collective)(const Network&, int ranks, Collective, double bytes);
-};
 
 }  // namespace weft::simulation

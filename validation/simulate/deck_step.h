@@ -1,4 +1,4 @@
-// `weft simulate`: a deck's training steps played on many ranks of a described machine. The step
+// A deck's training steps, to be played on many ranks of a described machine (play.h). The step
 // plan and the sharing out are the trainer's, the buckets those of the parameter table, and what
 // each micro-batch costs is planned (plan/plan.h) or was measured.
 #pragma once
@@ -13,7 +13,7 @@
 #include "data/clip_source.h"
 #include "data/step_plan.h"
 #include "plan/plan.h"
-#include "plan/simulation.h"
+#include "validation/simulate/play.h"
 
 namespace weft::simulation {
 
@@ -40,11 +40,11 @@ StepCosts planned_costs(const Plan& plan, bool sharded);
 // The backward takes 2 + recompute times the forward. Exit::usage or Exit::checkpoint for what is
 // not that, or lacks a bucket.
 StepCosts measured_costs(const std::string& run_or_file, const Deck& deck,
-                         std::span<const weft::Bucket> buckets, std::span<const double> recompute);
+                         std::span<const Bucket> buckets, std::span<const double> recompute);
 
 // What a simulation of a deck is based on.
 struct DeckStep {
-  std::vector<weft::Bucket> buckets;      // of the data
+  std::vector<Bucket> buckets;            // of the data
   std::vector<std::int64_t> batch_sizes;  // clips in a micro-batch of each
   // The step plan for that many micro-batches a step; null: a StepPlanner of the above.
   std::function<std::shared_ptr<const StepPlan>(std::int64_t micro_batches)> planner;
@@ -72,9 +72,3 @@ Overlapped overlapped_job(const DeckStep& step, int ranks);
 std::vector<double> rank_seconds(const DeckStep& step, int ranks, std::int64_t number);
 
 }  // namespace weft::simulation
-
-namespace weft {
-
-Command simulate_command();
-
-}  // namespace weft

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""The tables of docs/scaling.md, simulated again by this build of weft (with SimGrid), as Markdown.
+"""The tables of docs/scaling.md, simulated again by build/weft_simulate, as Markdown.
 
-    simulation_tables.py [--weft build/weft] [--only uniform stages placement variation network] [--tiny]
+    simulate/tables.py [--weft build/weft] [--only uniform stages placement variation network] [--tiny]
 
-What they were on the page: results/simulation.md names commits and commands.
+What they were on the page: ../results/simulation.md names commits and commands.
 """
 import json
 import pathlib
 import sys
 import tempfile
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import common
 
 RANKS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 1024)
@@ -23,12 +24,12 @@ UNIFORM = "51 frames of 480p, 5 a micro-batch"
 
 class Simulator:
     def __init__(self, args, folder):
-        self.weft, self.report, self.tiny = args.weft, folder / "out.json", args.tiny
+        self.weft, self.report, self.tiny = pathlib.Path(args.weft), folder / "out.json", args.tiny
 
     def __call__(self, deck, ranks, per_gpu, *words, fabrics=("8x400",), steps=10):
         """{fabric: results by ranks}."""
         ranks = [n for n in ranks if not self.tiny or n <= 8]
-        common.run([self.weft, "simulate", common.ROOT / "inputs" / f"{deck}.toml", *words, "--gpus", ",".join(map(str, ranks)),
+        common.run([self.weft.with_name("weft_simulate"), common.ROOT / "inputs" / f"{deck}.toml", *words, "--gpus", ",".join(map(str, ranks)),
                     "--per-gpu", per_gpu, "--fabric", ",".join(fabrics), "--steps", 2 if self.tiny else steps, "--json", self.report])
         return {case["fabric"]: case["results"] for case in json.loads(self.report.read_text())["cases"]}
 
