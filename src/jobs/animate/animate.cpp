@@ -431,7 +431,7 @@ void AnimateJob::join(std::int64_t item, Json& line) {
       if (said->second.fault)
         throw Error(static_cast<Exit>(fault.value("code", 0)), fault.value("fault", ""),
                     fault.value("hint", ""), __FILE__, __LINE__);
-      WEFT_CHECK(said->second.died == 0, Exit::data,
+      WEFT_CHECK(said->second.died < most_deaths, Exit::data,
                  "to try again, remove its line from animate.jsonl", "ranks died while making {}",
                  item_of(i).name);
     }
@@ -557,7 +557,8 @@ Json make_missing(const Deck& deck, const ListStart& start, AnimateNetworks& net
   // A clip whose picture or speech cannot be read has no costs: it fails by itself.
   for (const std::size_t c : missing)
     if (sizes[c].frames > 0) costs[c] = networks.cost(clips[c], sizes[c]);
-  const SharedParts shared = share_parts(parts, engine.missing(), costs, engine.groups().count);
+  const SharedParts shared =
+      share_parts(parts, engine.missing(), engine.suspects(), costs, engine.groups().count);
   const std::int64_t split = std::ssize(shared.joins), whole = std::ssize(missing) - split;
   log::info("plan      {} on one rank each, {} shared by several", counted(whole, "clip"), split);
   const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));

@@ -44,9 +44,12 @@ std::int64_t RankGroups::share(std::int64_t number) const {
 }
 
 std::int64_t batches_a_request(std::span<const double> left, std::int64_t first, int workers) {
-  const double most = left[first] / (8.0 * workers);
+  constexpr std::int64_t most = 16;
+  const std::int64_t shares = 8 * static_cast<std::int64_t>(workers);
+  const std::int64_t by_number = std::min(most, (std::ssize(left) - 1 - first) / shares);
+  const double by_cost = left[first] / static_cast<double>(shares);
   std::int64_t n = 1;
-  while (first + n + 1 < std::ssize(left) && left[first] - left[first + n + 1] <= most) ++n;
+  while (n < by_number && left[first] - left[first + n + 1] <= by_cost) ++n;
   return n;
 }
 
@@ -124,7 +127,8 @@ bool Dispatcher::receive_one() {
   int there = 0;
   MPI_Status status;
   MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, service_, &there, &status);
-  if (there == 0) return false;
+  // The last message of a rank is for conclude().
+  if (there == 0 || status.MPI_TAG == tag_last) return false;
   const int from = status.MPI_SOURCE;
   std::int64_t round = 0;
   MPI_Recv(&round, 1, MPI_INT64_T, from, status.MPI_TAG, service_, MPI_STATUS_IGNORE);
@@ -143,7 +147,7 @@ Dispatcher::Range Dispatcher::grant(std::int64_t round) {
   const std::lock_guard lock(mutex_);
   if (stop_ || round < round_ || next_ + 1 >= std::ssize(left_)) return {};
   const std::int64_t first = next_;
-  next_ += batches_a_request(left_, first, workers_);
+  next_ += first < together_ ? together_ : batches_a_request(left_, first, workers_);
   return {first, next_};
 }
 
@@ -161,7 +165,7 @@ void Dispatcher::wait(MPI_Request request) const {
   wait_asleep(done, 0.002);
 }
 
-void Dispatcher::open(const std::vector<double>& costs, int workers) {
+void Dispatcher::open(const std::vector<double>& costs, int workers, std::int64_t together) {
   ++own_round_;
   if (rank_ == 0) {
     // Before any rank can ask for the new round's. Nothing of the one before is left.
@@ -169,6 +173,7 @@ void Dispatcher::open(const std::vector<double>& costs, int workers) {
     left_.assign(costs.size() + 1, 0);
     for (std::size_t i = costs.size(); i-- > 0;) left_[i] = left_[i + 1] + costs[i];
     next_ = 0;
+    together_ = together;
     workers_ = workers;
     round_ = own_round_;
   }

@@ -1,10 +1,10 @@
 // Rank 0 hands out the batches of a job, until all are done or a stop is requested.
 //
 // Rank 0 hands out batches in order to whoever asks: a request is one message and so is its answer.
-// While much is left it grants many batches, at the end single ones, so that requests are few and
-// all ranks end together. A thread of each rank, asleep between
-// two looks, answers for rank 0, and passes a request to stop that reached one rank on to all.
-// Ranks that wait for others are asleep.
+// While much is left it grants several batches, at the end single ones, so that requests are few
+// and all ranks end together. A thread of each rank, asleep between two looks, answers for rank 0,
+// and passes a request to stop that reached one rank on to all. Ranks that wait for others are
+// asleep.
 //
 // A rank that dies ends the job: its launcher ends the others (mpirun does, srun with --wait as in
 // the job scripts), and the same command makes what is missing.
@@ -43,9 +43,9 @@ struct RankGroups {
   std::int64_t share(std::int64_t number) const;
 };
 
-// How many batches one request is granted, from `first` on: those that take an eighth of an even
-// share of the work that remains, one at least. left [batches + 1]: the cost of a batch and all
-// after it.
+// How many batches one request is granted, from `first` on: at most an eighth of an even share of
+// what remains, both by cost and by number, and at most 16: costs may be missing, or all alike
+// where times are not. One at least. left [batches + 1]: the cost of a batch and all after it.
 std::int64_t batches_a_request(std::span<const double> left, std::int64_t first, int workers);
 
 class Dispatcher {
@@ -63,8 +63,9 @@ class Dispatcher {
   bool stop_requested() const { return stop_; }
 
   // Collective, once every rank has made its batches of the round before: begins a round, in which
-  // next() gives the batches, of these costs, to `workers` ranks.
-  void open(const std::vector<double>& costs, int workers);
+  // next() gives the batches, of these costs, to `workers` ranks. The first `together` of them go
+  // to one rank.
+  void open(const std::vector<double>& costs, int workers, std::int64_t together = 0);
   // The next batch of this rank; -1: none is left, or the job is to stop.
   std::int64_t next();
   // Seconds that a batch has taken: the longest is what a stop has to wait for.
@@ -105,7 +106,7 @@ class Dispatcher {
   double asked_total_ = 0;
 
   mutable std::mutex mutex_;  // of what follows
-  std::int64_t round_ = 0, next_ = 0;
+  std::int64_t round_ = 0, next_ = 0, together_ = 0;
   std::vector<double> left_;  // as batches_a_request() takes it
   int workers_ = 1;
   std::exception_ptr fault_;  // of the thread

@@ -25,8 +25,6 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr int most_deaths = 2;  // the item may be what ends its ranks
-
 }  // namespace
 
 void takes_list_job(Command& command) {
@@ -296,29 +294,21 @@ void ListEngine::count_time(double begin) {
   busy_ += end - begin;
 }
 
-// What a rank has died with is made alone: in batches of its own, and so far apart that one of them
-// at a time is in hand. Then the next death tells.
-std::vector<ItemBatch> ListEngine::with_suspects_apart(
-    const std::vector<ItemBatch>& batches) const {
-  std::vector<ItemBatch> all, suspects;
-  for (const ItemBatch& batch : batches) {
-    ItemBatch others;
+void ListEngine::run(ListJob& job, const std::vector<ItemBatch>& wanted) {
+  // What a rank has died with is made alone, by one rank, one after the other: if that rank dies,
+  // too, it is clear of what.
+  std::vector<ItemBatch> batches, others;
+  for (const ItemBatch& batch : wanted) {
+    ItemBatch left;
     for (const std::int64_t item : batch)
       if (suspects_.contains(item))
-        suspects.push_back({item});
+        batches.push_back({item});
       else
-        others.push_back(item);
-    if (!others.empty()) all.push_back(std::move(others));
+        left.push_back(item);
+    if (!left.empty()) others.push_back(std::move(left));
   }
-  const auto apart = static_cast<std::size_t>(groups_.count) + 1;
-  for (std::size_t i = 0; i < suspects.size(); ++i)
-    all.insert(all.begin() + static_cast<std::ptrdiff_t>(std::min(i * apart, all.size())),
-               suspects[i]);
-  return all;
-}
-
-void ListEngine::run(ListJob& job, const std::vector<ItemBatch>& wanted) {
-  const std::vector<ItemBatch> batches = with_suspects_apart(wanted);
+  const std::int64_t suspects = std::ssize(batches);
+  batches.insert(batches.end(), others.begin(), others.end());
   std::vector<double> costs;
   for (const ItemBatch& batch : batches) {
     costs.push_back(0);
@@ -331,14 +321,12 @@ void ListEngine::run(ListJob& job, const std::vector<ItemBatch>& wanted) {
   std::vector<double> work(costs.size());
   std::partial_sum(costs.begin(), costs.end(), work.begin());
   if (start_ == 0) start_ = now_seconds();
-  dispatcher_.open(costs, groups_.count);
+  dispatcher_.open(costs, groups_.count, suspects);
   std::int64_t at = 0;  // batches handed out before the current one
   for (std::int64_t number; (number = take()) >= 0;) {
     const ItemBatch& batch = batches[number];
-    const bool suspect = suspects_.contains(batch.front());
-    if (suspect) flush(job);
     make(job, batch);
-    if (suspect) flush(job);
+    if (number < suspects) flush(job);
     // Batches are handed out in order: those before this one are done, or nearly.
     for (; at <= number; ++at) items_before_ += std::ssize(batches[at]);
     if (groups_.rank == 0)

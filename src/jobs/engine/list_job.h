@@ -9,7 +9,8 @@
 //   failures   an item that fails is reported by name and the others are made: exit 3; an error
 //              that is no item's ends the job (Error::of_item)
 //   deaths     a rank that dies ends the job, and the same command resumes it; what it had in hand
-//              is made alone from then on, and given up by name if a second rank dies with it
+//              is made one at a time from then on, and given up by name if a second rank dies with
+//              it
 //   folder     one job at a time: another one is refused, and told who is in it (manifest.h)
 //   report     progress lines, a table at the end, DIR/STEM_report.json
 //
@@ -176,6 +177,9 @@ class ListEngine {
   nlohmann::ordered_json line_of(std::int64_t item) const;
   // Numbers of the items to make, in that order: the same on all ranks.
   const std::vector<std::int64_t>& missing() const { return missing_; }
+  // Those of them that a rank has died with. run() makes them first, each alone, in the order of
+  // its batches.
+  const std::set<std::int64_t>& suspects() const { return suspects_; }
   // The costliest of the missing items, of which there must be one.
   std::int64_t costliest() const;
   // How many of them a rank may read ahead: half of an even share, so that of a short list all
@@ -216,7 +220,6 @@ class ListEngine {
   void make(ListJob& job, const ItemBatch& batch);
   void flush(ListJob& job);
   void count_time(double begin);
-  std::vector<ItemBatch> with_suspects_apart(const std::vector<ItemBatch>& batches) const;
   void check_shared();
   void find_missing();
   void check_others(const ManifestLines& before, const std::vector<std::uint8_t>& finished) const;
@@ -232,8 +235,8 @@ class ListEngine {
   MPI_Comm world_;
   std::shared_ptr<FolderLock> lock_;  // on rank 0
   std::vector<std::int64_t> missing_;
-  std::set<std::int64_t> suspects_;  // of these: a rank has died with them in hand
-  std::int64_t given_up_ = 0;        // items that are neither finished nor missing
+  std::set<std::int64_t> suspects_;
+  std::int64_t given_up_ = 0;  // items that are neither finished nor missing
   RankGroups groups_;
   Manifest manifest_;
   Dispatcher dispatcher_;

@@ -15,8 +15,8 @@
 // gives up: {"ended": NAME}; and when it stops or ends without being killed: {"ended": true}. An
 // item that was begun, and neither finished nor ended, was in hand when its rank died.
 //
-// What was in hand when a rank died gets died: 1, and is made alone from then on (list_job.h). If
-// it is the only such item in hand at a further death, it gets died: 2 and is given up. Where a
+// What was in hand when a rank died gets died: 1, and is made alone from then on, no two such items
+// at a time (list_job.h). The one in hand at a further death gets died: 2 and is given up. Where a
 // launcher kills the other ranks without warning, their items are in hand, too, so one death proves
 // nothing.
 #pragma once
@@ -36,10 +36,12 @@
 
 namespace weft {
 
+constexpr int most_deaths = 2;  // then an item is given up: it may be what ends its ranks
+
 struct ManifestLine {
   std::string key;
-  std::string
-      text;  // the whole line, sealed: there may be millions, and parsed ones take much more
+  // The whole line, sealed: there may be millions, and parsed ones take much more.
+  std::string text;
   int died = 0;
   bool fault = false;
   nlohmann::ordered_json parsed() const;

@@ -75,6 +75,30 @@ TEST(Dispatcher, GathersReportsAndPassesOnTheCode) {
   EXPECT_EQ(d.conclude(rank == 0 ? 3 : 0), 3);
 }
 
+// Ranks conclude at different moments: none may take another's last message for a request.
+TEST(Dispatcher, EveryEndIsOne) {
+  for (int i = 0; i < 1000; ++i) {
+    Dispatcher d(MPI_COMM_WORLD);
+    ASSERT_EQ(d.conclude(i), i);
+  }
+}
+
+TEST(Dispatcher, TheFirstMayGoToOneRankTogether) {
+  const int ranks = ranks_of(MPI_COMM_WORLD);
+  Dispatcher d(MPI_COMM_WORLD);
+  d.open(std::vector<double>(20, 1), ranks, 5);
+  std::vector<int> mine;
+  for (std::int64_t i; (i = d.next()) >= 0;) mine.push_back(static_cast<int>(i));
+  std::vector<int> all(20, 0), of_first(1, 0);
+  for (const int i : mine) all[i] = 1;
+  of_first[0] = !mine.empty() && mine.front() == 0 ? 1 : 0;
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(all[i], of_first[0]);
+  EXPECT_EQ(granted_to_all(of_first).front(), 1);
+  EXPECT_EQ(granted_to_all(all), std::vector<int>(20, 1));
+  d.gather("");
+  d.conclude(0);
+}
+
 TEST(Dispatcher, ARequestToStopReachesAllRanks) {
   const int rank = rank_of(MPI_COMM_WORLD), ranks = ranks_of(MPI_COMM_WORLD);
   long pid = getpid();
@@ -121,9 +145,9 @@ TEST(Dispatcher, RequestsAreFewAndLeaveAShareForAll) {
     return grants;
   };
   const std::vector<std::int64_t> many = granted(std::vector<double>(6400, 1), 4);
-  EXPECT_EQ(many.front(), 200) << "an eighth of an even share";
+  EXPECT_EQ(many.front(), 16) << "costs that are all alike may be guesses";
   EXPECT_EQ(many.back(), 1);
-  EXPECT_LT(many.size(), 250u);
+  EXPECT_LT(many.size(), 600u);
   EXPECT_EQ(granted(std::vector<double>(20, 1), 4), std::vector<std::int64_t>(20, 1));
   // Costly ones are not handed out together, cheap ones are.
   std::vector<double> mixed(1010, 1);
@@ -131,7 +155,12 @@ TEST(Dispatcher, RequestsAreFewAndLeaveAShareForAll) {
   const std::vector<std::int64_t> grants = granted(mixed, 2);
   EXPECT_EQ(std::vector<std::int64_t>(grants.begin(), grants.begin() + 10),
             std::vector<std::int64_t>(10, 1));
-  EXPECT_EQ(grants[10], 62);
+  EXPECT_EQ(grants[10], 16);
+  // Nothing is known of those at the end, or of any: they are shared all the same.
+  std::vector<double> tail(40, 0);
+  EXPECT_EQ(granted(tail, 8), std::vector<std::int64_t>(40, 1));
+  tail.front() = 1;
+  EXPECT_EQ(granted(tail, 8), std::vector<std::int64_t>(40, 1));
 }
 
 // A measurement, not a test: the share of the ranks' time that requests take, for

@@ -447,7 +447,7 @@ TEST_F(ListJobTest, OfSeveralSuspectsInHandNoneIsGivenUp) {
 }
 
 // A job that reports an item only with flush(), as those that read ahead do: a suspect must be in
-// hand alone.
+// hand alone, and no other rank has one at the same time.
 TEST_F(ListJobTest, SuspectsAreMadeAlone) {
   class Late : public Squares {
    public:
@@ -471,8 +471,14 @@ TEST_F(ListJobTest, SuspectsAreMadeAlone) {
   MPI_Barrier(MPI_COMM_WORLD);
   ListEngine engine(settings_, squares(20, "k"), MPI_COMM_WORLD);
   Late job(engine);
-  engine.run(job, engine.one_by_one());
+  engine.run(job, {{0}, {1}, {4}});
   EXPECT_LE(job.most, 1u);
+  int makers = job.most > 0 ? 1 : 0;
+  MPI_Allreduce(MPI_IN_PLACE, &makers, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  EXPECT_EQ(makers, 1);
+  std::vector<ItemBatch> others = engine.one_by_one();
+  std::erase_if(others, [](const ItemBatch& b) { return b[0] == 0 || Late::suspect(b[0]); });
+  engine.run(job, others);
   EXPECT_EQ(engine.end({}), 0);
 }
 
