@@ -549,7 +549,7 @@ nlohmann::ordered_json encode_clips(const Deck& deck, const ListStart& start,
   const ArenaScope scope(*arena);
   EncodeWork work(deck, source, codec, engine);
   const nlohmann::ordered_json times =
-      make_pictures(work, engine, start.threads, engine.ahead_of_others());
+      make_pictures(work, engine, start.threads, whole_clips_ahead);
   const std::int64_t frames = work.close();
   log::info("memory    {:.1f} MiB at the peak ({:.1f} planned), {} at once",
             static_cast<double>(arena->peak()) / (1 << 20),

@@ -128,11 +128,12 @@ void Feed::drain() {
 // The network runs once while readers prepare other frames.
 void Feed::step(std::unique_lock<std::mutex>& lock, bool all) {
   const double begin = clock_();
-  // Results wait for post-processing no longer than frames wait for the network.
-  const std::int64_t most_finishing = 2 * tuner_.ahead();
+  // Memory is bounded behind the network, too.
+  const std::int64_t most_behind = 2 * tuner_.ahead();
   bool run = false, room = false;
   changed_.wait(lock, [&] {
-    run = !ready_.empty() && std::ssize(finishing_) < most_finishing;
+    const std::int64_t behind = std::ssize(finishing_) + running_ - preparing_;
+    run = !ready_.empty() && behind < most_behind;
     // Frames that could not be read leave room for others.
     room = before_network() < (all ? 1 : tuner_.ahead());
     return error_ || run || room;

@@ -30,6 +30,7 @@ struct FeedLimits {
   std::int64_t most_batch = 1;  // frames that the network takes at once
   std::size_t most_bytes = 1;   // of all that are read ahead
   // Frames that may be read ahead; of a short list each rank should leave the others their share.
+  // Twice as many may wait for post-processing or be in it.
   std::int64_t most_ahead = std::numeric_limits<std::int64_t>::max();
 };
 

@@ -40,6 +40,10 @@ class PictureWork {
   ListEngine& engine_;
 };
 
+// What may be read ahead where a "picture" is a whole clip, of any size: with those in the network
+// and behind it (FeedLimits), no more than 7 clips are in memory.
+constexpr std::int64_t whole_clips_ahead = 2;
+
 // Makes what is missing; collective as ListEngine::run(). `ahead`: pictures that may be read ahead,
 // besides what the host's memory allows. `most_batch`: those that the network may take at once.
 // Returns, for this rank's share of the report, seconds that the network took and waited, and all

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
@@ -137,6 +140,31 @@ void check_results(const Deck& deck, const fs::path& out, const std::vector<Medi
               [&](const fs::path& path) { return results.contains(path); });
 }
 
+// Before the engine, on rank 0. A weft that kept no manifest here has left its results, with their
+// keys, in the report alone: those of another request stay, too.
+void check_earlier(const fs::path& out, const std::vector<ListItem>& items) {
+  std::error_code none;
+  if (fs::exists(out / "reconstruct.jsonl", none)) return;
+  std::ifstream in(out / "reconstruct.json");
+  const auto all = try_parse_json<json>(std::string(std::istreambuf_iterator<char>(in), {}));
+  std::map<std::string, std::string> keys;  // by the file
+  try {
+    for (const json& clip : all.at("clips"))
+      keys[fs::path(clip.at("output").get<std::string>()).filename()] = clip.value("key", "");
+  } catch (const json::exception&) {
+    return;  // nothing was made here, or it is no file of ours
+  }
+  std::vector<std::string> replaced;
+  for (const ListItem& item : items)
+    for (const char* ending : {".png", ".mp4"}) {
+      const std::string file = item.name + ending;
+      const auto earlier = keys.find(file);
+      if (earlier != keys.end() && earlier->second != item.key && fs::exists(out / file, none))
+        replaced.push_back(file);
+    }
+  check_replaced(out.string(), "reconstruct.output", replaced);
+}
+
 struct ReconstructedClip : PictureUnit {
   ordered_json line;
   Footage footage;
@@ -259,7 +287,7 @@ void ReconstructWork::finish(PictureUnit& unit) {
 // A file that cannot be read is left out of the figures, and the report says why.
 void ReconstructWork::failed(PictureUnit& unit, const Error& e) {
   if (!static_cast<ReconstructedClip&>(unit).again.empty()) return engine_.failed(unit.item, e);
-  if (e.code() != Exit::data) throw e;
+  if (!e.of_item() || e.code() != Exit::data) throw e;
   log::warn("skipped {}: {} ({})", inputs_[unit.item].media.name(), e.what(), e.hint());
   engine_.skipped(unit.item, e);
 }
@@ -276,7 +304,7 @@ json clips_of(const ListEngine& engine, const std::vector<MediaItem>& inputs) {
               {"input", printable(inputs[i].media.name(), 4096)},
               {"fault", fmt::format("{} ({})", clip.at("fault").get<std::string>(),
                                     clip.at("hint").get<std::string>())}};
-    for (const char* own : {"name", "file", "bytes", "file_xxh3"}) clip.erase(own);
+    for (const char* own : {"name", "file", "bytes", "file_xxh3", "xxh3"}) clip.erase(own);
     clips.push_back(std::move(clip));
   }
   return clips;
@@ -372,9 +400,12 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
   const VideoCodec::WeightsKey key = codec->weights();
   const ModelSource weights(key.key, key.value, deck.run.dir, deck.get<GenerateDeck>().ema, world);
   codec->check_weights(weights);
-  if (log::rank() == 0) check_results(deck, out, inputs);
-  ListEngine engine(list_settings(deck, "reconstruct", out, "clip"),
-                    reconstruct_items(deck, inputs, *codec, weights.identity()), world);
+  const std::vector<ListItem> items = reconstruct_items(deck, inputs, *codec, weights.identity());
+  if (log::rank() == 0) {
+    check_results(deck, out, inputs);
+    check_earlier(out, items);
+  }
+  ListEngine engine(list_settings(deck, "reconstruct", out, "clip"), items, world);
 
   // 2. Clips; a rank that is free takes the next one.
   ListEnd last;
@@ -385,7 +416,7 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
     const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
     const ArenaScope scope(*arena);
     ReconstructWork work(deck, inputs, *codec, engine);
-    last.share = make_pictures(work, engine, start.threads, engine.ahead_of_others());
+    last.share = make_pictures(work, engine, start.threads, whole_clips_ahead);
   }
 
   // 3. The results.

@@ -187,9 +187,9 @@ void ScoreWork::finish(PictureUnit& picture) {
   }
 }
 
-// The file's other frames may still count.
+// The file's other frames may still count. What is wrong with the deck is so for all files.
 void ScoreWork::failed(PictureUnit& picture, const Error& e) {
-  if (!e.of_item()) throw e;
+  if (!e.of_item() || e.code() != Exit::data) throw e;
   auto& f = static_cast<ScoredFrame&>(picture);
   f.failed = true;
   const std::lock_guard lock(f.file->mutex);

@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <queue>
 #include <set>
 #include <stdexcept>
+#include <thread>
 
 namespace weft {
 namespace {
@@ -272,6 +274,40 @@ TEST_P(FeedTest, ReadersPrepareWhileTheNetworkRuns) {
   };
   f.run(40);
   EXPECT_EQ(f.work.finished.size(), 40);
+}
+
+// Clips that are read whole: two before the network, one in it, four behind it.
+TEST(FeedMemory, FewFramesAreInMemory) {
+  struct Count {
+    std::atomic<int> now = 0, most = 0;
+  };
+  struct Held : FeedUnit {
+    explicit Held(Count& c) : count(c) {
+      for (int now = ++count.now, before = count.most; before < now;)
+        if (count.most.compare_exchange_weak(before, now)) break;
+    }
+    ~Held() override { --count.now; }
+    Count& count;
+  };
+  class Slow : public FeedWork {
+   public:
+    Prepared prepare(FeedUnit&) override { return {0, 0, true, 1}; }
+    double network(std::span<FeedUnit* const>, int) override { return 1e-6; }
+    double finish(FeedUnit&) override {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      return 0.002;
+    }
+  };
+  FeedLimits l = limits(9);
+  l.most_ahead = 2;
+  Count count;
+  Slow work;
+  Feed feed(work, l);
+  for (int i = 0; i < 100; ++i) feed.add(std::make_unique<Held>(count));
+  feed.drain();
+  EXPECT_EQ(count.now, 0);
+  EXPECT_GE(count.most, 4);
+  EXPECT_LE(count.most, 7);
 }
 
 TEST_P(FeedTest, TimesAreSums) {
