@@ -113,8 +113,8 @@ class Reconstruct(WeftTest):
         # Also those of a weft that had no manifest here.
         manifest = self.dir / "run/reconstructed/reconstruct.jsonl"
         os.remove(manifest)
-        self.refused(ask("vae.weights=random:8", expect=None), 4, "1 finished result of another request: 0000_lavfi.png",
-                     "--replace")
+        self.refused(ask("vae.weights=random:8", expect=None), 4, "1 finished result of another request",
+                     "0000_lavfi.png", "--replace")
         self.assertEqual((self.dir / "run/reconstructed/0000_lavfi.png").read_bytes(), before)
         self.assertFalse(manifest.exists())
         self.assertIn("1 made, 0 finished before", ask().err)

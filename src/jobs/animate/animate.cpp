@@ -597,13 +597,13 @@ ListSummary summarise_clips(const ListReport& report, const ListEngine& engine,
   double seconds = 0;
   std::int64_t enhanced = 0, restored = 0;
   std::map<std::string, double> stages;
-  for (const RankShare& r : report.ranks) {
-    seconds = std::max(seconds, r.last_end);
-    frames += r.own.value("frames", std::int64_t{0});
-    enhanced += r.own.value("enhanced_frames", std::int64_t{0});
-    restored += r.own.value("restored_frames", std::int64_t{0});
+  for (const Json& share : report.ranks) {
+    seconds = std::max(seconds, share.at("last_end").get<double>());
+    frames += share.value("frames", std::int64_t{0});
+    enhanced += share.value("enhanced_frames", std::int64_t{0});
+    restored += share.value("restored_frames", std::int64_t{0});
     for (const char* stage : {"prepare", "speech", "render", "paste", "enhance", "encode", "join"})
-      stages[stage] += r.own.value(stage, 0.0);
+      stages[stage] += share.value(stage, 0.0);
   }
   std::string text;
   for (const auto& [stage, time] : stages)
@@ -630,8 +630,7 @@ ListSummary summarise_clips(const ListReport& report, const ListEngine& engine,
       fmt::format("{} of {}", clips - there, counted(clips, "clip"))};
   if (enhanced > 0) said.header["restored_frames"] = restored;
   for (const char* number : {"whole_clips", "split_clips"})
-    if (report.ranks.front().own.contains(number))
-      said.header[number] = report.ranks.front().own[number];
+    if (report.ranks.front().contains(number)) said.header[number] = report.ranks.front()[number];
   return said;
 }
 

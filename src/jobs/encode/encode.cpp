@@ -487,12 +487,12 @@ void print_shares(const ListReport& report, double seconds) {
   if (report.made == 0) return;
   double frames = 0;
   for (std::size_t r = 0; r < report.ranks.size(); ++r) {
-    const RankShare& s = report.ranks[r];
-    frames += s.own.value("frames", 0.0);
+    const auto of = [&](const char* name) { return report.ranks[r].value(name, 0.0); };
+    frames += of("frames");
     log::write_info(
         fmt::format("rank {:<4} {}, busy {:.1f} %, waited for clips to be read {:.1f} %", r,
-                    counted(s.made, "clip"), 100 * s.busy / seconds,
-                    100 * s.own.value("waited", 0.0) / seconds));
+                    counted(static_cast<std::int64_t>(of("clips")), "clip"),
+                    100 * of("busy") / seconds, 100 * of("waited") / seconds));
   }
   const auto clips = static_cast<double>(report.made);
   log::write_info(fmt::format("{}, {} in {:.1f} s: {:.2f} clips/s, {:.1f} frames/s",

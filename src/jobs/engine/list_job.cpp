@@ -352,7 +352,7 @@ void ListEngine::write(const ListReport& report, const Json& header) const {
             {"finished_before", report.finished_before},
             {"failures", report.failures}};
   j.update(header);
-  for (const RankShare& rank : report.ranks) j["ranks"].push_back(rank.own);
+  j["ranks"] = report.ranks;
   try {
     replace_file(settings_.directory / settings_.report,
                  dump_json(j, 2, ' ', false, Json::error_handler_t::replace) + "\n", Exit::data,
@@ -384,17 +384,15 @@ ListReport ListEngine::gather_report(const std::vector<std::string>& summaries) 
   double last = 0;
   for (const std::string& text : summaries) {
     const auto j = parse_json<Json>(text);
-    const Json& s = j.at("share");
-    RankShare& rank = report.ranks.emplace_back();
-    rank = {s.at(settings_.item_name + "s"), s.at("skipped"), s.at("busy"), s.at("last_end"), 0, s};
-    last = std::max(last, rank.last_end);
-    report.made += rank.made;
-    report.skipped += rank.skipped;
+    const Json& share = report.ranks.emplace_back(j.at("share"));
+    last = std::max(last, share.at("last_end").get<double>());
+    report.made += share.at(settings_.item_name + "s").get<std::int64_t>();
+    report.skipped += share.at("skipped").get<std::int64_t>();
     for (const Json& failure : j.at("failures")) report.failures.push_back(failure);
     report.stopped = report.stopped || j.at("stopped").get<bool>();
   }
-  for (RankShare& rank : report.ranks)
-    rank.own["busy_share"] = rank.busy_share = last > 0 ? rank.busy / last : 0;
+  for (Json& share : report.ranks)
+    share["busy_share"] = last > 0 ? share.at("busy").get<double>() / last : 0;
   return report;
 }
 

@@ -129,19 +129,12 @@ class ListJob {
   virtual void flush() {}
 };
 
-// The share of one rank in the job.
-struct RankShare {
-  std::int64_t made = 0, skipped = 0;
-  double busy = 0;        // seconds at work on items
-  double last_end = 0;    // seconds from the start of run() until its last item was made
-  double busy_share = 0;  // of the time until the last item of all ranks was made
-  // As the report has it: these, requests to rank 0, how often so many items were made together,
-  // and the job's own numbers.
-  nlohmann::ordered_json own = nlohmann::ordered_json::object();
-};
-
 struct ListReport {
-  std::vector<RankShare> ranks;
+  // Each rank's share, as the report has it: how many items (by their plural name) it has made,
+  // failed and skipped; seconds "busy" with them, "last_end" from the start of run() until its last
+  // one, and "busy_share" of the time until the last one of all ranks; requests to rank 0; how
+  // often so many were made together; and the job's own numbers.
+  std::vector<nlohmann::ordered_json> ranks;
   std::vector<std::string> failures;  // "NAME: why", of all ranks
   std::int64_t wanted = 0, finished_before = 0;
   std::int64_t made = 0, skipped = 0;
@@ -244,7 +237,7 @@ class ListEngine {
   std::mutex failures_mutex_;
   std::vector<std::string> failures_;  // of this rank; rank 0's begin with the items given up
   std::atomic<std::int64_t> made_ = 0, failed_ = 0, skipped_ = 0;
-  double start_ = 0, busy_ = 0, last_end_ = 0;  // of the first run(); as RankShare
+  double start_ = 0, busy_ = 0, last_end_ = 0;  // of the first run(); as ListReport::ranks
   bool unflushed_ = false;                      // items were made since the last flush()
   std::int64_t items_before_ = 0;               // of earlier runs
   double work_before_ = 0;                      // their costs

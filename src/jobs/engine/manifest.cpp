@@ -25,6 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
+constexpr double seconds_between_syncs = 1;
+
 std::string member(const std::string& prefix, const char* of_file) {
   return prefix == "file" ? of_file : prefix + "_" + of_file;
 }
@@ -94,23 +96,18 @@ InHand read_lines(const fs::path& path, ManifestLines& lines) {
   return in_hand;
 }
 
-// Adds a death to the lines of items that were in hand when their ranks died.
+// Counts a death for each item that was in hand when its rank died.
 void note_deaths(const InHand& in_hand, ManifestLines& lines) {
-  if (in_hand.empty()) return;
-  const auto deaths_of = [&](const auto& item) {
-    const auto line = lines.find(item.first);
-    return line != lines.end() && line->second.key == item.second ? line->second.died : 0;
-  };
-  const bool one_suspect =
-      std::ranges::count_if(in_hand, [&](const auto& item) { return deaths_of(item) > 0; }) == 1;
   std::string names;
-  for (const auto& item : in_hand) {
-    const int before = deaths_of(item), died = one_suspect ? before + 1 : 1;
-    const Json line = {{"name", item.first}, {"key", item.second}, {"rank", 0}, {"died", died}};
-    lines[item.first] = {item.second, seal_json(dump_json(line)), died};
-    names += (names.empty() ? "" : ", ") + printable(item.first);
+  for (const auto& [name, key] : in_hand) {
+    ManifestLine& line = lines[name];
+    const int died = line.key == key ? line.died + 1 : 1;
+    line = {key,
+            seal_json(dump_json(Json{{"name", name}, {"key", key}, {"rank", 0}, {"died", died}})),
+            died};
+    names += (names.empty() ? "" : ", ") + printable(name);
   }
-  log::warn("in progress when a rank died: {}", printable(names, 500));
+  if (!names.empty()) log::warn("in progress when a rank died: {}", printable(names, 500));
 }
 
 fs::path whole_path(const fs::path& directory, const std::string& stem) {
@@ -231,15 +228,17 @@ Manifest::~Manifest() {
   }
 }
 
-void Manifest::add(const Json& line) { write(line, Sync::cheaply); }
-
-// Not synced: where the mark is lost with its node, that death is not counted.
 void Manifest::begin(const std::string& name, const std::string& key) {
-  write({{"begun", name}, {"key", key}}, Sync::no);
+  add({{"begun", name}, {"key", key}});
 }
 
-void Manifest::end(const std::string& name) { write({{"ended", name}}, Sync::no); }
-void Manifest::end_all() { write({{"ended", true}}, Sync::yes); }
+void Manifest::end(const std::string& name) { add({{"ended", name}}); }
+
+void Manifest::end_all() {
+  add({{"ended", true}});
+  const std::lock_guard lock(mutex_);
+  sync();
+}
 
 void Manifest::close() {
   end_all();
@@ -248,7 +247,7 @@ void Manifest::close() {
   file_ = nullptr;
 }
 
-void Manifest::write(const Json& line, Sync sync) {
+void Manifest::add(const Json& line) {
   const std::string text = seal_json(dump_json(line)) + "\n";
   const std::lock_guard lock(mutex_);
   if (file_ == nullptr && line.contains("ended")) return;  // nothing was begun
@@ -258,16 +257,15 @@ void Manifest::write(const Json& line, Sync sync) {
     if (fd < 0) fail(path_, std::strerror(errno));
     file_ = fdopen(fd, "a");
   }
-  bool written =
-      std::fwrite(text.data(), 1, text.size(), file_) == text.size() && std::fflush(file_) == 0;
-  const double begin = now_seconds();
-  const bool cheap = begin - synced_at_ >= 10 * sync_seconds_;  // a tenth of the time at most
-  if (written && (sync == Sync::yes || (sync == Sync::cheaply && cheap))) {
-    written = fsync(fileno(file_)) == 0;
-    synced_at_ = now_seconds();
-    sync_seconds_ = synced_at_ - begin;
-  }
-  if (!written) fail(path_, std::strerror(errno));
+  if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0)
+    fail(path_, std::strerror(errno));
+  if (now_seconds() - synced_at_ >= seconds_between_syncs) sync();
+}
+
+void Manifest::sync() {
+  if (file_ == nullptr) return;
+  if (fsync(fileno(file_)) != 0) fail(path_, std::strerror(errno));
+  synced_at_ = now_seconds();
 }
 
 bool has_result(const ManifestLine& line, const fs::path& directory) {

@@ -67,8 +67,8 @@ class Manifest {
   Manifest(const Manifest&) = delete;
   Manifest& operator=(const Manifest&) = delete;
 
-  // Appends a line. It is on the disk on return, unless lines come so fast that this would take
-  // more than a tenth of the time: then a later line or the destructor syncs it. Thread-safe.
+  // Appends a line, which others can read on return. Lines of the last second may be lost with
+  // their node: an item is made again, a death is not counted. Thread-safe.
   void add(const nlohmann::ordered_json& line);
   // Notes that this rank begins the item; that it leaves that one unfinished; that it leaves all
   // that it has unfinished, without having died. Thread-safe.
@@ -79,12 +79,11 @@ class Manifest {
   void close();
 
  private:
-  enum class Sync { no, cheaply, yes };
-  void write(const nlohmann::ordered_json& line, Sync sync);
+  void sync();
   std::filesystem::path path_;
   std::FILE* file_ = nullptr;
   std::mutex mutex_;
-  double synced_at_ = 0, sync_seconds_ = 0;
+  double synced_at_ = 0;
 };
 
 // Whether the item is finished: its line has that key, no fault and no deaths, and its files, which

@@ -110,7 +110,7 @@ nlohmann::ordered_json make_pictures(PictureWork& work, ListEngine& engine, int 
 ListSummary report_feed(const ListReport& report) {
   FeedSummary summary;
   summary.on_gpu = on_cuda();
-  for (const RankShare& r : report.ranks) summary.add(r.own);
+  for (const auto& share : report.ranks) summary.add(share);
   if (summary.empty()) return {};
   log::write_info("pace      " + summary.verdict());
   log::write_info("waits     " + summary.waits());

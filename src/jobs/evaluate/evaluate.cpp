@@ -123,8 +123,8 @@ void set_pace(EvaluationRecord& record, const ListReport& report) {
     return;
   }
   record.pace = {report.made, std::ssize(report.ranks), 0};
-  for (const RankShare& r : report.ranks)
-    record.pace.seconds = std::max(record.pace.seconds, r.last_end);
+  for (const Json& share : report.ranks)
+    record.pace.seconds = std::max(record.pace.seconds, share.at("last_end").get<double>());
 }
 
 void add_machine(EvaluationRecord& record, const Deck& deck) {

@@ -171,24 +171,24 @@ void print_clip_table(const ListReport& report) {
       "rank  clips  busy%  encode s  sample s  decode s  write s  arena MiB peak/planned/capacity  "
       "frames planned MiB  frames at once");
   for (std::size_t r = 0; r < report.ranks.size(); ++r) {
-    const RankShare& s = report.ranks[r];
-    const auto of = [&](const char* name) { return s.own.value(name, 0.0); };
+    const auto of = [&](const char* name) { return report.ranks[r].value(name, 0.0); };
     const auto mib = [&](const char* name) { return of(name) / (1 << 20); };
     log::write_info(fmt::format(
         "{:4}  {:5}  {:5.1f}  {:8.1f}  {:8.1f}  {:8.1f}  {:7.1f}  {:8.1f}/{:.1f}/{:.0f}  "
         "{:.2f}  {}",
-        r, s.made, 100 * s.busy_share, of("encode"), of("sample"), of("decode"), of("write"),
-        mib("arena_peak_bytes"), mib("arena_planned_bytes"), mib("arena_capacity_bytes"),
-        mib("frames_planned_bytes"), static_cast<std::int64_t>(of("micro_batch"))));
+        r, static_cast<std::int64_t>(of("clips")), 100 * of("busy_share"), of("encode"),
+        of("sample"), of("decode"), of("write"), mib("arena_peak_bytes"),
+        mib("arena_planned_bytes"), mib("arena_capacity_bytes"), mib("frames_planned_bytes"),
+        static_cast<std::int64_t>(of("micro_batch"))));
   }
 }
 
 // What a step cache saved, of all ranks.
 void print_skipped_steps(const ListReport& report) {
   std::int64_t steps = 0, skipped = 0;
-  for (const RankShare& s : report.ranks) {
-    steps += s.own.value("steps", std::int64_t{0});
-    skipped += s.own.value("steps_skipped", std::int64_t{0});
+  for (const auto& share : report.ranks) {
+    steps += share.value("steps", std::int64_t{0});
+    skipped += share.value("steps_skipped", std::int64_t{0});
   }
   if (skipped > 0) log::write_info(fmt::format("cache     {} of {} steps skipped", skipped, steps));
 }

@@ -93,7 +93,7 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Deck& deck,
 // The times of all ranks; if this start scored nothing, of the one that wrote the report.
 void add_feeds(const ListReport& report, const fs::path& file, FeedSummary& feed) {
   if (report.made > 0) {
-    for (const RankShare& r : report.ranks) feed.add(r.own);
+    for (const Json& share : report.ranks) feed.add(share);
     return;
   }
   std::ifstream in(file);

@@ -435,17 +435,6 @@ TEST_F(ListJobTest, AFullDiskLosesNoDeaths) {
   EXPECT_EQ(lines.at("square4").died, 1);
 }
 
-// A launcher that kills the other ranks without warning leaves their items in hand, too.
-TEST_F(ListJobTest, OfSeveralSuspectsInHandNoneIsGivenUp) {
-  for (int death = 0; death < 4 && rank_ == 0; ++death) {
-    leave_part(settings_, {"square1", "square4"}, false);
-    Manifest::gather(settings_.directory, settings_.stem);
-  }
-  MPI_Barrier(MPI_COMM_WORLD);
-  EXPECT_EQ(run(6), 0);
-  EXPECT_EQ(begun(6), std::vector<int>(6, 1));
-}
-
 // A job that reports an item only with flush(), as those that read ahead do: a suspect must be in
 // hand alone, and no other rank has one at the same time.
 TEST_F(ListJobTest, SuspectsAreMadeAlone) {
