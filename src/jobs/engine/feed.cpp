@@ -12,64 +12,47 @@ namespace weft {
 
 // ---- How much of what ----
 
-FeedTuner::FeedTuner(FeedLimits limits) : limits_(limits) {}
-
-void FeedTuner::took_prepare(double decode, double resize, std::size_t bytes) {
-  frame_bytes_ = std::max(frame_bytes_, bytes);
-  decode_.add(decode);
-  resize_.add(resize);
-}
-
-void FeedTuner::took_finish(double seconds) { finish_.add(seconds); }
-
-void FeedTuner::took_network(std::int64_t frames, double seconds) {
-  network_.add(seconds / static_cast<double>(frames));
-}
-
 // How many readers are busy all the time while the network runs; negative: not known yet. A fifth
-// more than the means say: times vary, and an idle network costs more than an idle reader.
-double FeedTuner::busy_readers() const {
-  if (!network_.known() || !decode_.known() || network_.value() <= 0) return -1;
-  return 1.2 * (decode_.value() + resize_.value() + finish_.value()) / network_.value();
+// more than the times say: they vary, and an idle network costs more than an idle reader.
+double FeedRules::busy_readers() const {
+  if (times.network <= 0 || times.decode <= 0) return -1;
+  return 1.2 * (times.decode + times.resize + times.post_processing) / times.network;
 }
 
-int FeedTuner::readers() const {
-  const int most = limits_.network_on_gpu ? std::max(1, limits_.threads - 1) : limits_.threads;
+int FeedRules::readers() const {
+  if (limits.network_on_gpu) return std::max(1, limits.threads - 1);
   const double busy = busy_readers();
-  return busy < 0 ? most
-                  : static_cast<int>(std::clamp(std::ceil(busy), 1.0, static_cast<double>(most)));
+  return busy < 0 ? limits.threads
+                  : static_cast<int>(std::clamp(std::ceil(busy), 1.0, double(limits.threads)));
 }
 
-int FeedTuner::network_threads() const {
-  if (limits_.network_on_gpu) return 1;
+int FeedRules::network_threads() const {
+  if (limits.network_on_gpu) return 1;
   // A reader that is idle most of the time leaves its core to the network.
   const double busy = std::max(0.0, busy_readers());
   return static_cast<int>(
-      std::clamp(limits_.threads - std::floor(busy), 1.0, double(limits_.threads)));
+      std::clamp(limits.threads - std::floor(busy), 1.0, double(limits.threads)));
 }
 
-std::int64_t FeedTuner::batch(std::int64_t ready) const {
-  const std::int64_t most = std::max<std::int64_t>(1, std::min(ready, limits_.most_batch));
+std::int64_t FeedRules::batch(std::int64_t ready) const {
+  const std::int64_t most = std::max<std::int64_t>(1, std::min(ready, limits.most_batch));
   return static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(most)));
 }
 
-std::int64_t FeedTuner::ahead() const {
+std::int64_t FeedRules::ahead() const {
   // The next batch, the one that is being prepared, and what the readers have in hand.
-  const std::int64_t wanted = 2 * limits_.most_batch + 2 * readers();
+  const std::int64_t wanted = 2 * limits.most_batch + 2 * readers();
   constexpr std::size_t of_unknown = std::size_t{32} << 20;  // a large picture
-  const auto most = static_cast<std::int64_t>(limits_.most_bytes /
-                                              (frame_bytes_ > 0 ? frame_bytes_ : of_unknown));
-  return std::max<std::int64_t>(std::min({wanted, most, limits_.most_ahead}), 1);
+  const auto most =
+      static_cast<std::int64_t>(limits.most_bytes / (frame_bytes > 0 ? frame_bytes : of_unknown));
+  return std::max<std::int64_t>(std::min({wanted, most, limits.most_ahead}), 1);
 }
 
 // ---- Threads ----
 
 Feed::Feed(FeedWork& work, FeedLimits limits, Clock clock)
-    : work_(work),
-      network_on_gpu_(limits.network_on_gpu),
-      clock_(std::move(clock)),
-      tuner_(limits) {
-  times_.budget = limits.threads;
+    : work_(work), clock_(std::move(clock)), rules_{limits, {}} {
+  rules_.times.budget = limits.threads;
 }
 
 Feed::~Feed() {
@@ -79,7 +62,7 @@ Feed::~Feed() {
 
 FeedTimes Feed::times() const {
   const std::lock_guard lock(mutex_);
-  return times_;
+  return rules_.times;
 }
 
 std::int64_t Feed::before_network() const {
@@ -90,16 +73,9 @@ void Feed::check() {
   if (error_) std::rethrow_exception(error_);
 }
 
-// Before the number of readers at work changes.
-void Feed::account() {
-  const double now = clock_(), since = std::exchange(accounted_, now);
-  if (at_work_) times_.frames_waited += (now - since) * std::max(0, allowed_ - running_);
-}
-
 void Feed::begin() {
-  account();
   if (!std::exchange(at_work_, true)) began_ = clock_();
-  allowed_ = tuner_.readers();
+  allowed_ = rules_.readers();
   while (std::ssize(readers_) < allowed_)
     readers_.emplace_back([this](const std::stop_token& end) { serve(end); });
 }
@@ -110,7 +86,7 @@ void Feed::add(std::unique_ptr<FeedUnit> unit) {
   begin();
   waiting_.push_back(std::move(unit));
   tasks_.notify_one();
-  while (before_network() >= tuner_.ahead()) step(lock, false);
+  while (before_network() >= rules_.ahead()) step(lock, false);
 }
 
 void Feed::drain() {
@@ -120,30 +96,30 @@ void Feed::drain() {
   while (before_network() > 0) step(lock, true);
   changed_.wait(lock, [&] { return error_ || (finishing_.empty() && running_ == 0); });
   check();
-  account();
   at_work_ = false;
-  times_.elapsed += clock_() - began_;
+  FeedTimes& t = rules_.times;
+  t.elapsed += clock_() - began_;
+  t.frames_waited = std::max(0.0, t.threads * t.elapsed - t.decode - t.resize - t.post_processing);
 }
 
 // The network runs once while readers prepare other frames.
 void Feed::step(std::unique_lock<std::mutex>& lock, bool all) {
   const double begin = clock_();
   // Memory is bounded behind the network, too.
-  const std::int64_t most_behind = 2 * tuner_.ahead();
+  const std::int64_t most_behind = 2 * rules_.ahead();
   bool run = false, room = false;
   changed_.wait(lock, [&] {
     const std::int64_t behind = std::ssize(finishing_) + running_ - preparing_;
     run = !ready_.empty() && behind < most_behind;
     // Frames that could not be read leave room for others.
-    room = before_network() < (all ? 1 : tuner_.ahead());
+    room = before_network() < (all ? 1 : rules_.ahead());
     return error_ || run || room;
   });
-  times_.network_waited += clock_() - begin;
+  rules_.times.network_waited += clock_() - begin;
   check();
   if (!run) return;
-  run_network(lock, tuner_.batch(std::ssize(ready_)));
-  account();
-  allowed_ = tuner_.readers();
+  run_network(lock, rules_.batch(std::ssize(ready_)));
+  allowed_ = rules_.readers();
   tasks_.notify_all();
 }
 
@@ -155,16 +131,15 @@ void Feed::run_network(std::unique_lock<std::mutex>& lock, std::int64_t frames) 
     batch.push_back(std::move(ready_.front()));
     ready_.pop_front();
   }
-  const int threads = tuner_.network_threads();
+  const int threads = rules_.network_threads();
   lock.unlock();
   const double seconds = work_.network(units, threads);
   lock.lock();
-  tuner_.took_network(frames, seconds);
-  times_.network += seconds;
-  if (!network_on_gpu_) times_.network_core_seconds += seconds * threads;
-  times_.frames += frames;
-  times_.batch = std::max(times_.batch, frames);
-  ++times_.network_batches;
+  rules_.times.network += seconds;
+  if (!rules_.limits.network_on_gpu) rules_.times.network_core_seconds += seconds * threads;
+  rules_.times.frames += frames;
+  rules_.times.batch = std::max(rules_.times.batch, frames);
+  ++rules_.times.network_batches;
   for (auto& unit : batch) finishing_.push_back(std::move(unit));
 }
 
@@ -186,8 +161,7 @@ void Feed::handle(std::unique_lock<std::mutex>& lock) {
   Units& from = finishing ? finishing_ : waiting_;
   std::unique_ptr<FeedUnit> unit = std::move(from.front());
   from.pop_front();
-  account();
-  times_.threads = std::max(times_.threads, ++running_);
+  rules_.times.threads = std::max(rules_.times.threads, ++running_);
   if (!finishing) ++preparing_;
   FeedWork::Prepared prepared{0, 0, false};
   double finish = 0;
@@ -203,7 +177,6 @@ void Feed::handle(std::unique_lock<std::mutex>& lock) {
   }
   if (finishing || !prepared.ready) unit.reset();
   lock.lock();
-  account();
   --running_;
   if (!finishing) --preparing_;
   if (error) {
@@ -211,14 +184,13 @@ void Feed::handle(std::unique_lock<std::mutex>& lock) {
     return;
   }
   if (finishing) {
-    times_.post_processing += finish;
-    tuner_.took_finish(finish);
+    rules_.times.post_processing += finish;
     return;
   }
-  times_.decode += prepared.decode;
-  times_.resize += prepared.resize;
+  rules_.times.decode += prepared.decode;
+  rules_.times.resize += prepared.resize;
   if (!prepared.ready) return;
-  tuner_.took_prepare(prepared.decode, prepared.resize, prepared.bytes);
+  rules_.frame_bytes = std::max(rules_.frame_bytes, prepared.bytes);
   ready_.push_back(std::move(unit));
 }
 

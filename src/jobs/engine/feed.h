@@ -1,8 +1,8 @@
 // Keeps a network fed with frames: reader threads prepare them (decode, resize) and finish them
 // (post-processing) while the calling thread runs the network. It tunes itself by one rule, that
-// the network should not wait: measured times say how many threads that takes, and the network
-// takes what is ready, so that it gets larger batches where it is the slower part. The times also
-// say who waited for whom.
+// the network should not wait: it takes what is ready, so that it gets larger batches where it is
+// the slower part, and where it shares the cores with readers, measured times say how many of them
+// it leaves to these. The times also say who waited for whom.
 #pragma once
 
 #include <condition_variable>
@@ -34,34 +34,32 @@ struct FeedLimits {
   std::int64_t most_ahead = std::numeric_limits<std::int64_t>::max();
 };
 
-// A mean over all values at first, and over about the last twenty later.
-class SmoothTime {
- public:
-  void add(double seconds) {
-    count_ = count_ < 20 ? count_ + 1 : 20;
-    value_ += (seconds - value_) / count_;
-  }
-  bool known() const { return count_ > 0; }
-  double value() const { return value_; }
-
- private:
-  double count_ = 0, value_ = 0;
+// The times of one rank, by the names in its share of the report. Seconds of stages are sums over
+// threads.
+struct FeedTimes {
+  std::int64_t frames = 0, network_batches = 0;
+  double decode = 0, resize = 0, network = 0, post_processing = 0;
+  double network_core_seconds = 0;  // of its threads, where it runs on cores
+  double elapsed = 0;               // of add() and drain(), and between them
+  double network_waited = 0;        // for frames
+  double frames_waited = 0;         // for the network: readers had nothing to do, or no core
+  std::int64_t batch = 0;           // most frames that the network took at once
+  int threads = 0, budget = 0;      // most readers at work; threads of the rank
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(FeedTimes, frames, network_batches, elapsed, batch,
+                                                threads, budget, decode, resize, network,
+                                                post_processing, network_waited, frames_waited,
+                                                network_core_seconds)
 
-// Arithmetic alone, without threads and clocks.
-class FeedTuner {
- public:
-  explicit FeedTuner(FeedLimits limits);
+// How much of what: arithmetic alone, of what was measured so far.
+struct FeedRules {
+  FeedLimits limits;
+  FeedTimes times;
+  std::size_t frame_bytes = 0;  // of the largest so far; 0: none is known
 
-  // Seconds of a frame, and its bytes.
-  void took_prepare(double decode, double resize, std::size_t bytes);
-  void took_finish(double seconds);
-  void took_network(std::int64_t frames, double seconds);
-
-  // Threads that prepare and finish frames: as many as keep the network busy. All that there are
-  // until times are known; beside a GPU one is left to the thread that drives it.
+  // Threads that prepare and finish frames. Beside a GPU all but the one that drives it; else as
+  // many as keep the network busy, for it gets the others.
   int readers() const;
-  // Threads of the network: 1 that drives a GPU; else those that readers leave.
   int network_threads() const;
   // How many of the frames that are ready the network takes: a power of two, so that few sizes
   // occur.
@@ -71,10 +69,6 @@ class FeedTuner {
 
  private:
   double busy_readers() const;
-
-  FeedLimits limits_;
-  SmoothTime decode_, resize_, finish_, network_;  // of a frame
-  std::size_t frame_bytes_ = 0;                    // of the largest so far; 0: none is known
 };
 
 // One frame on its way. What it holds is the work's own.
@@ -98,23 +92,6 @@ class FeedWork {
   virtual double network(std::span<FeedUnit* const> units, int threads) = 0;
 };
 
-// The times of one rank, by the names in its share of the report. Seconds of stages are sums over
-// threads.
-struct FeedTimes {
-  std::int64_t frames = 0, network_batches = 0;
-  double decode = 0, resize = 0, network = 0, post_processing = 0;
-  double network_core_seconds = 0;  // of its threads, where it runs on cores
-  double elapsed = 0;               // of add() and drain(), and between them
-  double network_waited = 0;        // for frames
-  double frames_waited = 0;         // for the network: readers had nothing to do
-  std::int64_t batch = 0;           // most frames that the network took at once
-  int threads = 0, budget = 0;      // most readers at work; threads of the rank
-};
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(FeedTimes, frames, network_batches, elapsed, batch,
-                                                threads, budget, decode, resize, network,
-                                                post_processing, network_waited, frames_waited,
-                                                network_core_seconds)
-
 class Feed {
  public:
   using Clock = std::function<double()>;
@@ -133,7 +110,6 @@ class Feed {
  private:
   using Units = std::deque<std::unique_ptr<FeedUnit>>;
   void begin();
-  void account();
   void serve(const std::stop_token& end);
   void handle(std::unique_lock<std::mutex>& lock);
   void run_network(std::unique_lock<std::mutex>& lock, std::int64_t frames);
@@ -144,19 +120,17 @@ class Feed {
   std::int64_t before_network() const;
 
   FeedWork& work_;
-  const bool network_on_gpu_;
   Clock clock_;
 
   mutable std::mutex mutex_;  // of all that follows
   std::condition_variable_any tasks_;
   std::condition_variable changed_;
-  FeedTuner tuner_;
+  FeedRules rules_;
   Units waiting_, ready_, finishing_;
   int preparing_ = 0, running_ = 0, allowed_ = 0;
-  double began_ = 0, accounted_ = 0;
+  double began_ = 0;
   bool at_work_ = false;
   std::exception_ptr error_;
-  FeedTimes times_;
   std::vector<std::jthread> readers_;
 };
 

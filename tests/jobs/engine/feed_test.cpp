@@ -27,53 +27,48 @@ FeedLimits limits(int threads = 65, bool on_gpu = true) {
 
 using Law = std::function<double(std::int64_t)>;  // seconds of a batch
 
-TEST(FeedTuner, TheNetworkTakesWhatIsReady) {
+TEST(FeedRules, TheNetworkTakesWhatIsReady) {
   FeedLimits l = limits();
   l.most_batch = 64;
-  const FeedTuner tuner(l);
+  const FeedRules rules{l, {}};
   const std::vector<std::pair<std::int64_t, std::int64_t>> wanted = {
       {1, 1}, {3, 2}, {63, 32}, {64, 64}, {1000, 64}};
-  for (const auto& [ready, batch] : wanted) EXPECT_EQ(tuner.batch(ready), batch) << ready;
-  EXPECT_EQ(FeedTuner(limits()).batch(1000), 1) << "of a network that takes one at a time";
+  for (const auto& [ready, batch] : wanted) EXPECT_EQ(rules.batch(ready), batch) << ready;
+  EXPECT_EQ((FeedRules{limits(), {}}.batch(1000)), 1) << "of a network that takes one at a time";
 }
 
-TEST(FeedTuner, LargeFramesAndShortListsAreNotReadFarAhead) {
+TEST(FeedRules, LargeFramesAndShortListsAreNotReadFarAhead) {
   FeedLimits l = limits(17);
   l.most_bytes = 1000;
-  FeedTuner large(l);
-  large.took_prepare(1, 1, 100);
-  EXPECT_EQ(large.ahead(), 10);
-  large.took_prepare(1, 1, 300);
-  large.took_prepare(1, 1, 200);
-  EXPECT_EQ(large.ahead(), 3) << "the largest that was seen counts";
+  EXPECT_EQ((FeedRules{l, {}, 100}.ahead()), 10);
+  EXPECT_EQ((FeedRules{l, {}, 300}.ahead()), 3);
   l = limits(17);
   l.most_ahead = 2;
-  EXPECT_EQ(FeedTuner(l).ahead(), 2);
+  EXPECT_EQ((FeedRules{l, {}}.ahead()), 2);
 }
 
-TEST(FeedTuner, AsManyReadersAsKeepTheNetworkBusy) {
-  const auto measure = [](FeedTuner& tuner, double host) {
-    for (int i = 0; i < 200; ++i) {
-      tuner.took_prepare(host * 10 / 13, host * 2 / 13, 1);
-      tuner.took_finish(host / 13);
-      tuner.took_network(1, 0.005);
-    }
+TEST(FeedRules, OnCoresReadersAreAsManyAsKeepTheNetworkBusy) {
+  const auto measured = [](FeedLimits l, double host) {
+    FeedTimes t;
+    t.decode = host * 10 / 13;
+    t.resize = host * 2 / 13;
+    t.post_processing = host / 13;
+    t.network = 0.005;
+    return FeedRules{l, t};
   };
-  FeedTuner gpu(limits(17)), small(limits(3)), cpu(limits(8, false));
-  EXPECT_EQ(gpu.readers(), 16) << "nothing is known yet; one thread drives the GPU";
-  for (FeedTuner* t : {&gpu, &small, &cpu}) measure(*t, 0.013);
-  EXPECT_EQ(gpu.readers(), 4);  // 1.2 x 13 / 5
-  EXPECT_EQ(small.readers(), 2);
-  EXPECT_EQ(gpu.network_threads(), 1);
-  EXPECT_EQ(cpu.readers(), 4);
+  EXPECT_EQ((FeedRules{limits(8, false), {}}.readers()), 8) << "nothing is known yet";
+  FeedRules cpu = measured(limits(8, false), 0.013);
+  EXPECT_EQ(cpu.readers(), 4);  // 1.2 x 13 / 5
   EXPECT_EQ(cpu.network_threads(), 5) << "three readers are always busy";
-  measure(cpu, 0.0006);
+  cpu = measured(limits(8, false), 0.0006);
   EXPECT_EQ(cpu.readers(), 1);
   EXPECT_EQ(cpu.network_threads(), 8) << "a reader that is mostly idle takes no core";
-  FeedTuner one(limits(1, false));
-  measure(one, 1);
+  const FeedRules one = measured(limits(1, false), 1);
   EXPECT_EQ(one.readers(), 1);
   EXPECT_EQ(one.network_threads(), 1);
+  const FeedRules gpu = measured(limits(17), 0.013);
+  EXPECT_EQ(gpu.readers(), 16) << "one thread drives the GPU";
+  EXPECT_EQ(gpu.network_threads(), 1);
 }
 
 struct Simulated {
@@ -84,7 +79,7 @@ struct Simulated {
 
 // A network beside threads that take `host` seconds a frame, as Feed runs them: the main thread
 // adds frames between two batches.
-Simulated simulate(FeedTuner& tuner, int budget, double host, const Law& law) {
+Simulated simulate(FeedRules rules, int budget, double host, const Law& law) {
   std::vector<double> free_at(budget, 0);
   std::priority_queue<double, std::vector<double>, std::greater<>> ready;
   double now = 0, busy = 0, from = 0;
@@ -92,16 +87,16 @@ Simulated simulate(FeedTuner& tuner, int budget, double host, const Law& law) {
   constexpr int batches = 600, warm = 300;
   for (int i = 0; i < batches; ++i) {
     if (i == warm) from = now, busy = 0, frames = 0;
-    for (; before < tuner.ahead(); ++before) {
-      const auto thread = std::min_element(free_at.begin(), free_at.begin() + tuner.readers());
+    for (; before < rules.ahead(); ++before) {
+      const auto thread = std::min_element(free_at.begin(), free_at.begin() + rules.readers());
       *thread = std::max(*thread, now) + host;
-      tuner.took_prepare(host, 0, 1);
+      rules.times.decode += host;
       ready.push(*thread);
     }
     now = std::max(now, ready.top());
     std::int64_t there = 0;
     for (auto waiting = ready; !waiting.empty() && waiting.top() <= now; waiting.pop()) ++there;
-    const std::int64_t batch = tuner.batch(there);
+    const std::int64_t batch = rules.batch(there);
     for (std::int64_t f = 0; f < batch; ++f) ready.pop();
     largest = std::max(largest, batch);
     const double seconds = law(batch);
@@ -109,38 +104,34 @@ Simulated simulate(FeedTuner& tuner, int budget, double host, const Law& law) {
     busy += seconds;
     before -= batch;
     frames += batch;
-    tuner.took_network(batch, seconds);
-    for (std::int64_t f = 0; f < batch; ++f) tuner.took_finish(0);
+    rules.times.network += seconds;
   }
   return {busy / (now - from), static_cast<double>(frames) / (now - from), largest};
 }
 
-TEST(FeedTuner, KeepsTheNetworkBusyOrReachesTheThreadsRate) {
+TEST(FeedRules, KeepsTheNetworkBusyOrReachesTheThreadsRate) {
   const Law wait = [](std::int64_t b) { return 0.005 * static_cast<double>(b); };
   // 200 frames/s wanted; four threads of 16 ms make 250.
-  FeedTuner enough(limits(5));
-  EXPECT_GE(simulate(enough, 4, 0.016, wait).network_busy, 0.95);
+  EXPECT_GE(simulate({limits(5), {}}, 4, 0.016, wait).network_busy, 0.95);
   // One thread of 24 ms makes 41.7, and that is what comes.
-  FeedTuner few(limits(2));
-  const Simulated bound = simulate(few, 1, 0.024, wait);
+  const Simulated bound = simulate({limits(2), {}}, 1, 0.024, wait);
   EXPECT_NEAR(bound.rate, 1 / 0.024, 0.5);
   EXPECT_NEAR(bound.network_busy, 0.005 / 0.024, 0.01);
   // Batches that pay: the slower the network, the larger they get.
   FeedLimits l = limits(17);
   l.most_batch = 64;
-  FeedTuner batches(l);
   const Simulated s = simulate(
-      batches, 16, 0.010, [](std::int64_t b) { return 0.004 + 0.0015 * static_cast<double>(b); });
+      {l, {}}, 16, 0.010, [](std::int64_t b) { return 0.004 + 0.0015 * static_cast<double>(b); });
   EXPECT_GE(s.largest, 4);
   EXPECT_GE(s.network_busy, 0.95);
 }
 
-TEST(FeedTuner, ReadsAhead) {
-  EXPECT_EQ(FeedTuner(limits(1, false)).ahead(), 2 + 2);
-  EXPECT_EQ(FeedTuner(limits(5)).ahead(), 2 + 8);
+TEST(FeedRules, ReadsAhead) {
+  EXPECT_EQ((FeedRules{limits(1, false), {}}.ahead()), 2 + 2);
+  EXPECT_EQ((FeedRules{limits(5), {}}.ahead()), 2 + 8);
   FeedLimits tight = limits(4);
   tight.most_bytes = 1;  // a frame at least
-  EXPECT_EQ(FeedTuner(tight).ahead(), 1);
+  EXPECT_EQ((FeedRules{tight, {}}.ahead()), 1);
 }
 
 struct Number : FeedUnit {
