@@ -111,7 +111,7 @@ class ClipJob : public ListJob {
     maker_.emplace(deck, job, model, codec, features, engine.groups().group);
     writer_.emplace(engine.settings().directory, std::move(watermark), engine.groups().rank,
                     frames_.piece,
-                    [this](const FinishedClip& clip) { engine_.finished(manifest_line(clip)); });
+                    [this](const nlohmann::ordered_json& line) { engine_.finished(line); });
   }
 
   // Which clips are sampled together, costliest first.
