@@ -46,6 +46,7 @@ class Reconstruct(WeftTest):
             for key in ("output", "frames", "height", "width", "latent_frames", "psnr", "ssim"):
                 self.assertEqual(a[key], b[key], key)
             self.assertEqual(a["planned_bytes"], a["peak_bytes"])
+            self.assertFalse({"name", "file", "bytes", "file_xxh3", "xxh3"} & set(a), "members of the manifest's line alone")
         # 12 frames are chunks of 5, 5 and 2; an odd row is cut off.
         clip, picture = one["clips"]
         self.assertEqual([clip["frames"], clip["latent_frames"], clip["height"]], [12, 5, 24])

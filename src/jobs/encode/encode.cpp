@@ -249,7 +249,7 @@ struct EncodedClip : PictureUnit {
   std::vector<std::byte> pixels, latents;
 };
 
-// Encodes clips, in the current arena: "pictures" that are read ahead whole. Noise is a function of
+// Encodes clips: "pictures" that are read ahead whole. Noise is a function of
 // (run.seed, sample id): the same latents at any rank count.
 class EncodeWork : public PictureWork {
  public:
@@ -543,16 +543,13 @@ nlohmann::ordered_json encode_clips(const Deck& deck, const ListStart& start,
   weights.load(codec.params(), codec.weight_names(), codec.bf16());
   log::info("weights   {}", weights.describe());
   if (codec.lacks_scale().empty()) codec.check_weights(weights);
-  const std::size_t capacity = arena_capacity(deck.memory, start.device);
-  const std::size_t planned = fit_encoding(codec, source.buckets(), capacity);
-  const auto arena = Arena::reserve(capacity);
-  const ArenaScope scope(*arena);
+  const std::size_t planned =
+      fit_encoding(codec, source.buckets(), arena_capacity(deck.memory, start.device));
   EncodeWork work(deck, source, codec, engine);
-  const nlohmann::ordered_json times =
-      make_pictures(work, engine, start.threads, whole_clips_ahead);
+  const nlohmann::ordered_json times = make_pictures(work, engine, deck, start, whole_clips_ahead);
   const std::int64_t frames = work.close();
   log::info("memory    {:.1f} MiB at the peak ({:.1f} planned), {} at once",
-            static_cast<double>(arena->peak()) / (1 << 20),
+            times.at("peak_bytes").get<double>() / (1 << 20),
             static_cast<double>(planned) / (1 << 20),
             counted(codec.frames_at_once(std::numeric_limits<std::int32_t>::max()), "frame"));
   return {{"frames", frames}, {"waited", times.at("waited")}};

@@ -6,6 +6,7 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "tensor/device.h"
+#include "train/memory_plan.h"
 
 namespace weft {
 namespace {
@@ -97,13 +98,17 @@ class PictureJob : public ListJob, private FeedWork {
 
 }  // namespace
 
-nlohmann::ordered_json make_pictures(PictureWork& work, ListEngine& engine, int threads,
-                                     std::int64_t ahead, std::int64_t most_batch) {
-  PictureJob job(work, engine, limits_of(threads, ahead, most_batch));
+nlohmann::ordered_json make_pictures(PictureWork& work, ListEngine& engine, const Deck& deck,
+                                     const ListStart& start, std::int64_t ahead,
+                                     std::int64_t most_batch) {
+  const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
+  const ArenaScope scope(*arena);
+  PictureJob job(work, engine, limits_of(start.threads, ahead, most_batch));
   engine.run(job, engine.one_by_one());
   const FeedTimes times = job.times();
   nlohmann::ordered_json share = {{"predicting", times.network}, {"waited", times.network_waited}};
   share.update(nlohmann::ordered_json(nlohmann::json(times)));
+  share["peak_bytes"] = arena->peak();
   return share;
 }
 

@@ -44,12 +44,13 @@ class PictureWork {
 // and behind it (FeedLimits), no more than 7 clips are in memory.
 constexpr std::int64_t whole_clips_ahead = 2;
 
-// Makes what is missing; collective as ListEngine::run(). `ahead`: pictures that may be read ahead,
-// besides what the host's memory allows. `most_batch`: those that the network may take at once.
-// Returns, for this rank's share of the report, seconds that the network took and waited, and all
-// that the feed measures.
-nlohmann::ordered_json make_pictures(PictureWork& work, ListEngine& engine, int threads,
-                                     std::int64_t ahead, std::int64_t most_batch = 1);
+// Makes what is missing, in an arena of its own; collective as ListEngine::run(). `ahead`: pictures
+// that may be read ahead, besides what the host's memory allows. `most_batch`: those that the
+// network may take at once. Returns, for this rank's share of the report, seconds that the network
+// took and waited, all that the feed measures, and peak_bytes of the arena.
+nlohmann::ordered_json make_pictures(PictureWork& work, ListEngine& engine, const Deck& deck,
+                                     const ListStart& start, std::int64_t ahead,
+                                     std::int64_t most_batch = 1);
 
 // Who waited for whom, of all ranks: printed, and in the report's header as "feed".
 ListSummary report_feed(const ListReport& report);

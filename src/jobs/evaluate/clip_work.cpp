@@ -359,19 +359,16 @@ void ClipWork::failed(PictureUnit& picture, const Error& e) {
 Json evaluate_missing_clips(const Deck& deck, const ListStart& start, const ClipRows& rows,
                             const ClipMeasures& measures, ListEngine& engine) {
   Networks networks(deck, measures);
-  const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
-  const ArenaScope scope(*arena);
+  const std::size_t capacity = arena_capacity(deck.memory, start.device);
   std::size_t needed = 0;
   if (networks.image) needed = networks.image->plan(std::ssize(aesthetic_points)).bytes;
   if (networks.text) needed = std::max(needed, networks.text->plan().bytes);
-  WEFT_CHECK(needed <= arena->capacity(), Exit::usage,
+  WEFT_CHECK(needed <= capacity, Exit::usage,
              "give the rank more memory (memory.arena_gib, fewer ranks a host)",
              "CLIP needs {}, this rank has {}", size_text(static_cast<double>(needed)),
-             size_text(static_cast<double>(arena->capacity())));
+             size_text(static_cast<double>(capacity)));
   ClipWork work(deck, rows, measures, networks, engine);
-  Json share = make_pictures(work, engine, start.threads, engine.ahead_of_others());
-  share["peak_bytes"] = arena->peak();
-  return share;
+  return make_pictures(work, engine, deck, start, engine.ahead_of_others());
 }
 
 }  // namespace weft

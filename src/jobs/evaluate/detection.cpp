@@ -198,8 +198,6 @@ Json detect_missing(const Deck& deck, const ListStart& start, const DetectorSour
   const EvaluateDeck& e = deck.get<EvaluateDeck>();
   Detector detector(deck, weights);
   log::info("weights   {}", weights.describe());
-  const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
-  const ArenaScope scope(*arena);
   const std::int64_t costliest = engine.costliest();
   std::size_t planned = 0;
   if (engine.items()[costliest].cost > 0) {
@@ -207,11 +205,10 @@ Json detect_missing(const Deck& deck, const ListStart& start, const DetectorSour
     planned = detector.plan(1, largest.height, largest.width).bytes;
   }
   DetectionWork work(deck, images, detector, engine);
-  Json share = make_pictures(work, engine, start.threads, engine.ahead_of_others());
+  Json share = make_pictures(work, engine, deck, start, engine.ahead_of_others());
   log::info("memory    {} at the peak, {} planned for the largest picture",
-            size_text(static_cast<double>(arena->peak())), size_text(static_cast<double>(planned)));
+            size_text(share.at("peak_bytes")), size_text(static_cast<double>(planned)));
   share["planned_bytes"] = planned;
-  share["peak_bytes"] = arena->peak();
   return share;
 }
 
@@ -251,20 +248,14 @@ int evaluate_detection(const Deck& deck, const ListStart& start, const Detection
   // 3. Rank 0 adds up all lines.
   last.summarise = report_feed;
   last.finish = [&](const ListReport& report) {
-    const ManifestLines lines = engine.lines();
-    for (std::int64_t i = 0; i < images->count(); ++i) {
-      const Json line = lines.at(engine.items()[i].name).parsed();
-      result.add(line);
-      add_line(result, line, images->name(i));
-    }
     result.facts = {{"model", describe_model(deck)},
                     {"weights", weights.describe()},
                     {"data", data},
                     {"sizes", describe_sizes(e)},
                     {"post-processing", describe_postprocessing(deck)}};
-    add_machine(result, deck);
-    set_pace(result, report);
-    remove_others(engine);
+    add_results(
+        result, deck, engine, report, [&](std::int64_t i) { return images->name(i); },
+        [&](const Json& line) { result.add(line); });
     write_results(result, result.json(), result.table(),
                   [&](const std::filesystem::path& file) { page(result, file); });
   };

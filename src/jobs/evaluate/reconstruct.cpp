@@ -175,7 +175,6 @@ struct ReconstructedClip : PictureUnit {
 // Inputs through the codec and back, each as one "picture".
 class ReconstructWork : public PictureWork {
  public:
-  // In the current arena.
   ReconstructWork(const Deck& deck, const std::vector<MediaItem>& inputs, VideoCodec& codec,
                   ListEngine& engine)
       : PictureWork(engine), deck_(deck), inputs_(inputs), codec_(codec) {}
@@ -413,10 +412,9 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
     weights.load(codec->params(), codec->weight_names(), codec->bf16());
     log::info("weights   {}, {:.3f} GiB", weights.describe(),
               gib(codec->params().inference_bytes(codec->bf16())));
-    const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
-    const ArenaScope scope(*arena);
     ReconstructWork work(deck, inputs, *codec, engine);
-    last.share = make_pictures(work, engine, start.threads, whole_clips_ahead);
+    last.share = make_pictures(work, engine, deck, start, whole_clips_ahead);
+    last.share.erase("peak_bytes");  // each clip's line has its own
   }
 
   // 3. The results.

@@ -141,16 +141,13 @@ Json segment_missing(const Deck& deck, const ListStart& start, const Segmentatio
                      Predictor& predictor, ListEngine& engine) {
   weights.load(predictor.params());
   log::info("weights   {}", weights.describe());
-  const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
-  const ArenaScope scope(*arena);
   const ImageSize largest = images.size(engine.costliest());
   const std::size_t planned = predictor.plan(largest, true).bytes;
   SegmentationWork work(deck.get<EvaluateDeck>(), images, palette, predictor, engine);
-  Json share = make_pictures(work, engine, start.threads, engine.ahead_of_others());
+  Json share = make_pictures(work, engine, deck, start, engine.ahead_of_others());
   log::info("memory    {} at the peak, {} planned for the costliest image",
-            size_text(static_cast<double>(arena->peak())), size_text(static_cast<double>(planned)));
+            size_text(share.at("peak_bytes")), size_text(static_cast<double>(planned)));
   share["planned_bytes"] = planned;
-  share["peak_bytes"] = arena->peak();
   return share;
 }
 
@@ -211,16 +208,10 @@ int evaluate_segmentation(const Deck& deck, const ListStart& start, const Segmen
   // 3. Rank 0 adds up all lines.
   last.summarise = report_feed;
   last.finish = [&](const ListReport& report) {
-    const ManifestLines lines = engine.lines();
-    for (std::int64_t i = 0; i < images->count(); ++i) {
-      const Json line = lines.at(engine.items()[i].name).parsed();
-      result.add(get_counts(line, predictor.num_classes()));
-      add_line(result, line, images->name(i));
-    }
     result.facts = facts_of(deck, weights.describe());
-    add_machine(result, deck);
-    set_pace(result, report);
-    remove_others(engine);
+    add_results(
+        result, deck, engine, report, [&](std::int64_t i) { return images->name(i); },
+        [&](const Json& line) { result.add(get_counts(line, predictor.num_classes())); });
     replace_file(result.folder / legend_file, legend_svg(names, result.palette), Exit::data,
                  Durable::no);
     write_results(result, result.json(), result.table(),

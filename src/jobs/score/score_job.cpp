@@ -253,25 +253,21 @@ Json score_missing(const Deck& deck, const ListStart& start, const DetectorSourc
   const ScoreDeck& s = deck.get<ScoreDeck>();
   Detector detector(deck, source);
   log::info("weights   {}", source.describe());
-  const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
-  const ArenaScope scope(*arena);
+  const std::size_t capacity = arena_capacity(deck.memory, start.device);
   const std::size_t needed = detector.plan(1, s.side, s.side).bytes;
-  WEFT_CHECK(needed <= arena->capacity(), Exit::usage,
+  WEFT_CHECK(needed <= capacity, Exit::usage,
              "set a smaller score.side, or give the rank more memory (memory.arena_gib, fewer "
              "ranks a host)",
              "a frame of {0}x{0} needs {1}, this rank has {2}", s.side,
-             size_text(static_cast<double>(needed)),
-             size_text(static_cast<double>(arena->capacity())));
+             size_text(static_cast<double>(needed)), size_text(static_cast<double>(capacity)));
   log::info("memory    {} for a frame in the network", size_text(static_cast<double>(needed)));
   // On the CPU the detector takes frames one by one, and a frame alone fills the cores.
   std::int64_t together = 1;
   while (on_cuda() && 2 * together <= most_together &&
-         detector.plan(2 * together, s.side, s.side, arena->capacity()).fits)
+         detector.plan(2 * together, s.side, s.side, capacity).fits)
     together *= 2;
   ScoreWork work(deck, files, detector, engine);
-  Json share = make_pictures(work, engine, start.threads, engine.ahead_of_others(), together);
-  share["peak_bytes"] = arena->peak();
-  return share;
+  return make_pictures(work, engine, deck, start, engine.ahead_of_others(), together);
 }
 
 // ---- Text regions as people want them ----

@@ -521,15 +521,13 @@ int segment(const Deck& deck, MPI_Comm world) {
   if (!engine.missing().empty()) {
     weights.load(predictor.params());
     log::info("weights   {}", weights.describe());
-    const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
-    const ArenaScope scope(*arena);
     SegmentWork work(deck, inputs, names, palette, predictor, engine);
     // Every rank should have some of few pictures; one rank has all frames of a video.
     const bool videos =
         std::ranges::any_of(engine.missing(), [&](std::int64_t i) { return inputs[i].video; });
-    last.share = make_pictures(work, engine, start.threads,
+    last.share = make_pictures(work, engine, deck, start,
                                videos ? most_ahead_of_videos : engine.ahead_of_others());
-    log::info("memory    {} at the peak", size_text(static_cast<double>(arena->peak())));
+    log::info("memory    {} at the peak", size_text(last.share.at("peak_bytes")));
     last.share["looked_at"] = work.predicted();
   }
 

@@ -71,12 +71,17 @@ class PictureJobTest : public ::testing::Test {
     if (rank_ == 0) fs::remove_all(settings_.directory);
     MPI_Barrier(MPI_COMM_WORLD);
   }
+  static Deck small_deck() {
+    Deck deck;
+    deck.memory.arena_gib = 0.001;
+    return deck;
+  }
   int run(const std::function<void(Counting&)>& prepare) {
     ListEngine engine(settings_, items_, MPI_COMM_WORLD);
     Counting work(engine);
     prepare(work);
     ListEnd last;
-    last.share = make_pictures(work, engine, 4, engine.ahead_of_others());
+    last.share = make_pictures(work, engine, small_deck(), {{}, 4}, engine.ahead_of_others());
     EXPECT_EQ(work.done_with, work.given);
     last.summarise = report_feed;
     const int code = engine.end(last);
@@ -102,6 +107,27 @@ TEST_F(PictureJobTest, MakesEachOnceAndNamesFaults) {
   EXPECT_GE(report().at("feed").at("frames"), 58 * 2 - 10);
   EXPECT_EQ(run([](Counting&) {}), 0);
   EXPECT_EQ(report().at("made"), 2);
+}
+
+// A stage may meet what is no picture's fault, such as a full disk.
+TEST_F(PictureJobTest, AnErrorOfTheJobEndsIt) {
+  settings_.directory /= fmt::format("rank{}", rank_);
+  ListEngine engine(settings_, items_, MPI_COMM_SELF);
+  class Full : public Counting {
+   public:
+    using Counting::Counting;
+    void finish(PictureUnit&) override {
+      throw Error(Exit::data, "the disk is full", "free some").for_job();
+    }
+  } work(engine);
+  try {
+    make_pictures(work, engine, small_deck(), {{}, 4}, 2);
+    ADD_FAILURE() << "went on";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "the disk is full");
+    EXPECT_FALSE(e.of_item());
+  }
+  settings_.directory = settings_.directory.parent_path();
 }
 
 TEST_F(PictureJobTest, AStopLeavesTheRest) {
