@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -166,8 +165,7 @@ void check_job(const fs::path& folder, const std::string& job) {
   const fs::path path = folder / "job";
   std::error_code none;
   if (fs::exists(path, none)) {
-    std::stringstream found, wanted(job);
-    found << std::ifstream(path).rdbuf();
+    std::stringstream found(content_of(path)), wanted(job);
     if (found.str() == job) return;
     std::string a, b;
     for (bool more = true; more && a == b;)
@@ -472,9 +470,7 @@ bool is_made(const std::string& output, const std::string& made_by, const fs::pa
   if (made != 0 && log::rank() == 0) {
     log::info("{} is up to date (same clips, same settings); delete it to rebuild", output);
     // A kill may have come after the store's commit and before its parts were removed.
-    std::stringstream of_parts;
-    of_parts << std::ifstream(folder / "job").rdbuf();
-    if (of_parts.str() == job) {
+    if (content_of(folder / "job") == job) {
       const auto lock = lock_output(folder, "encode.output");
       remove_parts(folder);
     }

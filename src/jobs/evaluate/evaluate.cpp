@@ -1,9 +1,7 @@
 #include "jobs/evaluate/evaluate.h"
 
 #include <algorithm>
-#include <fstream>
 #include <set>
-#include <sstream>
 
 #include "config/deck_table.h"
 #include "config/keep_inputs.h"
@@ -29,10 +27,7 @@ void write_text(const fs::path& path, const std::string& text) {
 }
 
 EvaluationPace earlier_pace(const fs::path& json) {
-  std::ifstream in(json);
-  std::stringstream text;
-  text << in.rdbuf();
-  const auto j = try_parse_json<Json>(text.str());
+  const auto j = try_parse_json<Json>(content_of(json));
   try {
     const Json& p = j.at("pace");
     return {p.at("images"), p.at("ranks"), p.at("seconds")};

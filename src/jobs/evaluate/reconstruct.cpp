@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -145,8 +143,7 @@ void check_results(const Deck& deck, const fs::path& out, const std::vector<Medi
 void check_earlier(const fs::path& out, const std::vector<ListItem>& items) {
   std::error_code none;
   if (fs::exists(out / "reconstruct.jsonl", none)) return;
-  std::ifstream in(out / "reconstruct.json");
-  const auto all = try_parse_json<json>(std::string(std::istreambuf_iterator<char>(in), {}));
+  const auto all = try_parse_json<json>(content_of(out / "reconstruct.json"));
   std::map<std::string, std::string> keys;  // by the file
   try {
     for (const json& clip : all.at("clips"))

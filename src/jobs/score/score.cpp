@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "config/deck_table.h"
 #include "config/keep_inputs.h"
@@ -96,10 +94,7 @@ void add_feeds(const ListReport& report, const fs::path& file, FeedSummary& feed
     for (const Json& share : report.ranks) feed.add(share);
     return;
   }
-  std::ifstream in(file);
-  std::stringstream text;
-  text << in.rdbuf();
-  const auto before = try_parse_json<Json>(text.str());
+  const auto before = try_parse_json<Json>(content_of(file));
   try {
     for (const Json& rank : before.at("ranks")) feed.add(rank);
   } catch (const nlohmann::json::exception&) {
