@@ -14,7 +14,7 @@ rm -f $build/report.*
 { cmake -S . -B $build "${generator[@]}" -DCMAKE_BUILD_TYPE=None -DWEFT_CUDA=OFF -DWEFT_UNITY=OFF \
     -DCMAKE_CXX_FLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=thread" &&
   cmake --build $build --parallel "${JOBS:-$(nproc)}" \
-    --target test_core test_data mpitest_parallel mpitest_train mpitest_engine test_prefetch; } >$build/build.log 2>&1 ||
+    --target test_core test_data mpitest_parallel mpitest_train mpitest_engine test_feed; } >$build/build.log 2>&1 ||
   { tail -n 40 $build/build.log >&2; echo "tsan: the build failed; full log: $build/build.log" >&2; exit 1; }
 
 export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
@@ -35,7 +35,7 @@ check() {  # a name for its log, and the command
 }
 check trace "${fixed[@]}" $build/test_core --gtest_filter='Trace*'
 check loader "${fixed[@]}" $build/test_data --gtest_filter='*Prefetch*'
-check prefetch "${fixed[@]}" $build/test_prefetch
+check feed "${fixed[@]}" $build/test_feed
 for ranks in 1 2; do
   mpi=("$mpiexec" -n $ranks "${fixed[@]}")
   # Without one test that reads a sum on purpose while it may still change.

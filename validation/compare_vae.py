@@ -15,6 +15,7 @@ check_wan_vae.py. Exit status 1, with --require, if weft is not that many times 
 """
 import json
 import pathlib
+import shutil
 import sys
 import tempfile
 import time
@@ -36,6 +37,7 @@ def weft_job(args, folder, clips, *options):
     (folder / "deck.toml").write_text(common.toml({
         "run": {"dir": str(folder / "run"), "threads": args.threads}, "model": {"name": args.model}, "vae": {"weights": "random:1"},
         "reconstruct": {"frames": args.frames, "inputs": [clip] * clips}}))
+    shutil.rmtree(folder / "run/reconstructed", ignore_errors=True)  # what is finished would stay
     return common.run([args.weft, "reconstruct", folder / "deck.toml", "--replace", f"device.kind={args.device}",
                        f"device.tf32={str(args.tf32).lower()}", f"vae.dtype={args.dtype}", *args.small, *options], args.threads)
 

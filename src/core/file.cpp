@@ -11,7 +11,9 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <set>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -221,6 +223,12 @@ void replace_file(const std::filesystem::path& path, std::string_view text, Exit
   WholeFile file(path, code, path.string() + ".tmp");
   file.add(text);
   file.commit(durable);
+}
+
+std::string content_of(const std::filesystem::path& path) {
+  std::ostringstream content;
+  content << std::ifstream(path, std::ios::binary).rdbuf();
+  return std::move(content).str();
 }
 
 bool is_there(const std::filesystem::path& path, Exit code) {

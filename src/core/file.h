@@ -55,6 +55,9 @@ class File {
   Exit code_ = Exit::data;
 };
 
+// All bytes of a file; none where it is not there or cannot be read.
+std::string content_of(const std::filesystem::path& path);
+
 // Whether something has that path, at the end of its links. Error(code) where that cannot be found
 // out: a folder without permission, a name that is too long, links in a circle.
 bool is_there(const std::filesystem::path& path, Exit code);

@@ -8,8 +8,6 @@
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
-#include <fstream>
-#include <iterator>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -56,8 +54,7 @@ std::optional<JobStatus> read_status(const fs::path& file) {
   std::error_code none;
   if (!fs::is_regular_file(file, none) || fs::file_size(file, none) > largest_file)
     return std::nullopt;
-  std::ifstream in(file, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  const std::string text = content_of(file);
   const Json j = try_parse_json<Json>(text);
   if (!j.is_object() || !seal_holds(text)) return std::nullopt;
   try {

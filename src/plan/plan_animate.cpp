@@ -78,7 +78,7 @@ void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
   std::iota(items.begin(), items.end(), 0);
   double work = 0, repeated = 0;
   for (const ClipCost& c : costs) work += c.total();
-  for (const ItemBatch& join : share_parts(parts, items, costs, ranks).joins)
+  for (const ItemBatch& join : share_parts(parts, items, {}, costs, ranks).joins)
     repeated += (ranks - 1) * costs[parts[join[0]].clip].prepare;
   const double seconds = (work + repeated) / ranks / rate;
   fmt::print("  {:<20} {:>8.1f} s {:>12.1f} frames/s, efficiency {:.1f} %\n", "time", seconds,

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import struct
 import time
 import unittest
@@ -377,6 +378,18 @@ class Restarts(Animate):
             segment.write_bytes(segment.read_bytes()[:-9])
         self.one("two", ranks=2)
         self.assertEqual(self.clip("two"), self.clip("one"))
+
+    def test_a_death_fails_no_good_clip(self):
+        """A rank dies with all parts of a clip in hand: they are made one at a time, and the clip is joined after them."""
+        (self.dir / "list.csv").write_text("picture,speech,name\n" + "".join(f"face.png,a.wav,clip{i}\n" for i in range(4)))
+        self.animate("one", "animate.input=list.csv")
+        job = self.start("animate", "deck.toml", "animate.output=two", "animate.input=list.csv", ranks=2)
+        self.until(job, lambda: len({p.parent for p in (self.dir / "two").glob(".work/*/*.mp4")}) > 1)
+        os.kill(job.ranks()[1], signal.SIGKILL)
+        job.wait()
+        job = self.animate("two", "animate.input=list.csv", ranks=2)
+        self.assertRegex(job.err, "WARN.* in progress when a rank died: .*clip")
+        self.assertEqual(self.clips("two"), self.clips("one"))
 
 
 class BadInput(Animate):

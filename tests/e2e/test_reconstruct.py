@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import unittest
 
 from harness import WeftTest
@@ -34,6 +35,7 @@ class Reconstruct(WeftTest):
         (self.dir / "vae.toml").write_text(DECK)
 
     def results(self, ranks, *overrides):
+        shutil.rmtree(self.dir / "run/reconstructed", ignore_errors=True)  # what is finished would stay
         self.weft("reconstruct", "vae.toml", *overrides, ranks=ranks)
         return json.loads((self.dir / "run/reconstructed/reconstruct.json").read_text())
 
@@ -44,6 +46,7 @@ class Reconstruct(WeftTest):
             for key in ("output", "frames", "height", "width", "latent_frames", "psnr", "ssim"):
                 self.assertEqual(a[key], b[key], key)
             self.assertEqual(a["planned_bytes"], a["peak_bytes"])
+            self.assertFalse({"name", "file", "bytes", "file_xxh3", "xxh3"} & set(a), "members of the manifest's line alone")
         # 12 frames are chunks of 5, 5 and 2; an odd row is cut off.
         clip, picture = one["clips"]
         self.assertEqual([clip["frames"], clip["latent_frames"], clip["height"]], [12, 5, 24])
@@ -66,6 +69,7 @@ class Reconstruct(WeftTest):
         inputs = "reconstruct.inputs=['a.mp4','lavfi:smptebars=duration=1:rate=1:size=24x16','lost.mp4']"
         figures = []
         for ranks in (1, 2):
+            shutil.rmtree(self.dir / "run/reconstructed", ignore_errors=True)
             job = self.weft("reconstruct", "vae.toml", inputs, ranks=ranks)
             for name in ("a.mp4", "lost.mp4"):
                 self.assertRegex(job.err, rf"WARN: skipped {name}: cannot open (video )?{name}: ")
@@ -81,6 +85,25 @@ class Reconstruct(WeftTest):
         job = self.weft("reconstruct", "vae.toml", "reconstruct.inputs=['a.mp4']", ranks=2, expect=None)
         self.refused(job, 3, "none of 1 input can be read; the first fault: cannot open video a.mp4")
 
+    def test_the_same_command_makes_what_is_missing(self):
+        out = self.dir / "run/reconstructed"
+        before = self.results(2)
+        os.remove(out / "0001_lavfi.png")
+        (self.dir / "later.mp4").write_bytes(b"no video yet")
+        inputs = "reconstruct.inputs=['lavfi:testsrc2=duration=1:rate=12:size=32x25','lavfi:smptebars=duration=1:rate=1:size=24x16'," \
+                 "'later.mp4']"
+        job = self.weft("reconstruct", "vae.toml", inputs, ranks=2)
+        self.assertIn("1 made, 1 finished before, 0 failed, of 3", job.err)
+        again = json.loads((out / "reconstruct.json").read_text())
+        self.assertEqual(again["clips"][0], before["clips"][0])
+        self.assertEqual(again["latent"], before["latent"])
+        self.assertEqual([s["input"] for s in again["skipped"]], ["later.mp4"])
+        os.replace(out / "0000_lavfi.mp4", self.dir / "later.mp4")
+        # What was skipped is tried again, and what was taken away made again.
+        job = self.weft("reconstruct", "vae.toml", inputs, ranks=1)
+        self.assertIn("2 made, 1 finished before, 0 failed, of 3", job.err)
+        self.assertEqual(len(json.loads((out / "reconstruct.json").read_text())["clips"]), 3)
+
     def test_results_of_another_request_stay(self):
         source = "reconstruct.inputs=['lavfi:smptebars=duration=1:rate=1:size=24x16']"
         ask = lambda *more, **how: self.weft("reconstruct", "vae.toml", source, *more, ranks=0, replace=False, **how)
@@ -89,6 +112,14 @@ class Reconstruct(WeftTest):
         ask()
         self.refused(ask("vae.weights=random:8", expect=None), 4, "1 finished result of another request", "--replace")
         self.assertEqual((self.dir / "run/reconstructed/0000_lavfi.png").read_bytes(), before)
+        # Also those of a weft that had no manifest here.
+        manifest = self.dir / "run/reconstructed/reconstruct.jsonl"
+        os.remove(manifest)
+        self.refused(ask("vae.weights=random:8", expect=None), 4, "1 finished result of another request",
+                     "0000_lavfi.png", "--replace")
+        self.assertEqual((self.dir / "run/reconstructed/0000_lavfi.png").read_bytes(), before)
+        self.assertFalse(manifest.exists())
+        self.assertIn("1 made, 0 finished before", ask().err)
         self.assertIn("replaces 1 finished result", ask("vae.weights=random:8", "--replace").err)
         ask("vae.weights=random:8")
 

@@ -3,6 +3,7 @@ clear refusals of what it cannot do."""
 
 import json
 import math
+import shutil
 import unittest
 
 from harness import WeftTest
@@ -35,6 +36,7 @@ class WanVae(WeftTest):
         (self.dir / "wan.toml").write_text(DECK)
 
     def reconstructed(self, ranks, *overrides):
+        shutil.rmtree(self.dir / "run/reconstructed", ignore_errors=True)  # what is finished would stay
         self.weft("reconstruct", "wan.toml", *overrides, ranks=ranks)
         return json.loads((self.dir / "run/reconstructed/reconstruct.json").read_text())
 

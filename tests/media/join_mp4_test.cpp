@@ -74,7 +74,7 @@ class JoinMp4 : public FolderTest {
       EXPECT_THAT(e.what(), HasSubstr(what));
     }
     EXPECT_FALSE(fs::exists(file("out.mp4")));
-    EXPECT_FALSE(fs::exists(file("out.mp4.tmp")));
+    EXPECT_FALSE(fs::exists(file(".out.mp4.partial")));
   }
 
   Footage clip_;
@@ -114,7 +114,7 @@ TEST_F(JoinMp4, TheSameSegmentsGiveTheSameBytes) {
   join_mp4(parts, sound, fps, file("a.mp4"));
   join_mp4(parts, sound, fps, file("b.mp4"));
   EXPECT_EQ(bytes(file("a.mp4")), bytes(file("b.mp4")));
-  EXPECT_FALSE(fs::exists(file("a.mp4.tmp")));
+  EXPECT_FALSE(fs::exists(file(".a.mp4.partial")));
 }
 
 TEST_F(JoinMp4, SoundIsCutToThePictures) {
@@ -178,7 +178,7 @@ TEST_F(JoinMp4, ASoundThatCannotBeReadLeavesNothing) {
   std::ofstream(file("tone.wav"), std::ios::binary) << "no sound";
   EXPECT_THROW(join_mp4({segment(0, 5)}, {file("tone.wav")}, fps, file("out.mp4")), Error);
   EXPECT_FALSE(fs::exists(file("out.mp4")));
-  EXPECT_FALSE(fs::exists(file("out.mp4.tmp")));
+  EXPECT_FALSE(fs::exists(file(".out.mp4.partial")));
 }
 
 }  // namespace

@@ -270,9 +270,8 @@ class AnimateJob : public ListJob {
   // The first rank removes what an earlier job left of the parts that are to be made: files that
   // remain are whole.
   AnimateJob(const Deck& deck, const std::vector<ClipRequest>& clips,
-             const std::vector<ClipPart>& parts, AnimateNetworks& networks,
-             const ListEngine& engine);
-  void make(const ItemBatch& items, ItemResults& results) override;
+             const std::vector<ClipPart>& parts, AnimateNetworks& networks, ListEngine& engine);
+  void make(const ItemBatch& items) override;
   nlohmann::ordered_json share() const;
 
  private:
@@ -293,7 +292,7 @@ class AnimateJob : public ListJob {
   const std::vector<ClipRequest>& clips_;
   const std::vector<ClipPart>& parts_;
   AnimateNetworks& networks_;
-  const ListEngine& engine_;
+  ListEngine& engine_;
   StageSeconds seconds_;
   std::int64_t frames_ = 0;
   SegmentMaker maker_;
@@ -303,7 +302,7 @@ class AnimateJob : public ListJob {
 
 AnimateJob::AnimateJob(const Deck& deck, const std::vector<ClipRequest>& clips,
                        const std::vector<ClipPart>& parts, AnimateNetworks& networks,
-                       const ListEngine& engine)
+                       ListEngine& engine)
     : deck_(deck),
       clips_(clips),
       parts_(parts),
@@ -332,24 +331,23 @@ fs::path AnimateJob::path_of(std::int64_t item) const {
   return engine_.settings().directory / file_of(item);
 }
 
-void AnimateJob::make(const ItemBatch& items, ItemResults& results) {
+void AnimateJob::make(const ItemBatch& items) {
   for (const std::int64_t item : items) {
     // What is left of the batch is the next start's.
     if (engine_.stop_requested() && item != items.front()) return;
-    results.begun(item);
     Json line = engine_.line_of(item);
     const double begin = now_seconds();
     try {
       if (!make_part(item, line)) return;
       line["seconds"] = now_seconds() - begin;
       add_files(line, item);
-      results.finished(line);
+      engine_.finished(line);
     } catch (const Error& e) {
       if (e.code() == Exit::stopped) return;
       if (part(item).kind == Kind::clip)
-        results.failed(item, e);
-      else if (e.code() == Exit::data || e.code() == Exit::usage || e.code() == Exit::non_finite)
-        results.skipped(engine_.line_of(item), e);  // the clip reports it
+        engine_.failed(item, e);
+      else if (e.of_item())
+        engine_.skipped(item, e);  // the clip reports it
       else
         throw;
     }
@@ -430,10 +428,10 @@ void AnimateJob::join(std::int64_t item, Json& line) {
     const auto said = lines.find(item_of(i).name);
     if (said != lines.end() && said->second.key == item_of(i).key) {
       const Json fault = said->second.parsed();
-      if (fault.contains("fault"))
+      if (said->second.fault)
         throw Error(static_cast<Exit>(fault.value("code", 0)), fault.value("fault", ""),
                     fault.value("hint", ""), __FILE__, __LINE__);
-      WEFT_CHECK(!fault.contains("died"), Exit::data,
+      WEFT_CHECK(said->second.died < most_deaths, Exit::data,
                  "to try again, remove its line from animate.jsonl", "ranks died while making {}",
                  item_of(i).name);
     }
@@ -549,7 +547,7 @@ std::size_t plan_arena(AnimateNetworks& networks, const std::vector<std::size_t>
 
 Json make_missing(const Deck& deck, const ListStart& start, AnimateNetworks& networks,
                   const std::vector<ClipRequest>& clips, const std::vector<AnimateSize>& sizes,
-                  const std::vector<ClipPart>& parts, ListEngine& engine, Json& header) {
+                  const std::vector<ClipPart>& parts, ListEngine& engine) {
   const std::vector<std::size_t> missing = clips_missing(engine, parts);
   std::vector<const ClipRequest*> requests;
   for (const std::size_t c : missing) requests.push_back(&clips[c]);
@@ -559,7 +557,8 @@ Json make_missing(const Deck& deck, const ListStart& start, AnimateNetworks& net
   // A clip whose picture or speech cannot be read has no costs: it fails by itself.
   for (const std::size_t c : missing)
     if (sizes[c].frames > 0) costs[c] = networks.cost(clips[c], sizes[c]);
-  SharedParts shared = share_parts(parts, engine.missing(), costs, engine.groups().count);
+  const SharedParts shared =
+      share_parts(parts, engine.missing(), engine.suspects(), costs, engine.groups().count);
   const std::int64_t split = std::ssize(shared.joins), whole = std::ssize(missing) - split;
   log::info("plan      {} on one rank each, {} shared by several", counted(whole, "clip"), split);
   const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
@@ -572,12 +571,12 @@ Json make_missing(const Deck& deck, const ListStart& start, AnimateNetworks& net
         size_text(static_cast<double>(needed)), size_text(static_cast<double>(arena->capacity())));
   log::info("memory    {} for the largest clip in the networks",
             size_text(static_cast<double>(needed)));
-  header["whole_clips"] = whole;
-  header["split_clips"] = split;
   AnimateJob job(deck, clips, parts, networks, engine);
-  engine.run(job, std::move(shared.pieces));
-  engine.run(job, std::move(shared.joins));
+  engine.run(job, shared.pieces);
+  engine.run(job, shared.joins);
   Json share = job.share();
+  share["whole_clips"] = whole;
+  share["split_clips"] = split;
   share["peak_bytes"] = arena->peak();
   share["resident_bytes"] = resident_bytes();
   share["device"] = on_cuda() ? device_runtime().describe() : "CPU";
@@ -585,9 +584,8 @@ Json make_missing(const Deck& deck, const ListStart& start, AnimateNetworks& net
 }
 
 // Clips, and where the ranks' time went.
-void print_clips(const ListReport& report, const ListEngine& engine,
-                 const std::vector<ClipPart>& parts, ListEnd& last) {
-  Json& header = last.header;
+ListSummary summarise_clips(const ListReport& report, const ListEngine& engine,
+                            const std::vector<ClipPart>& parts) {
   std::int64_t clips = 0, there = 0, frames = 0;
   const ManifestLines lines = engine.lines();
   for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -596,17 +594,16 @@ void print_clips(const ListReport& report, const ListEngine& engine,
     const auto line = lines.find(engine.items()[i].name);
     there += line != lines.end() && is_result(line->second, engine.items()[i].key) ? 1 : 0;
   }
-  last.failed = fmt::format("{} of {}", clips - there, counted(clips, "clip"));
   double seconds = 0;
   std::int64_t enhanced = 0, restored = 0;
   std::map<std::string, double> stages;
-  for (const RankShare& r : report.ranks) {
-    seconds = std::max(seconds, r.last_end);
-    frames += r.own.value("frames", std::int64_t{0});
-    enhanced += r.own.value("enhanced_frames", std::int64_t{0});
-    restored += r.own.value("restored_frames", std::int64_t{0});
+  for (const Json& share : report.ranks) {
+    seconds = std::max(seconds, share.at("last_end").get<double>());
+    frames += share.value("frames", std::int64_t{0});
+    enhanced += share.value("enhanced_frames", std::int64_t{0});
+    restored += share.value("restored_frames", std::int64_t{0});
     for (const char* stage : {"prepare", "speech", "render", "paste", "enhance", "encode", "join"})
-      stages[stage] += r.own.value(stage, 0.0);
+      stages[stage] += share.value(stage, 0.0);
   }
   std::string text;
   for (const auto& [stage, time] : stages)
@@ -625,11 +622,16 @@ void print_clips(const ListReport& report, const ListEngine& engine,
         "gfpgan restored no face in any of {}: the detector found none of 5 pixels or more "
         "between the eyes",
         counted(enhanced, "frame"));
-  header["clips"] = clips;
-  header["clips_there"] = there;
-  header["frames"] = frames;
-  header["frames_per_second"] = seconds > 0 ? static_cast<double>(frames) / seconds : 0.0;
-  if (enhanced > 0) header["restored_frames"] = restored;
+  ListSummary said{
+      {{"clips", clips},
+       {"clips_there", there},
+       {"frames", frames},
+       {"frames_per_second", seconds > 0 ? static_cast<double>(frames) / seconds : 0.0}},
+      fmt::format("{} of {}", clips - there, counted(clips, "clip"))};
+  if (enhanced > 0) said.header["restored_frames"] = restored;
+  for (const char* number : {"whole_clips", "split_clips"})
+    if (report.ranks.front().contains(number)) said.header[number] = report.ranks.front()[number];
+  return said;
 }
 
 }  // namespace
@@ -649,9 +651,8 @@ int animate(const Deck& deck, MPI_Comm world) {
     keys.push_back(clip_key(clips[i], networks.identity(clips[i]) + "\n" + deck.media.orientation));
     costs.push_back({0, 1, 0, sizes[i].frames});
   }
-  ListSettings settings = list_settings(deck, "animate", deck.get<AnimateDeck>().output, "part");
-  settings.batch_is_begun = false;  // a clip is a batch of many parts
-  ListEngine engine(settings, items_of(parts, clips, costs, keys), world);
+  ListEngine engine(list_settings(deck, "animate", deck.get<AnimateDeck>().output, "part"),
+                    items_of(parts, clips, costs, keys), world);
   std::int64_t frames = 0;
   for (const AnimateSize& s : sizes) frames += s.frames;
   const std::size_t missing = engine.missing().size();
@@ -663,11 +664,10 @@ int animate(const Deck& deck, MPI_Comm world) {
 
   // 2. Parts, by whoever is free.
   ListEnd last;
-  if (missing > 0)
-    last.share = make_missing(deck, start, networks, clips, sizes, parts, engine, last.header);
+  if (missing > 0) last.share = make_missing(deck, start, networks, clips, sizes, parts, engine);
 
   // 3. The report.
-  last.print = [&](const ListReport& report) { print_clips(report, engine, parts, last); };
+  last.summarise = [&](const ListReport& report) { return summarise_clips(report, engine, parts); };
   last.finish = [&](const ListReport&) { remove_segments(engine.settings().directory); };
   return engine.end(last);
 }

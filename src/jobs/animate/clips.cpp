@@ -407,10 +407,12 @@ std::vector<ListItem> items_of(const std::vector<ClipPart>& parts,
 
 SharedParts share_parts(const std::vector<ClipPart>& parts,
                         const std::vector<std::int64_t>& missing,
-                        const std::vector<ClipCost>& costs, int ranks) {
+                        const std::set<std::int64_t>& suspects, const std::vector<ClipCost>& costs,
+                        int ranks) {
   struct Clip {
     ItemBatch items;
     double cost = 0;
+    bool suspect = false;
   };
   std::map<std::int64_t, Clip> clips;
   std::vector<std::int64_t> sorted = missing;
@@ -424,6 +426,7 @@ SharedParts share_parts(const std::vector<ClipPart>& parts,
                         (p.kind == Kind::piece ? c.frame * static_cast<double>(p.count) : c.join);
     clip.items.push_back(item);
     clip.cost += cost;
+    clip.suspect = clip.suspect || suspects.contains(item);
     remaining += cost;
   }
   std::vector<Clip> order;
@@ -432,7 +435,7 @@ SharedParts share_parts(const std::vector<ClipPart>& parts,
   SharedParts shared;
   for (Clip& clip : order) {
     // One piece and its join, or the join alone, have nothing to share.
-    if (ranks == 1 || clip.items.size() <= 2 || ranks * clip.cost <= remaining) {
+    if (!clip.suspect && (ranks == 1 || clip.items.size() <= 2 || ranks * clip.cost <= remaining)) {
       shared.pieces.push_back(std::move(clip.items));
     } else {
       for (const std::int64_t item : clip.items)

@@ -5,6 +5,7 @@
 #include <mpi.h>
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -109,16 +110,19 @@ std::vector<ListItem> items_of(const std::vector<ClipPart>& parts,
 
 // How the ranks share what is missing.
 struct SharedParts {
-  std::vector<ItemBatch>
-      pieces;  // first; a clip that one rank makes is one batch, joined at its end
+  // First. A clip that one rank makes is one batch, joined at its end.
+  std::vector<ItemBatch> pieces;
   std::vector<ItemBatch> joins;  // then, once all pieces are there: clips that several ranks make
 };
 
 // The costliest clips first. A clip goes to one rank as long as it costs no more than an even share
-// of what remains; otherwise its pieces go to whoever is free.
+// of what remains; otherwise its pieces go to whoever is free. So do those of a clip with
+// `suspects` (ListEngine::suspects), which the engine takes out of their batches: it is joined once
+// all are there.
 SharedParts share_parts(const std::vector<ClipPart>& parts,
                         const std::vector<std::int64_t>& missing,
-                        const std::vector<ClipCost>& costs, int ranks);
+                        const std::set<std::int64_t>& suspects, const std::vector<ClipCost>& costs,
+                        int ranks);
 
 // Hash of all that decides a clip's bytes. `weights` stands for all networks.
 std::string clip_key(const ClipRequest& clip, const std::string& weights);

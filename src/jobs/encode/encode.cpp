@@ -8,10 +8,9 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <future>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -35,6 +34,7 @@
 #include "data/synthetic.h"
 #include "jobs/engine/list_job.h"
 #include "jobs/engine/manifest.h"
+#include "jobs/engine/pictures.h"
 #include "jobs/generate/options.h"
 #include "jobs/generate/texts.h"
 #include "models/interfaces.h"
@@ -165,8 +165,7 @@ void check_job(const fs::path& folder, const std::string& job) {
   const fs::path path = folder / "job";
   std::error_code none;
   if (fs::exists(path, none)) {
-    std::stringstream found, wanted(job);
-    found << std::ifstream(path).rdbuf();
+    std::stringstream found(content_of(path)), wanted(job);
     if (found.str() == job) return;
     std::string a, b;
     for (bool more = true; more && a == b;)
@@ -244,46 +243,55 @@ std::vector<ListItem> encode_items(const std::vector<Bucket>& buckets, const std
   return items;
 }
 
-// Encodes clips, in the current arena. Noise is a function of (run.seed, sample id): the same
-// latents at any rank count. The next clip is read while one is encoded.
-class EncodeJob : public ListJob {
+struct EncodedClip : PictureUnit {
+  std::vector<std::byte> pixels, latents;
+};
+
+// Encodes clips: "pictures" that are read ahead whole. Noise is a function of
+// (run.seed, sample id): the same latents at any rank count.
+class EncodeWork : public PictureWork {
  public:
-  EncodeJob(const Deck& deck, const ClipSource& source, VideoCodec& codec, const ListEngine& engine)
-      : deck_(deck),
+  EncodeWork(const Deck& deck, const ClipSource& source, VideoCodec& codec, ListEngine& engine)
+      : PictureWork(engine),
+        deck_(deck),
         source_(source),
         codec_(codec),
-        engine_(engine),
         writer_(engine.settings().directory, engine.groups().rank) {}
 
-  void prepare(const ItemBatch& samples) override {
-    const Place p = place_of(samples.front());
-    reading_[samples.front()] = std::async(std::launch::async, [this, p] {
-      std::vector<std::byte> clip(bucket(p).clip_bytes());
-      source_.read(p.bucket, p.index, clip);
-      return clip;
-    });
+  std::unique_ptr<PictureUnit> next(std::int64_t, std::int64_t number) override {
+    return number == 0 ? std::make_unique<EncodedClip>() : nullptr;
   }
 
-  void make(const ItemBatch& samples, ItemResults& results) override {
-    const std::int64_t sample = samples.front();
-    const ListItem& item = engine_.items()[sample];
-    const Place p = place_of(sample);
+  FeedWork::Prepared read(PictureUnit& unit) override {
     const double begin = now_seconds();
-    const std::vector<std::byte> clip = reading_.extract(sample).mapped().get();
-    waited_ += now_seconds() - begin;
-    nlohmann::ordered_json line = {
-        {"name", item.name}, {"key", item.key}, {"rank", engine_.groups().rank}};
-    writer_.append(encode(clip, bucket(p), sample,
-                          fmt::format("clip {} of bucket {}", p.index, bucket(p).name)),
-                   line);
-    results.finished(line);
+    const Place p = place_of(unit.item);
+    std::vector<std::byte>& pixels = static_cast<EncodedClip&>(unit).pixels;
+    pixels.resize(bucket(p).clip_bytes());
+    source_.read(p.bucket, p.index, pixels);
+    return {now_seconds() - begin, 0, true, pixels.size()};
+  }
+
+  void predict(std::span<PictureUnit* const> units) override {
+    auto& clip = static_cast<EncodedClip&>(*units.front());
+    const Place p = place_of(clip.item);
+    clip.latents = encode(clip.pixels, bucket(p), clip.item,
+                          fmt::format("clip {} of bucket {}", p.index, bucket(p).name));
+    clip.pixels = {};
     frames_ += bucket(p).frames;
   }
 
-  void flush(ItemResults&) override { writer_.close(); }
+  void finish(PictureUnit& unit) override {
+    nlohmann::ordered_json line = engine_.line_of(unit.item);
+    const std::lock_guard lock(writing_);
+    writer_.append(static_cast<EncodedClip&>(unit).latents, line);
+    engine_.finished(line);
+  }
 
-  // For the report: frames, and seconds spent waiting for clips.
-  nlohmann::ordered_json share() const { return {{"frames", frames_}, {"waited", waited_}}; }
+  // Ends this rank's file of clips. The frames of what was encoded.
+  std::int64_t close() {
+    writer_.close();
+    return frames_;
+  }
 
  private:
   struct Place {
@@ -329,11 +337,9 @@ class EncodeJob : public ListJob {
   const Deck& deck_;
   const ClipSource& source_;
   VideoCodec& codec_;
-  const ListEngine& engine_;
+  std::mutex writing_;
   PartWriter writer_;
-  std::map<std::int64_t, std::future<std::vector<std::byte>>> reading_;  // by sample id
   std::int64_t frames_ = 0;
-  double waited_ = 0;
 };
 
 // ---- The job
@@ -464,9 +470,7 @@ bool is_made(const std::string& output, const std::string& made_by, const fs::pa
   if (made != 0 && log::rank() == 0) {
     log::info("{} is up to date (same clips, same settings); delete it to rebuild", output);
     // A kill may have come after the store's commit and before its parts were removed.
-    std::stringstream of_parts;
-    of_parts << std::ifstream(folder / "job").rdbuf();
-    if (of_parts.str() == job) {
+    if (content_of(folder / "job") == job) {
       const auto lock = lock_output(folder, "encode.output");
       remove_parts(folder);
     }
@@ -476,19 +480,19 @@ bool is_made(const std::string& output, const std::string& made_by, const fs::pa
 
 // What each rank did, and how busy it was until the last clip.
 void print_shares(const ListReport& report, double seconds) {
-  if (report.made() == 0) return;
+  if (report.made == 0) return;
   double frames = 0;
   for (std::size_t r = 0; r < report.ranks.size(); ++r) {
-    const RankShare& s = report.ranks[r];
-    frames += s.own.value("frames", 0.0);
+    const auto of = [&](const char* name) { return report.ranks[r].value(name, 0.0); };
+    frames += of("frames");
     log::write_info(
         fmt::format("rank {:<4} {}, busy {:.1f} %, waited for clips to be read {:.1f} %", r,
-                    counted(s.made, "clip"), 100 * s.busy / seconds,
-                    100 * s.own.value("waited", 0.0) / seconds));
+                    counted(static_cast<std::int64_t>(of("clips")), "clip"),
+                    100 * of("busy") / seconds, 100 * of("waited") / seconds));
   }
-  const auto clips = static_cast<double>(report.made());
+  const auto clips = static_cast<double>(report.made);
   log::write_info(fmt::format("{}, {} in {:.1f} s: {:.2f} clips/s, {:.1f} frames/s",
-                              counted(report.made(), "clip"), counted(frames, "frame"), seconds,
+                              counted(report.made, "clip"), counted(frames, "frame"), seconds,
                               clips / seconds, frames / seconds));
 }
 
@@ -521,47 +525,38 @@ bool with_features(const TextEncoder* encoder, const Texts& texts, MPI_Comm worl
 }
 
 ListSettings settings_of(const Deck& deck, const fs::path& folder) {
-  ListSettings s;
-  s.directory = folder;
-  s.command = "encode";
+  ListSettings s = list_settings(deck, "encode", folder, "clip");
   s.stem = "encoded";
-  s.report = "encode_report.json";
-  s.key = "encode.output";
-  s.stop_margin = deck.run.stop_margin;
-  s.ahead = true;
   // The folder goes once the store is there.
   s.status = deck.get<EncodeDeck>().output + ".status.json";
   return s;
 }
 
 // Encodes clips; a rank that is free takes the next one. Returns this rank's share of the report.
-nlohmann::ordered_json encode_clips(const Deck& deck, const RankDevice& device,
+nlohmann::ordered_json encode_clips(const Deck& deck, const ListStart& start,
                                     const ModelSource& weights, const ClipSource& source,
                                     VideoCodec& codec, ListEngine& engine) {
   weights.load(codec.params(), codec.weight_names(), codec.bf16());
   log::info("weights   {}", weights.describe());
   if (codec.lacks_scale().empty()) codec.check_weights(weights);
-  const std::size_t capacity = arena_capacity(deck.memory, device);
-  const std::size_t planned = fit_encoding(codec, source.buckets(), capacity);
-  const auto arena = Arena::reserve(capacity);
-  const ArenaScope scope(*arena);
-  EncodeJob job(deck, source, codec, engine);
-  engine.run(job, engine.one_by_one());
+  const std::size_t planned =
+      fit_encoding(codec, source.buckets(), arena_capacity(deck.memory, start.device));
+  EncodeWork work(deck, source, codec, engine);
+  const nlohmann::ordered_json times = make_pictures(work, engine, deck, start, whole_clips_ahead);
+  const std::int64_t frames = work.close();
   log::info("memory    {:.1f} MiB at the peak ({:.1f} planned), {} at once",
-            static_cast<double>(arena->peak()) / (1 << 20),
+            times.at("peak_bytes").get<double>() / (1 << 20),
             static_cast<double>(planned) / (1 << 20),
             counted(codec.frames_at_once(std::numeric_limits<std::int32_t>::max()), "frame"));
-  return job.share();
+  return {{"frames", frames}, {"waited", times.at("waited")}};
 }
 
 }  // namespace
 
 int encode(const Deck& deck, MPI_Comm world) {
   // 1. The work to do.
-  watch_stop_signals();
   check_deck(deck);
-  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
-  set_threads(static_cast<int>(deck.run.threads), device.core_sharers);
+  const ListStart start = start_list_job(deck, world);
   const auto source = open_clip_source(deck.data);
   const std::unique_ptr<VideoCodec> codec = make_codec(deck);
   const std::unique_ptr<TextEncoder> encoder = make_text_encoder(deck);
@@ -614,11 +609,14 @@ int encode(const Deck& deck, MPI_Comm world) {
   ListEnd last;
   const double begin = now_seconds();
   if (missing > 0 && !features->encoded().stopped)
-    last.share = encode_clips(deck, device, weights, *source, *codec, *engine);
+    last.share = encode_clips(deck, start, weights, *source, *codec, *engine);
   const double seconds = now_seconds() - begin;
 
   // 4. Rank 0 merges the parts into one store and removes them.
-  last.print = [&](const ListReport& report) { print_shares(report, seconds); };
+  last.summarise = [&](const ListReport& report) {
+    print_shares(report, seconds);
+    return ListSummary();
+  };
   last.finish = [&](const ListReport&) {
     const std::uint64_t bytes =
         merge(deck, *source, stored, texts, *features, {folder, engine->lines()}, made_by, *codec);

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <cstring>
+#include <condition_variable>
 #include <exception>
-#include <string_view>
 
 #include "core/clock.h"
 #include "core/error.h"
@@ -15,30 +13,14 @@
 namespace weft {
 namespace {
 
-// To rank 0: a request for batches (Ask), a request to stop, a rank's report, its last message.
-// From rank 0: a request to stop, the exit code, which is its last message.
-enum Tag { tag_ask, tag_stop, tag_report, tag_last, tag_code };
+// To rank 0: a request for batches of a round. To and from rank 0: a request to stop; the last
+// message.
+enum Tag { tag_ask, tag_stop, tag_last };
 
 // Seconds that the thread sleeps between two looks for messages: on rank 0 longer and longer while
-// none come, elsewhere `between_requests`, for nothing but a request to stop can come before the
-// end. Requests from outside are looked for as often.
+// none come, elsewhere `between_requests`, for nothing but a request to stop can come. Requests
+// from outside are looked for as often.
 constexpr double shortest_sleep = 20e-6, longest_sleep = 1e-3, between_requests = 0.1;
-
-template <class T>
-T value_of(const std::string& bytes) {
-  T value{};
-  std::memcpy(&value, bytes.data(), std::min(bytes.size(), sizeof value));
-  return value;
-}
-
-void send(MPI_Comm comm, int target, int tag, std::string_view bytes) {
-  MPI_Send(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, target, tag, comm);
-}
-
-template <class T>
-std::string_view bytes_of(const T& value) {
-  return {reinterpret_cast<const char*>(&value), sizeof value};
-}
 
 }  // namespace
 
@@ -61,11 +43,14 @@ std::int64_t RankGroups::share(std::int64_t number) const {
   return number;
 }
 
-std::int64_t batches_a_request(double request_seconds, double batch_seconds, std::int64_t remaining,
-                               int workers) {
-  const double wanted = batch_seconds > 0 ? std::ceil(200 * request_seconds / batch_seconds) : 1;
-  const auto most = static_cast<double>(remaining / (4 * static_cast<std::int64_t>(workers)));
-  return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(wanted, most)));
+std::int64_t batches_a_request(std::span<const double> left, std::int64_t first, int workers) {
+  constexpr std::int64_t most = 16;
+  const std::int64_t shares = 8 * static_cast<std::int64_t>(workers);
+  const std::int64_t by_number = std::min(most, (std::ssize(left) - 1 - first) / shares);
+  const double by_cost = left[first] / static_cast<double>(shares);
+  std::int64_t n = 1;
+  while (n < by_number && left[first] - left[first + n + 1] <= by_cost) ++n;
+  return n;
 }
 
 Dispatcher::Dispatcher(MPI_Comm world, std::unique_ptr<Requests> requests,
@@ -80,16 +65,13 @@ Dispatcher::Dispatcher(MPI_Comm world, std::unique_ptr<Requests> requests,
   MPI_Comm_dup(world, &answers_);
   MPI_Comm_rank(service_, &rank_);
   MPI_Comm_size(service_, &ranks_);
-  reports_.resize(ranks_);
-  reports_missing_ = ranks_;
   thread_ = std::jthread([this](const std::stop_token& end) {
     try {
       serve(end);
     } catch (...) {
       const std::lock_guard lock(mutex_);
       fault_ = std::current_exception();
-      stop_ = true;  // next() passes the fault on
-      changed_.notify_all();
+      stop_ = true;
     }
   });
 }
@@ -118,7 +100,7 @@ void Dispatcher::serve(const std::stop_token& end) {
       sleep = shortest_sleep;
       continue;
     }
-    sleep = rank_ == 0 || reported_ ? std::min(2 * sleep, longest_sleep) : between_requests;
+    sleep = rank_ == 0 ? std::min(2 * sleep, longest_sleep) : between_requests;
     ended.wait_for(lock, end, std::chrono::duration<double>(sleep), [] { return false; });
   }
 }
@@ -129,7 +111,7 @@ void Dispatcher::look() {
   if (rank_ == 0)
     stop_others();
   else
-    send(service_, 0, tag_stop, {});
+    MPI_Send(nullptr, 0, MPI_INT64_T, 0, tag_stop, service_);
 }
 
 void Dispatcher::stop() {
@@ -138,75 +120,66 @@ void Dispatcher::stop() {
 }
 
 void Dispatcher::stop_others() {
-  for (int r = 1; r < ranks_; ++r) send(service_, r, tag_stop, {});
+  for (int r = 1; r < ranks_; ++r) MPI_Send(nullptr, 0, MPI_INT64_T, r, tag_stop, service_);
 }
 
 bool Dispatcher::receive_one() {
-  int there = 0, bytes = 0;
+  int there = 0;
   MPI_Status status;
   MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, service_, &there, &status);
-  if (there == 0) return false;
-  MPI_Get_count(&status, MPI_BYTE, &bytes);
-  std::string text(bytes, ' ');
+  // The last message of a rank is for conclude().
+  if (there == 0 || status.MPI_TAG == tag_last) return false;
   const int from = status.MPI_SOURCE;
-  MPI_Recv(text.data(), bytes, MPI_BYTE, from, status.MPI_TAG, service_, MPI_STATUS_IGNORE);
+  std::int64_t round = 0;
+  MPI_Recv(&round, 1, MPI_INT64_T, from, status.MPI_TAG, service_, MPI_STATUS_IGNORE);
   if (status.MPI_TAG == tag_ask) {
-    answer(from, value_of<Ask>(text));
-  } else if (status.MPI_TAG == tag_stop) {
-    if (stop_) return true;
+    const Range range = grant(round);
+    MPI_Send(&range, sizeof range, MPI_BYTE, from, 0, answers_);
+  } else if (!stop_) {
     stop();
     log::info("stopping: requested by a signal to rank {}", from);
     if (rank_ == 0) stop_others();
-  } else {
-    const std::lock_guard lock(mutex_);
-    if (status.MPI_TAG == tag_report) {
-      reports_[from] = std::move(text);
-      --reports_missing_;
-    } else if (status.MPI_TAG == tag_code) {
-      code_ = value_of<int>(text);
-    }
-    changed_.notify_all();
   }
   return true;
 }
 
-void Dispatcher::answer(int rank, const Ask& ask) {
-  std::unique_lock lock(mutex_);
-  if (ask.round > round_) {
-    early_.emplace_back(rank, ask);
-    return;
-  }
-  lock.unlock();
-  send(answers_, rank, 0, bytes_of(grant(ask)));
-}
-
-Dispatcher::Range Dispatcher::grant(const Ask& ask) {
+Dispatcher::Range Dispatcher::grant(std::int64_t round) {
   const std::lock_guard lock(mutex_);
-  const std::int64_t remaining = all_.end - all_.first;
-  if (stop_ || ask.round < round_ || remaining == 0) return {};
-  const std::int64_t n =
-      batches_a_request(ask.request_seconds, ask.batch_seconds, remaining, workers_);
-  all_.first += n;
-  return {all_.first - n, all_.first};
+  if (stop_ || round < round_ || next_ + 1 >= std::ssize(left_)) return {};
+  const std::int64_t first = next_;
+  next_ += first < together_ ? together_ : batches_a_request(left_, first, workers_);
+  return {first, next_};
 }
 
 // ---- The rank's own thread ----
 
-void Dispatcher::open(std::int64_t batches, int workers) {
+// Asleep. What went wrong in the dispatcher's thread emerges here: others might wait for it.
+void Dispatcher::wait(MPI_Request request) const {
+  const auto done = [&] {
+    int complete = 0;
+    MPI_Test(&request, &complete, MPI_STATUS_IGNORE);
+    const std::lock_guard lock(mutex_);
+    if (fault_) std::rethrow_exception(fault_);
+    return complete != 0;
+  };
+  wait_asleep(done, 0.002);
+}
+
+void Dispatcher::open(const std::vector<double>& costs, int workers, std::int64_t together) {
+  ++own_round_;
+  if (rank_ == 0) {
+    // Before any rank can ask for the new round's. Nothing of the one before is left.
+    const std::lock_guard lock(mutex_);
+    left_.assign(costs.size() + 1, 0);
+    for (std::size_t i = costs.size(); i-- > 0;) left_[i] = left_[i + 1] + costs[i];
+    next_ = 0;
+    together_ = together;
+    workers_ = workers;
+    round_ = own_round_;
+  }
   MPI_Request all_here;
   MPI_Ibarrier(answers_, &all_here);
-  wait_asleep(all_here, 0.01);
-  ++ask_.round;
-  if (rank_ != 0) return;
-  std::vector<std::pair<int, Ask>> early;
-  {
-    const std::lock_guard lock(mutex_);
-    all_ = {0, batches};
-    workers_ = workers;
-    ++round_;
-    early.swap(early_);
-  }
-  for (const auto& [rank, ask] : early) answer(rank, ask);
+  wait(all_here);
 }
 
 std::int64_t Dispatcher::next() {
@@ -216,58 +189,37 @@ std::int64_t Dispatcher::next() {
     mine_ = {};  // what was granted and not begun is left to the next start
     return -1;
   }
-  if (mine_.first == mine_.end && rank_ == 0) mine_ = grant(ask_);
+  if (mine_.first == mine_.end && rank_ == 0) mine_ = grant(own_round_);
   if (mine_.first == mine_.end && rank_ != 0) {
     const double begin = now_seconds();
     MPI_Request come;
     MPI_Irecv(&mine_, sizeof mine_, MPI_BYTE, 0, 0, answers_, &come);
-    send(service_, 0, tag_ask, bytes_of(ask_));
-    wait_asleep(come);
-    const double seconds = now_seconds() - begin;
-    ask_.request_seconds = asked_ == 0 ? seconds : 0.75 * ask_.request_seconds + 0.25 * seconds;
-    asked_total_ += seconds;
+    MPI_Send(&own_round_, 1, MPI_INT64_T, 0, tag_ask, service_);
+    wait(come);
+    asked_total_ += now_seconds() - begin;
     ++asked_;
   }
   return mine_.first < mine_.end ? mine_.first++ : -1;
 }
 
-void Dispatcher::took(double seconds) {
-  longest_ = std::max(longest_.load(), seconds);
-  ask_.batch_seconds =
-      ask_.batch_seconds == 0 ? seconds : 0.75 * ask_.batch_seconds + 0.25 * seconds;
-}
-
 std::vector<std::string> Dispatcher::gather(const std::string& mine) {
-  reported_ = true;
-  if (rank_ != 0) {
-    send(service_, 0, tag_report, mine);
-    return {};
-  }
-  std::unique_lock lock(mutex_);
-  reports_[0] = mine;
-  --reports_missing_;
-  changed_.wait(lock, [&] { return reports_missing_ == 0 || fault_; });
-  if (fault_) std::rethrow_exception(fault_);
-  return reports_;
+  MPI_Request all_here;
+  MPI_Ibarrier(answers_, &all_here);
+  wait(all_here);
+  return gather_texts(mine, answers_);
 }
 
 int Dispatcher::conclude(int code) {
-  if (rank_ != 0) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return code_ >= 0 || fault_; });
-    if (fault_) std::rethrow_exception(fault_);
-    code = code_;
-    lock.unlock();
-    thread_ = std::jthread();
-    send(service_, 0, tag_last, {});
-    return code;
-  }
+  MPI_Request come;
+  MPI_Ibcast(&code, 1, MPI_INT, 0, answers_, &come);
+  wait(come);
   thread_ = std::jthread();
-  for (int r = 1; r < ranks_; ++r) send(service_, r, tag_code, bytes_of(code));
-  // A request to stop may still be on its way from any of them.
-  for (int r = 1; r < ranks_; ++r)
+  // A request to stop may still be on its way: the last message of a peer comes after it.
+  const int first = rank_ == 0 ? 1 : 0, end = rank_ == 0 ? ranks_ : 1;
+  for (int r = first; r < end; ++r) MPI_Send(nullptr, 0, MPI_INT64_T, r, tag_last, service_);
+  for (int r = first; r < end; ++r)
     for (MPI_Status status{}; status.MPI_TAG != tag_last;)
-      MPI_Recv(nullptr, 0, MPI_BYTE, r, MPI_ANY_TAG, service_, &status);
+      MPI_Recv(nullptr, 0, MPI_INT64_T, r, MPI_ANY_TAG, service_, &status);
   return code;
 }
 

@@ -1,10 +1,10 @@
 // Rank 0 hands out the batches of a job, until all are done or a stop is requested.
 //
-// Rank 0 hands out batches in order to whoever asks: a request is one message and so is its answer,
-// which may grant several batches where these are short. A thread of each rank, asleep between two
-// looks, answers for rank 0, passes a request to stop that reached one rank on to all, and carries
-// the ranks' reports to rank 0 at the end. No rank waits in a collective call while another one
-// works.
+// Rank 0 hands out batches in order to whoever asks: a request is one message and so is its answer.
+// While much is left it grants several batches, at the end single ones, so that requests are few
+// and all ranks end together. A thread of each rank, asleep between two looks, answers for rank 0,
+// and passes a request to stop that reached one rank on to all. Ranks that wait for others are
+// asleep.
 //
 // A rank that dies ends the job: its launcher ends the others (mpirun does, srun with --wait as in
 // the job scripts), and the same command makes what is missing.
@@ -12,11 +12,13 @@
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <atomic>
-#include <condition_variable>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -41,11 +43,10 @@ struct RankGroups {
   std::int64_t share(std::int64_t number) const;
 };
 
-// How many batches one request is granted. Enough that requests take less than half a percent of
-// the time, given the seconds of a request and of a batch, which the rank that asks measures; but
-// at most a quarter of an even share of what remains, so that all ranks end together.
-std::int64_t batches_a_request(double request_seconds, double batch_seconds, std::int64_t remaining,
-                               int workers);
+// How many batches one request is granted, from `first` on: at most an eighth of an even share of
+// what remains, both by cost and by number, and at most 16: costs may be missing, or all alike
+// where times are not. One at least. left [batches + 1]: the cost of a batch and all after it.
+std::int64_t batches_a_request(std::span<const double> left, std::int64_t first, int workers);
 
 class Dispatcher {
  public:
@@ -62,12 +63,13 @@ class Dispatcher {
   bool stop_requested() const { return stop_; }
 
   // Collective, once every rank has made its batches of the round before: begins a round, in which
-  // next() gives the batches 0 ... batches - 1 to `workers` ranks.
-  void open(std::int64_t batches, int workers);
+  // next() gives the batches, of these costs, to `workers` ranks. The first `together` of them go
+  // to one rank.
+  void open(const std::vector<double>& costs, int workers, std::int64_t together = 0);
   // The next batch of this rank; -1: none is left, or the job is to stop.
   std::int64_t next();
-  // Seconds that a batch has taken.
-  void took(double seconds);
+  // Seconds that a batch has taken: the longest is what a stop has to wait for.
+  void took(double seconds) { longest_ = std::max(longest_.load(), seconds); }
 
   // This rank's requests so far, and the seconds that it waited for their answers.
   std::int64_t requests() const { return asked_; }
@@ -83,39 +85,30 @@ class Dispatcher {
   struct Range {
     std::int64_t first = 0, end = 0;
   };
-  struct Ask {
-    std::int64_t round = 0;
-    double request_seconds = 0, batch_seconds = 0;
-  };
   void serve(const std::stop_token& end);
   void look();
   void stop();
   void stop_others();
   bool receive_one();
-  void answer(int rank, const Ask& ask);
-  Range grant(const Ask& ask);
+  Range grant(std::int64_t round);
+  void wait(MPI_Request request) const;
 
   // The thread receives from `service_`; answers to requests come on `answers_`.
   MPI_Comm service_ = MPI_COMM_NULL, answers_ = MPI_COMM_NULL;
   int rank_ = 0, ranks_ = 1;
   std::unique_ptr<Requests> requests_;
   std::function<void()> on_stop_;
-  std::atomic<bool> stop_ = false, reported_ = false;
+  std::atomic<bool> stop_ = false;
   std::atomic<double> longest_ = 0;  // seconds of a batch
 
   Range mine_;  // granted to this rank, not begun
-  std::int64_t asked_ = 0;
+  std::int64_t own_round_ = 0, asked_ = 0;
   double asked_total_ = 0;
-  Ask ask_;  // the next one
 
-  std::mutex mutex_;  // of what follows
-  std::condition_variable changed_;
-  std::int64_t round_ = 0;
-  Range all_;
+  mutable std::mutex mutex_;  // of what follows
+  std::int64_t round_ = 0, next_ = 0, together_ = 0;
+  std::vector<double> left_;  // as batches_a_request() takes it
   int workers_ = 1;
-  std::vector<std::pair<int, Ask>> early_;  // requests of ranks that are a round ahead
-  std::vector<std::string> reports_;
-  int reports_missing_ = 0, code_ = -1;
   std::exception_ptr fault_;  // of the thread
   std::jthread thread_;
 };

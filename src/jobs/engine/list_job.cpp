@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
-#include <iterator>
+#include <functional>
+#include <numeric>
 #include <set>
 #include <thread>
 #include <utility>
@@ -23,34 +24,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-constexpr int most_deaths = 2;  // the item may be what ends its ranks
-
-// A rank's report to rank 0.
-struct Summary {
-  RankShare share;
-  std::vector<std::string> failures;
-  bool stopped = false;
-};
-
-std::string to_text(const Summary& s) {
-  const Json j = {{"made", s.share.made},         {"failed", s.share.failed},
-                  {"skipped", s.share.skipped},   {"busy", s.share.busy},
-                  {"last_end", s.share.last_end}, {"requests", s.share.requests},
-                  {"batches", s.share.batches},   {"requesting", s.share.requesting},
-                  {"own", s.share.own},           {"failures", s.failures},
-                  {"stopped", s.stopped}};
-  return dump_json(j, -1, ' ', false, Json::error_handler_t::replace);
-}
-
-Summary read_summary(const std::string& text) {
-  const auto j = parse_json<Json>(text);
-  return {{j.at("made"), j.at("failed"), j.at("skipped"), j.at("busy"), j.at("last_end"),
-           j.at("requests"), j.at("requesting"),
-           j.at("batches").get<std::map<std::string, std::int64_t>>(), j.at("own")},
-          j.at("failures").get<std::vector<std::string>>(),
-          j.at("stopped")};
-}
 
 }  // namespace
 
@@ -89,57 +62,33 @@ Json from_first_rank(MPI_Comm world, const std::function<Json()>& make) {
   return rank == 0 ? made : Json::from_cbor(binary);
 }
 
-void ItemResults::begun(std::int64_t item) {
-  const ListItem& i = engine_.items_[item];
-  if (engine_.groups_.first) engine_.manifest_.begin(i.name, i.key);
+void ListEngine::finished(const Json& line) {
+  manifest_.add(line);
+  ++made_;
 }
 
-void ItemResults::finished(const Json& line) {
-  engine_.manifest_.add(line);
-  ++engine_.made_;
+void ListEngine::failed(std::int64_t item, const Error& e, Json line) {
+  // In a group the others may be in an exchange, and wait for ever.
+  if (!e.of_item() || (e.code() == Exit::usage && groups_.size > 1)) throw e;
+  if (!groups_.first) return;
+  const std::string& name = items_[item].name;
+  if (line.is_null()) {
+    manifest_.end(name);
+  } else {
+    line["fault"] = e.what();
+    manifest_.add(line);
+  }
+  note_failed(name, e.what());
+  ++failed_;
+  log::warn("{} {} failed: {} ({})", settings_.item_name, name, e.what(), e.hint());
 }
 
-void ItemResults::failed(std::int64_t item, const Error& e) {
-  const bool of_item = (e.code() == Exit::data || e.code() == Exit::non_finite ||
-                        (e.code() == Exit::usage && engine_.groups_.size == 1)) &&
-                       dynamic_cast<const JobError*>(&e) == nullptr;
-  // Called from a handler: passes the error on.
-  if (!of_item) throw;
-  if (!engine_.groups_.first) return;
-  const std::string& name = engine_.items_[item].name;
-  engine_.manifest_.end(name);
-  engine_.note_failed(name, e.what());
-  ++engine_.failed_;
-  log::warn("{} {} failed: {} ({})", engine_.settings_.item_name, name, e.what(), e.hint());
-}
-
-void ItemResults::failed(std::int64_t item, const Error& e, Json line) {
-  line["fault"] = e.what();
-  engine_.manifest_.add(line);
-  failed(item, e);
-}
-
-void ItemResults::failed(const std::string& name, const std::string& why) {
-  const auto item = std::find_if(engine_.items_.begin(), engine_.items_.end(),
-                                 [&](const ListItem& i) { return i.name == name; });
-  WEFT_ASSERT(item != engine_.items_.end());
-  failed(item - engine_.items_.begin(), Error(Exit::data, why, "is the disk full?"));
-}
-
-void ItemResults::skipped(Json line, const Error& e) {
-  line["fault"] = e.what();
-  line["code"] = static_cast<int>(e.code());
-  line["hint"] = e.hint();
-  engine_.manifest_.add(line);
-  if (engine_.groups_.first) ++engine_.skipped_;
-}
-
-std::vector<double> ListReport::busy_shares() const {
-  double last = 0;
-  for (const RankShare& r : ranks) last = std::max(last, r.last_end);
-  std::vector<double> shares;
-  for (const RankShare& r : ranks) shares.push_back(last > 0 ? r.busy / last : 0);
-  return shares;
+void ListEngine::skipped(std::int64_t item, const Error& e) {
+  if (!groups_.first) return;
+  Json line = line_of(item);
+  line.update({{"fault", e.what()}, {"code", static_cast<int>(e.code())}, {"hint", e.hint()}});
+  manifest_.add(line);
+  ++skipped_;
 }
 
 ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_Comm world)
@@ -224,15 +173,19 @@ void ListEngine::find_missing() {
   }
   if (groups_.rank == 0) check_others(before, finished);
   std::vector<std::uint8_t> deaths(items_.size(), 0);
-  for (std::size_t i = 0; i < items_.size(); ++i)
-    deaths[i] = static_cast<std::uint8_t>(deaths_of(before, items_[i].name, items_[i].key));
-  // Rank 0's: a file may look different from node to node for a while, and all must number alike.
-  MPI_Bcast(deaths.data(), static_cast<int>(deaths.size()), MPI_UINT8_T, 0, world_);
-  std::vector<std::int64_t> suspects;
   for (std::size_t i = 0; i < items_.size(); ++i) {
+    const auto line = before.find(items_[i].name);
+    if (line != before.end() && line->second.key == items_[i].key)
+      deaths[i] = static_cast<std::uint8_t>(line->second.died);
+  }
+  // Rank 0's: a file may look different from node to node for a while, and all must number alike.
+  broadcast_bytes(deaths.data(), deaths.size(), world_);
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    const auto item = static_cast<std::int64_t>(i);
     if (finished[i] != 0) continue;
+    if (deaths[i] > 0 && deaths[i] < most_deaths) suspects_.insert(item);
     if (deaths[i] < most_deaths) {
-      (deaths[i] > 0 ? suspects : missing_).push_back(static_cast<std::int64_t>(i));
+      missing_.push_back(item);
       continue;
     }
     ++given_up_;
@@ -243,16 +196,9 @@ void ListEngine::find_missing() {
                       "line from {}",
                       most_deaths, settings_.stem + ".jsonl"));
   }
-  const auto cost = [&](std::int64_t i) { return items_[i].cost; };
   // Costliest first, so that all ranks end together; stable, so that all ranks agree.
-  std::stable_sort(missing_.begin(), missing_.end(),
-                   [&](std::int64_t a, std::int64_t b) { return cost(a) > cost(b); });
-  // Spread out, so that the next death finds only one of them in hand.
-  for (std::size_t i = 0; i < suspects.size(); ++i)
-    missing_.insert(
-        missing_.begin() + static_cast<std::ptrdiff_t>(std::min(i * (ranks + 1), missing_.size())),
-        suspects[i]);
-  suspects_ = {suspects.begin(), suspects.end()};
+  std::ranges::stable_sort(missing_, std::greater(),
+                           [&](std::int64_t item) { return items_[item].cost; });
 }
 
 // What the folder holds of other requests: results that this one replaces, and those that it does
@@ -277,10 +223,6 @@ void ListEngine::check_others(const ManifestLines& before,
   if (left > 0)
     log::info("kept      {} in {} that this list does not name: not in its report and tables",
               counted(left, "finished result"), settings_.directory.string());
-}
-
-bool ListEngine::is_suspect(const ItemBatch& batch) const {
-  return std::ranges::any_of(batch, [&](std::int64_t item) { return suspects_.contains(item); });
 }
 
 Json ListEngine::line_of(std::int64_t item) const {
@@ -313,98 +255,92 @@ void ListEngine::note_failed(const std::string& name, const std::string& why) {
   failures_.push_back(name + ": " + why);
 }
 
-ListEngine::Taken ListEngine::take() {
-  Taken batch;
+std::int64_t ListEngine::take() {
   std::error_code none;
   if (!fs::exists(settings_.directory, none))
-    throw JobError(Exit::data,
-                   fmt::format("{} is gone: the folder was removed or renamed while the job ran",
-                               settings_.directory.string()),
-                   "the same command makes what is missing", __FILE__, __LINE__);
-  if (groups_.first) batch.number = dispatcher_.next();
-  batch.number = groups_.share(batch.number);
-  if (batch.number >= 0) batch.items = batches_[batch.number];
-  return batch;
+    throw Error(Exit::data,
+                fmt::format("{} is gone: the folder was removed or renamed while the job ran",
+                            settings_.directory.string()),
+                "the same command makes what is missing", __FILE__, __LINE__)
+        .for_job();
+  return groups_.share(groups_.first ? dispatcher_.next() : -1);
 }
 
-void ListEngine::make(ListJob& job, const Taken& batch) {
+void ListEngine::make(ListJob& job, const ItemBatch& batch) {
+  // In hand from now on.
+  for (const std::int64_t item : batch)
+    if (groups_.first) manifest_.begin(items_[item].name, items_[item].key);
   const double begin = now_seconds();
   try {
-    job.make(batch.items, results_);
-    if (groups_.first) ++mine_.batches[std::to_string(batch.items.size())];
+    job.make(batch);
+    if (groups_.first) ++batches_[std::to_string(batch.size())];
   } catch (const Error& e) {
-    for (const std::int64_t item : batch.items) results_.failed(item, e);
+    for (const std::int64_t item : batch) failed(item, e);
   }
   count_time(begin);
   unflushed_ = true;
   dispatcher_.took(now_seconds() - begin);
-  tell_progress(batch);
+}
+
+void ListEngine::flush(ListJob& job) {
+  const double begin = now_seconds();
+  job.flush();
+  if (std::exchange(unflushed_, false)) count_time(begin);
 }
 
 void ListEngine::count_time(double begin) {
   const double end = now_seconds();
-  mine_.last_end = end - start_;
-  mine_.busy += end - begin;
+  last_end_ = end - start_;
+  busy_ += end - begin;
 }
 
-// Batches are handed out in order.
-void ListEngine::tell_progress(const Taken& batch) {
-  if (groups_.rank != 0) return;
-  const auto& [items, work] = work_[first_work_ + static_cast<std::size_t>(batch.number)];
-  progress_->advance(std::ssize(items_) - std::ssize(missing_) - given_up_ + items, work,
-                     work_.back().second);
-}
-
-void ListEngine::run(ListJob& job, std::vector<ItemBatch> batches) {
-  batches_ = std::move(batches);
-  first_work_ = work_.size();
-  for (const ItemBatch& batch : batches_) {
-    auto [items, cost] = work_.empty() ? std::pair<std::int64_t, double>() : work_.back();
-    for (const std::int64_t item : batch) cost += items_[item].cost;
-    work_.emplace_back(items + std::ssize(batch), cost);
+void ListEngine::run(ListJob& job, const std::vector<ItemBatch>& wanted) {
+  // What a rank has died with is made alone, by one rank, one after the other: if that rank dies,
+  // too, it is clear of what.
+  std::vector<ItemBatch> batches, others;
+  for (const ItemBatch& batch : wanted) {
+    ItemBatch left;
+    for (const std::int64_t item : batch)
+      if (suspects_.contains(item))
+        batches.push_back({item});
+      else
+        left.push_back(item);
+    if (!left.empty()) others.push_back(std::move(left));
+  }
+  const std::int64_t suspects = std::ssize(batches);
+  batches.insert(batches.end(), others.begin(), others.end());
+  std::vector<double> costs;
+  for (const ItemBatch& batch : batches) {
+    costs.push_back(0);
+    for (const std::int64_t item : batch) costs.back() += items_[item].cost;
   }
   // A job without costs: all items are alike.
-  if (!work_.empty() && !(work_.back().second > 0))
-    for (auto& [items, cost] : work_) cost = static_cast<double>(items);
+  if (std::ranges::all_of(costs, [](double c) { return c <= 0; }))
+    std::ranges::transform(batches, costs.begin(),
+                           [](const ItemBatch& b) { return static_cast<double>(b.size()); });
+  std::vector<double> work(costs.size());
+  std::partial_sum(costs.begin(), costs.end(), work.begin());
   if (start_ == 0) start_ = now_seconds();
-  dispatcher_.open(std::ssize(batches_), groups_.count);
-  const auto flush = [&] {
-    const double begin = now_seconds();
-    job.flush(results_);
-    if (std::exchange(unflushed_, false)) count_time(begin);
-  };
-  // The batch is in hand from now on. A suspect is alone, so that the next death tells.
-  const auto begin = [&](const Taken& batch) {
-    if (is_suspect(batch.items)) flush();
-    if (settings_.batch_is_begun)
-      for (const std::int64_t item : batch.items) results_.begun(item);
-    if (!batch.items.empty()) job.prepare(batch.items);
-  };
-  const bool ahead = settings_.ahead && groups_.size == 1;
-  Taken now = take();
-  begin(now);
-  while (now.number >= 0) {
-    Taken next;
-    bool begun = false;
-    if (ahead) {
-      // Taken before the current one is made: prepare() reads its input meanwhile.
-      next = take();
-      begun = !is_suspect(now.items) && !is_suspect(next.items);
-      if (begun) begin(next);
-    }
-    make(job, now);
-    if (is_suspect(now.items)) flush();
-    if (ahead && stop_requested()) break;
-    if (!ahead) next = take();
-    if (!begun) begin(next);
-    now = std::move(next);
+  dispatcher_.open(costs, groups_.count, suspects);
+  std::int64_t at = 0;  // batches handed out before the current one
+  for (std::int64_t number; (number = take()) >= 0;) {
+    const ItemBatch& batch = batches[number];
+    make(job, batch);
+    if (number < suspects) flush(job);
+    // Batches are handed out in order: those before this one are done, or nearly.
+    for (; at <= number; ++at) items_before_ += std::ssize(batches[at]);
+    if (groups_.rank == 0)
+      progress_->advance(std::ssize(items_) - std::ssize(missing_) - given_up_ + items_before_,
+                         work_before_ + work[number], work_before_ + work.back());
   }
-  flush();
+  flush(job);
+  for (; at < std::ssize(batches); ++at) items_before_ += std::ssize(batches[at]);
+  if (!work.empty()) work_before_ += work.back();
 }
 
 void ListEngine::print(const ListReport& report) const {
   log::info("{:<9} {} made, {} finished before, {} failed, of {}", settings_.item_name + "s",
-            report.made(), report.finished_before, report.failures.size(), report.wanted);
+            report.made, report.finished_before, report.failures.size(), report.wanted);
   for (const std::string& failure : report.failures) log::info("failed    {}", failure);
   log::sum_up_warnings();
   for (const std::string& warning : log::warnings()) log::info("warned    {}", warning);
@@ -412,24 +348,11 @@ void ListEngine::print(const ListReport& report) const {
 
 void ListEngine::write(const ListReport& report, const Json& header) const {
   Json j = {{"wanted", report.wanted},
-            {"made", report.made()},
+            {"made", report.made},
             {"finished_before", report.finished_before},
             {"failures", report.failures}};
   j.update(header);
-  const std::vector<double> busy = report.busy_shares();
-  for (std::size_t r = 0; r < report.ranks.size(); ++r) {
-    const RankShare& s = report.ranks[r];
-    Json rank = {{settings_.item_name + "s", s.made},
-                 {"failed", s.failed},
-                 {"busy_share", busy[r]},
-                 {"busy", s.busy},
-                 {"last_end", s.last_end},
-                 {"requests", s.requests},
-                 {"seconds_requesting", s.requesting}};
-    rank.update(s.own);
-    rank["batches"] = s.batches;
-    j["ranks"].push_back(std::move(rank));
-  }
+  j["ranks"] = report.ranks;
   try {
     replace_file(settings_.directory / settings_.report,
                  dump_json(j, 2, ' ', false, Json::error_handler_t::replace) + "\n", Exit::data,
@@ -439,17 +362,37 @@ void ListEngine::write(const ListReport& report, const Json& header) const {
   }
 }
 
-// The ranks' summaries, in their order.
+// This rank's work, for gather_report() on rank 0.
+std::string ListEngine::summary(const Json& own) const {
+  Json share = {{settings_.item_name + "s", made_.load()},
+                {"failed", failed_.load()},
+                {"skipped", skipped_.load()},
+                {"busy", busy_},
+                {"last_end", last_end_},
+                {"requests", dispatcher_.requests()},
+                {"seconds_requesting", dispatcher_.request_seconds()}};
+  share.update(own);
+  share["batches"] = batches_;
+  return dump_json(Json{{"share", share}, {"failures", failures_}, {"stopped", stop_requested()}},
+                   -1, ' ', false, Json::error_handler_t::replace);
+}
+
 ListReport ListEngine::gather_report(const std::vector<std::string>& summaries) const {
   ListReport report;
   report.wanted = std::ssize(items_);
   report.finished_before = report.wanted - std::ssize(missing_) - given_up_;
+  double last = 0;
   for (const std::string& text : summaries) {
-    Summary s = read_summary(text);
-    report.ranks.push_back(std::move(s.share));
-    std::ranges::move(s.failures, std::back_inserter(report.failures));
-    report.stopped = report.stopped || s.stopped;
+    const auto j = parse_json<Json>(text);
+    const Json& share = report.ranks.emplace_back(j.at("share"));
+    last = std::max(last, share.at("last_end").get<double>());
+    report.made += share.at(settings_.item_name + "s").get<std::int64_t>();
+    report.skipped += share.at("skipped").get<std::int64_t>();
+    for (const Json& failure : j.at("failures")) report.failures.push_back(failure);
+    report.stopped = report.stopped || j.at("stopped").get<bool>();
   }
+  for (Json& share : report.ranks)
+    share["busy_share"] = last > 0 ? share.at("busy").get<double>() / last : 0;
   return report;
 }
 
@@ -457,12 +400,12 @@ ListReport ListEngine::gather_report(const std::vector<std::string>& summaries) 
 int ListEngine::conclude(const ListEnd& last, const ListReport& report) {
   // 1. What the ranks report, for people and in files.
   Manifest::gather(settings_.directory, settings_.stem);
-  if (last.print) last.print(report);
+  const ListSummary said = last.summarise ? last.summarise(report) : ListSummary();
   print(report);
   // If everything was done before, the report of the job that did it stays.
-  if (report.made() > 0 || !report.failures.empty()) write(report, last.header);
-  const std::int64_t done = report.finished_before + report.made();
-  const std::int64_t left = report.wanted - done - report.skipped() - std::ssize(report.failures);
+  if (report.made > 0 || !report.failures.empty()) write(report, said.header);
+  const std::int64_t done = report.finished_before + report.made;
+  const std::int64_t left = report.wanted - done - report.skipped - std::ssize(report.failures);
   WEFT_CHECK(left == 0 || report.stopped, Exit::internal,
              "this is a bug in weft, please report it with the log",
              "{} were neither made nor failed", counted(left, settings_.item_name));
@@ -479,7 +422,10 @@ int ListEngine::conclude(const ListEnd& last, const ListReport& report) {
   if (!report.failures.empty()) {
     if (last.finish && last.finish_with_failures) last.finish(report);
     Error e(Exit::data,
-            (last.failed.empty() ? report.failed_of(settings_.item_name) : last.failed) + " failed",
+            (said.failed.empty() ? fmt::format("{} of {}", report.failures.size(),
+                                               counted(report.wanted, settings_.item_name))
+                                 : said.failed) +
+                " failed",
             "see the lines above; the same command makes only what is missing");
     log::report(e);
     progress_->end(static_cast<int>(Exit::data), done, e.what());
@@ -490,20 +436,14 @@ int ListEngine::conclude(const ListEnd& last, const ListReport& report) {
   // start.
   if (report.stopped && last.finish) return stopped();
   if (last.finish) last.finish(report);
-  progress_->end(0, done);
+  progress_->end(0, done + report.skipped);
   return 0;
 }
 
 int ListEngine::end(const ListEnd& last) {
   progress_->hide();
-  mine_.made = made_;
-  mine_.failed = failed_;
-  mine_.skipped = skipped_;
-  mine_.requests = dispatcher_.requests();
-  mine_.requesting = dispatcher_.request_seconds();
-  mine_.own = last.share;
   manifest_.close();
-  const auto summaries = dispatcher_.gather(to_text({mine_, failures_, stop_requested()}));
+  const auto summaries = dispatcher_.gather(summary(last.share));
   return dispatcher_.conclude(groups_.rank == 0 ? conclude(last, gather_report(summaries)) : 0);
 }
 

@@ -6,9 +6,11 @@
 //              the same command makes only what is missing, was damaged, or has another key
 //   stop       a request to any rank stops all at their next item: exit 75
 //   replacing  finished results of another request (other keys) are replaced with --replace alone
-//   failures   an item that fails is reported by name and the others are made: exit 3
-//   deaths     a rank that dies ends the job, and the same command resumes it; an item that two
-//              ranks died with is given up by name
+//   failures   an item that fails is reported by name and the others are made: exit 3; an error
+//              that is no item's ends the job (Error::of_item)
+//   deaths     a rank that dies ends the job, and the same command resumes it; what it had in hand
+//              is made one at a time from then on, and given up by name if a second rank dies with
+//              it
 //   folder     one job at a time: another one is refused, and told who is in it (manifest.h)
 //   report     progress lines, a table at the end, DIR/STEM_report.json
 //
@@ -83,12 +85,8 @@ struct ListSettings {
   std::string key;                  // of the deck, that `directory` comes from
   double stop_margin = 0;           // run.stop_margin, seconds
   int group = 1;                    // ranks that make an item together
-  bool ahead = false;               // take a batch while another is made, for prepare()
   std::filesystem::path status{};   // another status file, where `directory` goes with the job
-  // False: the job calls ItemResults::begun() for each item as it begins it. True: all items of a
-  // batch are begun at once.
-  bool batch_is_begun = true;
-  bool replace = replace_asked;  // finished results of another request
+  bool replace = replace_asked;     // finished results of another request
   // The lock of `directory`, if the job writes there before the engine; else the engine takes it.
   std::shared_ptr<FolderLock> lock{};
 };
@@ -120,87 +118,41 @@ nlohmann::ordered_json from_first_rank(MPI_Comm world,
 // Items, by number, that are made by one call.
 using ItemBatch = std::vector<std::int64_t>;
 
-class ListEngine;
-
-// Takes a job's results. Only the first rank of a group has to call it.
-// Thread-safe.
-class ItemResults {
- public:
-  explicit ItemResults(ListEngine& engine) : engine_(engine) {}
-  // The item is in hand from now on (manifest.h). Jobs with batch_is_begun = false call it.
-  void begun(std::int64_t item);
-  // The item's files are there: its line of the manifest (name, key, rank, files, the job's own
-  // members).
-  void finished(const nlohmann::ordered_json& line);
-  // The item will not be made. The first form is for exception handlers: it rethrows an error that
-  // is not the item's own (memory, hardware, within a group's exchanges), which ends the job.
-  void failed(std::int64_t item, const Error& e);
-  // The same with a line for the manifest, with what can be said of the item in spite of its fault:
-  // engine.lines() has it, and the next start makes the item again.
-  void failed(std::int64_t item, const Error& e, nlohmann::ordered_json line);
-  void failed(const std::string& name, const std::string& why);
-  // The item will not be made, and the item that it is a part of reports why: from the members
-  // fault, code and hint that its line gets here.
-  void skipped(nlohmann::ordered_json line, const Error& e);
-
- private:
-  ListEngine& engine_;
-};
-
 class ListJob {
  public:
   virtual ~ListJob() = default;
-  // Called once this rank has the items, before make(); with settings.ahead while others are made,
-  // so that reading overlaps.
-  virtual void prepare(const ItemBatch&) {}
-  // Makes the items, collective over the group. Every item gets finished() or failed(), at once or,
-  // if a writer thread has it, by the next flush(). A thrown Error fails all items of the batch.
-  virtual void make(const ItemBatch& items, ItemResults& results) = 0;
+  // Makes the items, collective over the group. Each of them gets ListEngine::finished(), failed()
+  // or skipped(), at once or, if another thread has it, by the next flush(). A thrown Error fails
+  // all items of the batch, or if it is no item's, ends the job.
+  virtual void make(const ItemBatch& items) = 0;
   // Waits until all items made are reported.
-  virtual void flush(ItemResults&) {}
-};
-
-// The share of one rank in the job.
-struct RankShare {
-  std::int64_t made = 0, failed = 0, skipped = 0;
-  double busy = 0;            // seconds at work on items
-  double last_end = 0;        // seconds from the start of run() until its last item was made
-  std::int64_t requests = 0;  // for items, to rank 0
-  double requesting = 0;      // seconds that it waited for the answers
-  std::map<std::string, std::int64_t> batches;                    // items made together: how often
-  nlohmann::ordered_json own = nlohmann::ordered_json::object();  // the job's own numbers
+  virtual void flush() {}
 };
 
 struct ListReport {
-  std::vector<RankShare> ranks;
+  // Each rank's share, as the report has it: how many items (by their plural name) it has made,
+  // failed and skipped; seconds "busy" with them, "last_end" from the start of run() until its last
+  // one, and "busy_share" of the time until the last one of all ranks; requests to rank 0; how
+  // often so many were made together; and the job's own numbers.
+  std::vector<nlohmann::ordered_json> ranks;
   std::vector<std::string> failures;  // "NAME: why", of all ranks
   std::int64_t wanted = 0, finished_before = 0;
+  std::int64_t made = 0, skipped = 0;
   bool stopped = false;
+};
 
-  std::int64_t made() const { return sum(&RankShare::made); }
-  std::int64_t skipped() const { return sum(&RankShare::skipped); }
-  // "2 of 11 parts"
-  std::string failed_of(const std::string& item_name) const {
-    return fmt::format("{} of {}", failures.size(), counted(wanted, item_name));
-  }
-  // For each rank, the share of the time until the last item was made that it was at work.
-  std::vector<double> busy_shares() const;
-
- private:
-  std::int64_t sum(std::int64_t RankShare::*number) const {
-    std::int64_t all = 0;
-    for (const RankShare& r : ranks) all += r.*number;
-    return all;
-  }
+// What rank 0 says of all ranks' work.
+struct ListSummary {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();  // the report's own members
+  std::string failed = {};  // "2 of 4 clips", where items are only parts of what was asked for
 };
 
 struct ListEnd {
-  nlohmann::ordered_json share = nlohmann::ordered_json::object();   // this rank's own numbers
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();  // the report's own members
-  // Run on rank 0: `print` logs lines above the engine's, `finish` does the work that follows once
-  // all items are finished. Neither may call MPI.
-  std::function<void(const ListReport&)> print, finish;
-  std::string failed;  // "2 of 4 clips", where items are only parts of what was asked for
+  nlohmann::ordered_json share = nlohmann::ordered_json::object();  // this rank's own numbers
+  // Run on rank 0: `summarise` logs lines above the engine's, `finish` does the work that follows
+  // once all items are finished. Neither may call MPI.
+  std::function<ListSummary(const ListReport&)> summarise = {};
+  std::function<void(const ListReport&)> finish = {};
   bool finish_with_failures = false;  // `finish` runs also if items failed
 };
 
@@ -218,6 +170,9 @@ class ListEngine {
   nlohmann::ordered_json line_of(std::int64_t item) const;
   // Numbers of the items to make, in that order: the same on all ranks.
   const std::vector<std::int64_t>& missing() const { return missing_; }
+  // Those of them that a rank has died with. run() makes them first, each alone, in the order of
+  // its batches.
+  const std::set<std::int64_t>& suspects() const { return suspects_; }
   // The costliest of the missing items, of which there must be one.
   std::int64_t costliest() const;
   // How many of them a rank may read ahead: half of an even share, so that of a short list all
@@ -233,29 +188,36 @@ class ListEngine {
 
   // Collective at its beginning, once or several times in turn: makes batches until none are left
   // or the job is to stop.
-  void run(ListJob& job, std::vector<ItemBatch> batches);
+  void run(ListJob& job, const std::vector<ItemBatch>& batches);
   // All ranks, once, with or without run(). Waits for the others; rank 0 finishes, prints and
   // writes the report. Returns the exit code: 0, 3 if items failed, 75 if stopped early.
   int end(const ListEnd& last);
+
+  // ---- For jobs, from any thread; in a group the first rank's calls count ----
+
+  // The item's files are there: its line of the manifest (line_of(), files, the job's own members).
+  void finished(const nlohmann::ordered_json& line);
+  // The item will not be made, which the job reports. `line`: what can be said of the item in spite
+  // of that, for lines(); the next start makes it all the same. Throws `e` where it is no item's.
+  void failed(std::int64_t item, const Error& e, nlohmann::ordered_json line = {});
+  // The item will not be made, and that is no failure of the job, or the item that it is a part of
+  // reports it: from the members fault, code and hint of its line.
+  void skipped(std::int64_t item, const Error& e);
 
   // The lines of all finished items. For ListEnd::finish.
   ManifestLines lines() const { return Manifest::gathered(settings_.directory, settings_.stem); }
 
  private:
-  friend class ItemResults;
-  struct Taken {
-    std::int64_t number = -1;  // of the batch; -1: there are no more
-    ItemBatch items;
-  };
-  Taken take();
-  void make(ListJob& job, const Taken& batch);
+  // The next batch's number, for all of the group; -1: there are no more.
+  std::int64_t take();
+  void make(ListJob& job, const ItemBatch& batch);
+  void flush(ListJob& job);
   void count_time(double begin);
-  bool is_suspect(const ItemBatch& batch) const;
-  void tell_progress(const Taken& batch);
   void check_shared();
   void find_missing();
   void check_others(const ManifestLines& before, const std::vector<std::uint8_t>& finished) const;
   void note_failed(const std::string& name, const std::string& why);
+  std::string summary(const nlohmann::ordered_json& own) const;
   ListReport gather_report(const std::vector<std::string>& summaries) const;
   int conclude(const ListEnd& last, const ListReport& report);
   void print(const ListReport& report) const;
@@ -266,23 +228,19 @@ class ListEngine {
   MPI_Comm world_;
   std::shared_ptr<FolderLock> lock_;  // on rank 0
   std::vector<std::int64_t> missing_;
-  std::set<std::int64_t> suspects_;  // of these: a rank has died with them in hand
-  std::int64_t given_up_ = 0;        // items that are neither finished nor missing
-  std::vector<ItemBatch> batches_;
+  std::set<std::int64_t> suspects_;
+  std::int64_t given_up_ = 0;  // items that are neither finished nor missing
   RankGroups groups_;
   Manifest manifest_;
   Dispatcher dispatcher_;
-  ItemResults results_{*this};  // outlives run(): writer threads report while an error unwinds
-  RankShare mine_;
+  std::map<std::string, std::int64_t> batches_;  // items made together: how often
   std::mutex failures_mutex_;
   std::vector<std::string> failures_;  // of this rank; rank 0's begin with the items given up
   std::atomic<std::int64_t> made_ = 0, failed_ = 0, skipped_ = 0;
-  double start_ = 0;        // of the first run()
-  bool unflushed_ = false;  // items were made since the last flush()
-  // [batch] The number of items, and their costs, in all batches up to and with this one; those of
-  // this run() begin at `first_work_`.
-  std::vector<std::pair<std::int64_t, double>> work_;
-  std::size_t first_work_ = 0;
+  double start_ = 0, busy_ = 0, last_end_ = 0;  // of the first run(); as ListReport::ranks
+  bool unflushed_ = false;                      // items were made since the last flush()
+  std::int64_t items_before_ = 0;               // of earlier runs
+  double work_before_ = 0;                      // their costs
   std::unique_ptr<Progress> progress_;
 };
 

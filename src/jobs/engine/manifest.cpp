@@ -25,6 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
+constexpr double seconds_between_syncs = 1;
+
 std::string member(const std::string& prefix, const char* of_file) {
   return prefix == "file" ? of_file : prefix + "_" + of_file;
 }
@@ -83,7 +85,8 @@ InHand read_lines(const fs::path& path, ManifestLines& lines) {
       whole_number<int>(j.at("rank"));
       files_of(j);
       in_hand.erase(name);
-      if (whole) lines[name] = {std::move(key), std::move(line)};
+      if (whole)
+        lines[name] = {std::move(key), std::move(line), j.value("died", 0), j.contains("fault")};
     } catch (const nlohmann::json::exception&) {
       whole = false;
     }
@@ -93,22 +96,18 @@ InHand read_lines(const fs::path& path, ManifestLines& lines) {
   return in_hand;
 }
 
-// Adds a death to the lines of items that were in hand when their ranks died.
+// Counts a death for each item that was in hand when its rank died.
 void note_deaths(const InHand& in_hand, ManifestLines& lines) {
-  if (in_hand.empty()) return;
   std::string names;
-  std::size_t suspects = 0;
   for (const auto& [name, key] : in_hand) {
-    suspects += deaths_of(lines, name, key) > 0 ? 1 : 0;
+    ManifestLine& line = lines[name];
+    const int died = line.key == key ? line.died + 1 : 1;
+    line = {key,
+            seal_json(dump_json(Json{{"name", name}, {"key", key}, {"rank", 0}, {"died", died}})),
+            died};
     names += (names.empty() ? "" : ", ") + printable(name);
   }
-  for (const auto& [name, key] : in_hand) {
-    const int before = deaths_of(lines, name, key);
-    const int died = before == 0 || suspects > 1 ? 1 : before + 1;
-    const Json line = {{"name", name}, {"key", key}, {"rank", 0}, {"died", died}};
-    lines[name] = {key, seal_json(dump_json(line))};
-  }
-  log::warn("in progress when a rank died: {}", printable(names, 500));
+  if (!names.empty()) log::warn("in progress when a rank died: {}", printable(names, 500));
 }
 
 fs::path whole_path(const fs::path& directory, const std::string& stem) {
@@ -136,9 +135,10 @@ std::vector<fs::path> parts_in(const fs::path& directory, const std::string& ste
 }
 
 [[noreturn]] void fail(const fs::path& path, const std::string& reason) {
-  throw JobError(Exit::data, fmt::format("cannot write {}: {}", path.string(), reason),
-                 "is the disk full, or the directory not writable? what is finished is kept",
-                 __FILE__, __LINE__);
+  throw Error(Exit::data, fmt::format("cannot write {}: {}", path.string(), reason),
+              "is the disk full, or the directory not writable? what is finished is kept", __FILE__,
+              __LINE__)
+      .for_job();
 }
 
 FileHash hash_of_piece(const fs::path& path, std::uint64_t offset, std::uint64_t bytes) {
@@ -228,15 +228,17 @@ Manifest::~Manifest() {
   }
 }
 
-void Manifest::add(const Json& line) { write(line, Sync::cheaply); }
-
-// Not synced: where the mark is lost with its node, that death is not counted.
 void Manifest::begin(const std::string& name, const std::string& key) {
-  write({{"begun", name}, {"key", key}}, Sync::no);
+  add({{"begun", name}, {"key", key}});
 }
 
-void Manifest::end(const std::string& name) { write({{"ended", name}}, Sync::no); }
-void Manifest::end_all() { write({{"ended", true}}, Sync::yes); }
+void Manifest::end(const std::string& name) { add({{"ended", name}}); }
+
+void Manifest::end_all() {
+  add({{"ended", true}});
+  const std::lock_guard lock(mutex_);
+  sync();
+}
 
 void Manifest::close() {
   end_all();
@@ -245,7 +247,7 @@ void Manifest::close() {
   file_ = nullptr;
 }
 
-void Manifest::write(const Json& line, Sync sync) {
+void Manifest::add(const Json& line) {
   const std::string text = seal_json(dump_json(line)) + "\n";
   const std::lock_guard lock(mutex_);
   if (file_ == nullptr && line.contains("ended")) return;  // nothing was begun
@@ -255,22 +257,15 @@ void Manifest::write(const Json& line, Sync sync) {
     if (fd < 0) fail(path_, std::strerror(errno));
     file_ = fdopen(fd, "a");
   }
-  bool written =
-      std::fwrite(text.data(), 1, text.size(), file_) == text.size() && std::fflush(file_) == 0;
-  const double begin = now_seconds();
-  const bool cheap = begin - synced_at_ >= 10 * sync_seconds_;  // a tenth of the time at most
-  if (written && (sync == Sync::yes || (sync == Sync::cheaply && cheap))) {
-    written = fsync(fileno(file_)) == 0;
-    synced_at_ = now_seconds();
-    sync_seconds_ = synced_at_ - begin;
-  }
-  if (!written) fail(path_, std::strerror(errno));
+  if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0)
+    fail(path_, std::strerror(errno));
+  if (now_seconds() - synced_at_ >= seconds_between_syncs) sync();
 }
 
-bool is_result(const ManifestLine& line, const std::string& key) {
-  if (line.key != key) return false;
-  const Json parsed = line.parsed();
-  return !parsed.contains("fault") && !parsed.contains("died");
+void Manifest::sync() {
+  if (file_ == nullptr) return;
+  if (fsync(fileno(file_)) != 0) fail(path_, std::strerror(errno));
+  synced_at_ = now_seconds();
 }
 
 bool has_result(const ManifestLine& line, const fs::path& directory) {
@@ -288,12 +283,6 @@ bool is_finished(const ManifestLines& lines, const std::string& name, const std:
   for (const NamedFile& file : files_of(found->second.parsed()))
     if (!is_whole(directory, file)) return false;
   return true;
-}
-
-int deaths_of(const ManifestLines& lines, const std::string& name, const std::string& key) {
-  const auto found = lines.find(name);
-  if (found == lines.end() || found->second.key != key) return 0;
-  return found->second.parsed().value("died", 0);
 }
 
 void add_file(Json& line, const fs::path& directory, const std::string& file,
@@ -352,7 +341,13 @@ fs::path result_path(const fs::path& directory, const fs::path& file) {
   return directory / file;
 }
 
-// ---- Names of results ----
+// ---- Names of items and results ----
+
+std::string item_name(const std::string& path) {
+  constexpr std::size_t longest_path = 4096;
+  const std::string name = path.empty() ? "(no path)" : printable(path, longest_path);
+  return name == path ? name : name + " #" + to_hex(hash128(path));
+}
 
 std::string as_utf8(const std::string& name) {
   const nlohmann::json j = name;

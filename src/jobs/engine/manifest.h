@@ -15,15 +15,15 @@
 // gives up: {"ended": NAME}; and when it stops or ends without being killed: {"ended": true}. An
 // item that was begun, and neither finished nor ended, was in hand when its rank died.
 //
-// Deaths are counted so that no other item pays for the one that kills its rank. Where a launcher
-// kills the other ranks without warning, their items are in hand, too. So all items in hand at a
-// death get died: 1; a second death counts only for an item that was the only one of them in hand.
+// What was in hand when a rank died gets died: 1, and is made alone from then on, no two such items
+// at a time (list_job.h). The one in hand at a further death gets died: 2 and is given up. Where a
+// launcher kills the other ranks without warning, their items are in hand, too, so one death proves
+// nothing.
 #pragma once
 
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -32,22 +32,18 @@
 #include <string>
 #include <string_view>
 
-#include "core/error.h"
 #include "core/file.h"
 
 namespace weft {
 
-// An error of the job, though its code may be that of an item's fault: a full disk, say, which all
-// others would meet too.
-class JobError : public Error {
- public:
-  using Error::Error;
-};
+constexpr int most_deaths = 2;  // then an item is given up: it may be what ends its ranks
 
 struct ManifestLine {
   std::string key;
-  std::string
-      text;  // the whole line, sealed: there may be millions, and parsed ones take much more
+  // The whole line, sealed: there may be millions, and parsed ones take much more.
+  std::string text;
+  int died = 0;
+  bool fault = false;
   nlohmann::ordered_json parsed() const;
 };
 using ManifestLines = std::map<std::string, ManifestLine>;  // by name
@@ -71,8 +67,8 @@ class Manifest {
   Manifest(const Manifest&) = delete;
   Manifest& operator=(const Manifest&) = delete;
 
-  // Appends a line. It is on the disk on return, unless lines come so fast that this would take
-  // more than a tenth of the time: then a later line or the destructor syncs it. Thread-safe.
+  // Appends a line, which others can read on return. Lines of the last second may be lost with
+  // their node: an item is made again, a death is not counted. Thread-safe.
   void add(const nlohmann::ordered_json& line);
   // Notes that this rank begins the item; that it leaves that one unfinished; that it leaves all
   // that it has unfinished, without having died. Thread-safe.
@@ -83,12 +79,11 @@ class Manifest {
   void close();
 
  private:
-  enum class Sync { no, cheaply, yes };
-  void write(const nlohmann::ordered_json& line, Sync sync);
+  void sync();
   std::filesystem::path path_;
   std::FILE* file_ = nullptr;
   std::mutex mutex_;
-  double synced_at_ = 0, sync_seconds_ = 0;
+  double synced_at_ = 0;
 };
 
 // Whether the item is finished: its line has that key, no fault and no deaths, and its files, which
@@ -97,14 +92,13 @@ bool is_finished(const ManifestLines& lines, const std::string& name, const std:
                  const std::filesystem::path& directory);
 
 // Whether the line is a result of that key: neither a fault nor a death.
-bool is_result(const ManifestLine& line, const std::string& key);
+inline bool is_result(const ManifestLine& line, const std::string& key) {
+  return line.key == key && !line.fault && line.died == 0;
+}
 
 // Whether it is a result of any request, and its files are still there, unread. A part that is kept
 // under a hidden name until its whole is made is none.
 bool has_result(const ManifestLine& line, const std::filesystem::path& directory);
-
-// Ranks that have died with the item of that key in hand.
-int deaths_of(const ManifestLines& lines, const std::string& name, const std::string& key);
 
 // Reads a whole file of DIR and adds the members PREFIX, PREFIX_bytes (file: bytes) and
 // PREFIX_xxh3.
@@ -132,7 +126,10 @@ bool is_own_name(const std::string& folder, const std::string& stem);
 std::filesystem::path result_path(const std::filesystem::path& directory,
                                   const std::filesystem::path& file);
 
-// ---- Names of results, made of names of others ----
+// ---- Names of items and results, made of names of others ----
+
+// The name of a file as an item's: unique for each path, valid UTF-8 without control characters.
+std::string item_name(const std::string& path);
 
 // Bytes that are not UTF-8 become U+FFFD: lines of JSON are UTF-8.
 std::string as_utf8(const std::string& name);

@@ -1,90 +1,58 @@
 // List jobs whose items are pictures and videos: each picture or frame is read by a thread, goes
-// through a network, and is written by a thread (prefetch.h). And what such jobs draw.
+// through a network, and is written by a thread (feed.h).
 #pragma once
 
 #include <memory>
 #include <span>
-#include <vector>
 
-#include "data/images/labelled_images.h"
+#include "jobs/engine/feed.h"
 #include "jobs/engine/list_job.h"
-#include "jobs/engine/prefetch.h"
-#include "media/writers.h"
 
 namespace weft {
 
 // A picture on its way. What it holds is the work's own.
-struct PictureUnit : PrefetchUnit {
+struct PictureUnit : FeedUnit {
   std::int64_t item = 0;
   bool dropped = false;  // it failed, or the job is to stop
 };
 
-// What a job does with pictures. An Error that a stage throws is the item's failure, unless it is
-// none of an item (ItemResults::failed).
+// What a job does with pictures. An Error that a stage throws is the item's failure, or if it is no
+// item's, ends the job (Error::of_item).
 class PictureWork {
  public:
+  explicit PictureWork(ListEngine& engine) : engine_(engine) {}
   virtual ~PictureWork() = default;
   // The item's next picture, `number` of them being before it; null after the last.
   virtual std::unique_ptr<PictureUnit> next(std::int64_t item, std::int64_t number) = 0;
   // Decodes and scales it. On several threads at once.
-  virtual PrefetchWork::Prepared read(PictureUnit& picture) = 0;
-  // In the network, on the thread of ListEngine::run().
-  virtual void predict(PictureUnit& picture) = 0;
+  virtual FeedWork::Prepared read(PictureUnit& picture) = 0;
+  // In the network, on the thread of ListEngine::run(). Several at once only as make_pictures() is
+  // told.
+  virtual void predict(std::span<PictureUnit* const> pictures) = 0;
   // Draws and writes it, and reports the item. On several threads at once.
-  virtual void finish(PictureUnit& picture, ItemResults& results) = 0;
-  // Called in the error's handler.
-  virtual void failed(PictureUnit& picture, const Error& e, ItemResults& results) {
-    results.failed(picture.item, e);
-  }
+  virtual void finish(PictureUnit& picture) = 0;
+  // Reports the item's failure.
+  virtual void failed(PictureUnit& picture, const Error& e) { engine_.failed(picture.item, e); }
   // Last of all, for every picture that next() has given.
-  virtual void done(PictureUnit&, ItemResults&) {}
+  virtual void done(PictureUnit&) {}
+
+ protected:
+  ListEngine& engine_;
 };
 
-// Runs them. `work` outlives it.
-class PictureJob : public ListJob, private PrefetchWork {
- public:
-  // For networks that take one picture at a time, of any size. `ahead`: pictures that may be read
-  // ahead, besides what the host's memory allows.
-  PictureJob(PictureWork& work, const ListEngine& engine, int threads, std::int64_t ahead);
-  void make(const ItemBatch& items, ItemResults& results) override;
-  void flush(ItemResults&) override { prefetch_.drain(); }
-  // For the report: seconds that the network took and waited, and all that Prefetch measures.
-  nlohmann::ordered_json share() const;
+// What may be read ahead where a "picture" is a whole clip, of any size: with those in the network
+// and behind it (FeedLimits), no more than 7 clips are in memory.
+constexpr std::int64_t whole_clips_ahead = 2;
 
- private:
-  Prepared prepare(PrefetchUnit& unit) override;
-  double network(std::span<PrefetchUnit* const> units, int threads) override;
-  double finish(PrefetchUnit& unit) override;
-  // Runs a stage of the picture, unless it is dropped.
-  template <class Stage>
-  void run(PictureUnit& picture, Stage&& stage);
-
-  PictureWork& work_;
-  const ListEngine& engine_;
-  const int threads_;
-  ItemResults* results_ = nullptr;
-  Prefetch prefetch_;  // last: its threads use the others
-};
+// Makes what is missing, in an arena of its own; collective as ListEngine::run(). `ahead`: pictures
+// that may be read ahead, besides what the host's memory allows. `most_batch`: those that the
+// network may take at once. Returns, for this rank's share of the report, seconds that the network
+// took and waited, all that the feed measures, and peak_bytes of the arena.
+nlohmann::ordered_json make_pictures(PictureWork& work, ListEngine& engine, const Deck& deck,
+                                     const ListStart& start, std::int64_t ahead,
+                                     std::int64_t most_batch = 1);
 
 // Who waited for whom, of all ranks: printed, and in the report's header as "feed".
-void report_prefetch(const ListReport& report, nlohmann::ordered_json& header);
-
-// ---- Pictures of labels and predictions ----
-
-// Colours of labels u8 [height, width] (0 for none, v for class v - 1): [height, width, 3].
-std::vector<std::uint8_t> coloured(std::span<const std::uint8_t> labels,
-                                   std::span<const Rgb> palette);
-// Classes as such labels.
-std::vector<std::uint8_t> as_labels(std::span<const std::uint8_t> classes);
-// Half the picture, half the colours.
-std::vector<std::uint8_t> blended(std::span<const std::uint8_t> rgb,
-                                  std::span<const std::uint8_t> colours);
-// The picture, dark, with the pixels white whose labels differ; darker still where none is wanted.
-std::vector<std::uint8_t> differences(std::span<const std::uint8_t> rgb,
-                                      std::span<const std::uint8_t> wanted,
-                                      std::span<const std::uint8_t> found);
-// Panels [height, width, 3] from left to right.
-std::vector<std::uint8_t> side_by_side(const std::vector<std::span<const std::uint8_t>>& panels,
-                                       ImageSize size);
+ListSummary report_feed(const ListReport& report);
 
 }  // namespace weft

@@ -90,15 +90,15 @@ struct Networks {
 class ClipWork : public PictureWork {
  public:
   ClipWork(const Deck& deck, const ClipRows& rows, const ClipMeasures& measures, Networks& networks,
-           const ListEngine& engine)
-      : deck_(deck), rows_(rows), measures_(measures), networks_(networks), engine_(engine) {}
+           ListEngine& engine)
+      : PictureWork(engine), deck_(deck), rows_(rows), measures_(measures), networks_(networks) {}
   std::unique_ptr<PictureUnit> next(std::int64_t, std::int64_t number) override {
     return number == 0 ? std::make_unique<ClipUnit>() : nullptr;
   }
-  PrefetchWork::Prepared read(PictureUnit& picture) override;
-  void predict(PictureUnit& picture) override;
-  void finish(PictureUnit& picture, ItemResults& results) override;
-  void failed(PictureUnit& picture, const Error& e, ItemResults& results) override;
+  FeedWork::Prepared read(PictureUnit& picture) override;
+  void predict(std::span<PictureUnit* const> pictures) override;
+  void finish(PictureUnit& picture) override;
+  void failed(PictureUnit& picture, const Error& e) override;
 
  private:
   MediaAccess access() const {
@@ -113,7 +113,6 @@ class ClipWork : public PictureWork {
   const ClipRows& rows_;
   const ClipMeasures& measures_;
   Networks& networks_;
-  const ListEngine& engine_;
   std::vector<std::pair<std::int64_t, std::int64_t>> known_;  // sizes that fit LPIPS's memory
 };
 
@@ -235,7 +234,7 @@ void ClipWork::pick_frames(ClipUnit& u, const EvaluatedClip& clip) const {
   }
 }
 
-PrefetchWork::Prepared ClipWork::read(PictureUnit& picture) {
+FeedWork::Prepared ClipWork::read(PictureUnit& picture) {
   auto& u = static_cast<ClipUnit&>(picture);
   const EvaluatedClip& clip = rows_.clips[u.item];
   const double begin = now_seconds();
@@ -291,8 +290,8 @@ double ClipWork::lpips(const ClipUnit& u) {
   return sum * static_cast<double>(frame) / static_cast<double>(u.frames.size());
 }
 
-void ClipWork::predict(PictureUnit& picture) {
-  auto& u = static_cast<ClipUnit&>(picture);
+void ClipWork::predict(std::span<PictureUnit* const> pictures) {
+  auto& u = static_cast<ClipUnit&>(*pictures.front());
   const EvaluatedClip& clip = rows_.clips[u.item];
   const double begin = now_seconds();
   if (!u.frames.empty()) {
@@ -336,20 +335,21 @@ void ClipWork::predict(PictureUnit& picture) {
   u.seconds += now_seconds() - begin;
 }
 
-void ClipWork::finish(PictureUnit& picture, ItemResults& results) {
+void ClipWork::finish(PictureUnit& picture) {
   auto& u = static_cast<ClipUnit&>(picture);
   u.line["seconds"] = u.seconds;
   if (u.fault.empty())
-    results.finished(u.line);
+    engine_.finished(u.line);
   else
-    results.failed(
+    engine_.failed(
         u.item, Error(Exit::data, u.fault, "check the path, then whether ffplay plays it"), u.line);
 }
 
 // With what was measured before, and for the table's column of faults.
-void ClipWork::failed(PictureUnit& picture, const Error& e, ItemResults& results) {
+void ClipWork::failed(PictureUnit& picture, const Error& e) {
+  if (!e.of_item()) throw e;
   auto& u = static_cast<ClipUnit&>(picture);
-  results.failed(u.item, Error(e.code(), printable(e.what(), longest_reason), e.hint()),
+  engine_.failed(u.item, Error(e.code(), printable(e.what(), longest_reason), e.hint()),
                  u.line.is_null() ? engine_.line_of(u.item) : u.line);
 }
 
@@ -358,21 +358,16 @@ void ClipWork::failed(PictureUnit& picture, const Error& e, ItemResults& results
 Json evaluate_missing_clips(const Deck& deck, const ListStart& start, const ClipRows& rows,
                             const ClipMeasures& measures, ListEngine& engine) {
   Networks networks(deck, measures);
-  const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
-  const ArenaScope scope(*arena);
+  const std::size_t capacity = arena_capacity(deck.memory, start.device);
   std::size_t needed = 0;
   if (networks.image) needed = networks.image->plan(std::ssize(aesthetic_points)).bytes;
   if (networks.text) needed = std::max(needed, networks.text->plan().bytes);
-  WEFT_CHECK(needed <= arena->capacity(), Exit::usage,
+  WEFT_CHECK(needed <= capacity, Exit::usage,
              "give the rank more memory (memory.arena_gib, fewer ranks a host)",
              "CLIP needs {}, this rank has {}", size_text(static_cast<double>(needed)),
-             size_text(static_cast<double>(arena->capacity())));
+             size_text(static_cast<double>(capacity)));
   ClipWork work(deck, rows, measures, networks, engine);
-  PictureJob job(work, engine, start.threads, engine.ahead_of_others());
-  engine.run(job, engine.one_by_one());
-  Json share = job.share();
-  share["peak_bytes"] = arena->peak();
-  return share;
+  return make_pictures(work, engine, deck, start, engine.ahead_of_others());
 }
 
 }  // namespace weft

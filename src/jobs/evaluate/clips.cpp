@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "checkpoint/model_source.h"
 #include "config/keep_inputs.h"
@@ -15,7 +16,6 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "data/lists/lists.h"
-#include "jobs/engine/file_table.h"
 #include "jobs/engine/pictures.h"
 #include "jobs/evaluate/evaluate.h"
 #include "models/clip/clip_tokenizer.h"
@@ -37,23 +37,38 @@ std::string key_of(const EvaluatedClip& clip) {
   return clip.path + '\0' + clip.reference + '\0' + clip.text;
 }
 
+// The clip that a row names.
+EvaluatedClip clip_of_row(const Deck& deck, const FileTable& files, const TableReader& table,
+                          const TableRow& row) {
+  const EvaluateClipsDeck& c = deck.get<EvaluateClipsDeck>();
+  EvaluatedClip clip;
+  clip.path = files.path(row.path);
+  clip.media = files.media(clip.path);
+  clip.text = caption_of(table, row);
+  const Json reference = table.value(row, "reference");
+  WEFT_CHECK(reference.is_null() || reference.is_string(), Exit::data, "name a file",
+             "{}, column reference: {} is not a path", table.where(row), dump_json(reference));
+  if (reference.is_string()) {
+    clip.reference = beside_list(c.clips, reference.get<std::string>());
+  } else if (!c.references.empty() && !clip.path.empty()) {
+    // In a folder, clips of subfolders have their references in such subfolders.
+    std::error_code none;
+    const fs::path path = clip.path;
+    clip.reference =
+        (fs::path(c.references) /
+         (fs::is_directory(c.clips, none) ? path.lexically_relative(c.clips) : path.filename()))
+            .string();
+  }
+  return clip;
+}
+
 ClipRows read_rows_of(const Deck& deck) {
   const std::string& clips = clips_of(deck);
   ClipRows rows;
-  std::unordered_map<std::string, MediaSource> members;  // of shards
-  if (names_a_table(clips)) {
-    rows.identity = file_identity(clips);
-  } else {
-    const auto items = list_media({clips}, "evaluate.clips", deck.media, Described::yes,
-                                  deck.get<EvaluateDeck>().output);
-    WEFT_CHECK(!items.empty(), Exit::data, "name a table, videos or pictures",
-               "evaluate.clips = {} names no video and no picture", clips);
-    for (const MediaItem& item : items)
-      if (!item.media.member.empty()) members.emplace(item.media.name(), item.media);
-    rows.made = table_of_files(items, TableForm::csv);
-  }
-  TableReader table = open_clip_table(deck, rows);
-  std::unordered_map<std::string, std::size_t> known;
+  rows.table = FileTable(clips, "evaluate.clips", deck.media, Described::yes,
+                         deck.get<EvaluateDeck>().output, TableForm::csv);
+  TableReader table = rows.table.open();
+  std::unordered_set<std::string> known;
   std::vector<std::string> missing;
   std::size_t looked_for = 0;
   const auto look_for = [&](const std::string& path) {
@@ -62,20 +77,15 @@ ClipRows read_rows_of(const Deck& deck) {
     if (std::string why = missing_file(path); !why.empty()) missing.push_back(std::move(why));
   };
   for (TableRow row; table.next(row);) {
-    EvaluatedClip clip = clip_of_row(deck, table, row);
-    if (!known.emplace(key_of(clip), rows.clips.size()).second) continue;
-    const auto member = members.find(clip.path);
-    clip.media =
-        member == members.end() ? MediaSource{clip.path, MediaTrust::untrusted} : member->second;
+    EvaluatedClip clip = clip_of_row(deck, rows.table, table, row);
+    if (!known.insert(key_of(clip)).second) continue;
     look_for(clip.media.path);
     look_for(clip.reference);
     rows.clips.push_back(std::move(clip));
   }
   WEFT_CHECK(!rows.clips.empty(), Exit::data, "name a table with a row for each clip",
              "evaluate.clips = {} has no rows", clips);
-  report_missing(missing, looked_for, "file",
-                 names_a_table(clips) ? "relative paths begin in the folder of evaluate.clips"
-                                      : "evaluate.clips begins where weft was started");
+  report_missing(missing, looked_for, "file", rows.table.path_hint("evaluate.clips"));
   return rows;
 }
 
@@ -169,13 +179,7 @@ struct ClipSummary {
 
 void write_clip_table(const Deck& deck, const ClipRows& rows, const ClipMeasures& measures,
                       const ListEngine& engine, ClipSummary& summary) {
-  const std::string &clips = clips_of(deck), output = output_table(deck);
-  const auto check_same = [&] {
-    WEFT_CHECK(!rows.made.empty() || file_identity(clips) == rows.identity, Exit::data,
-               "run the same command again: what is evaluated is kept",
-               "{} has changed since this job read it", clips);
-  };
-  check_same();
+  const std::string output = output_table(deck);
   const ManifestLines lines = engine.lines();
   std::unordered_map<std::string, std::size_t> places;
   for (std::size_t i = 0; i < rows.clips.size(); ++i) {
@@ -188,19 +192,16 @@ void write_clip_table(const Deck& deck, const ClipRows& rows, const ClipMeasures
   std::vector<std::string> columns = measures.columns();
   const std::size_t own = columns.size();
   for (std::size_t i = 0; i + 1 < own; ++i) summary.columns.push_back({columns[i]});
-  const bool moved = paths_have_moved(clips, output),
-             moves_references = moved && measures.references;
+  const bool moved = rows.table.moved(output), moves_references = moved && measures.references;
   if (moved) columns.push_back("path");
   if (moves_references) columns.push_back("reference");
 
-  TableReader table = open_clip_table(deck, rows);
-  WholeFile out(output, Exit::data);
-  TableWriter writer(table, columns, [&](std::string_view text) { out.add(text); });
-  for (TableRow row; table.next(row);) {
-    const EvaluatedClip clip = clip_of_row(deck, table, row);
+  rows.table.write(output, columns, [&](const TableReader& table, const TableRow& row) {
+    const EvaluatedClip clip = clip_of_row(deck, rows.table, table, row);
     std::vector<Json> values(columns.size());
-    if (moved) values[own] = moved_path(clip.path);
-    if (moves_references && !clip.reference.empty()) values.back() = moved_path(clip.reference);
+    if (moved) values[own] = FileTable::absolute(clip.path);
+    if (moves_references && !clip.reference.empty())
+      values.back() = FileTable::absolute(clip.reference);
     const ListItem& item = engine.items()[places.at(key_of(clip))];
     const auto found = lines.find(item.name);
     if (found != lines.end() && found->second.key == item.key) {
@@ -219,10 +220,8 @@ void write_clip_table(const Deck& deck, const ClipRows& rows, const ClipMeasures
         ++summary.without;
     }
     ++summary.rows;
-    writer.add(row, values);
-  }
-  check_same();
-  out.commit(Durable::yes);
+    return values;
+  });
 }
 
 Json as_json(const ClipSummary& s) {
@@ -304,34 +303,6 @@ void ColumnSummary::add(double value) {
   ++rows;
 }
 
-TableReader open_clip_table(const Deck& deck, const ClipRows& rows) {
-  if (rows.made.empty()) return TableReader(clips_of(deck));
-  return TableReader::of_text(rows.made, clips_of(deck), TableForm::csv);
-}
-
-EvaluatedClip clip_of_row(const Deck& deck, const TableReader& table, const TableRow& row) {
-  const EvaluateClipsDeck& c = deck.get<EvaluateClipsDeck>();
-  const bool is_table = names_a_table(c.clips);
-  EvaluatedClip clip;
-  clip.path = is_table ? beside_list(c.clips, row.path) : row.path;
-  clip.text = caption_of(table, row);
-  const Json reference = table.value(row, "reference");
-  WEFT_CHECK(reference.is_null() || reference.is_string(), Exit::data, "name a file",
-             "{}, column reference: {} is not a path", table.where(row), dump_json(reference));
-  if (reference.is_string()) {
-    clip.reference = beside_list(c.clips, reference.get<std::string>());
-  } else if (!c.references.empty() && !clip.path.empty()) {
-    // In a folder, clips of subfolders have their references in such subfolders.
-    std::error_code none;
-    const fs::path path = clip.path;
-    clip.reference =
-        (fs::path(c.references) /
-         (fs::is_directory(c.clips, none) ? path.lexically_relative(c.clips) : path.filename()))
-            .string();
-  }
-  return clip;
-}
-
 ClipRows read_clip_rows(const Deck& deck, MPI_Comm world) {
   ClipRows rows;
   const Json j = from_first_rank(world, [&] {
@@ -340,11 +311,10 @@ ClipRows read_clip_rows(const Deck& deck, MPI_Comm world) {
     for (const EvaluatedClip& c : rows.clips)
       clips.push_back({c.path, c.media.path, c.media.member, c.media.begin, c.media.bytes,
                        c.reference, c.text});
-    return Json{rows.identity, rows.made, std::move(clips)};
+    return clips;
   });
   if (log::rank() == 0) return rows;
-  rows = {j.at(0).get<std::string>(), j.at(1).get<std::string>(), {}};
-  for (const Json& c : j.at(2))
+  for (const Json& c : j)
     rows.clips.push_back(
         {c.at(0), {c.at(1), MediaTrust::untrusted, c.at(2), c.at(3), c.at(4)}, c.at(5), c.at(6)});
   return rows;
@@ -407,7 +377,7 @@ int evaluate_clips(const Deck& deck, const ListStart& start, MPI_Comm world) {
 
   // 3. Rank 0 writes the table, also where clips failed.
   last.finish_with_failures = true;
-  last.print = [&](const ListReport& report) { report_prefetch(report, last.header); };
+  last.summarise = report_feed;
   last.finish = [&](const ListReport&) {
     ClipSummary summary;
     summary.facts = facts_of_clips(deck, measures);

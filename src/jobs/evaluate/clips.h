@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "config/deck_table.h"
-#include "data/lists/table.h"
+#include "data/lists/file_table.h"
 #include "jobs/engine/list_job.h"
 #include "media/media_source.h"
 
@@ -51,17 +51,13 @@ struct EvaluatedClip {
   std::string name() const;     // of the item
 };
 
-// The rows of evaluate.clips. A table is made for a folder, a glob and so on.
+// The rows of evaluate.clips.
 struct ClipRows {
-  std::string identity;              // of the table's file, "" where there is none
-  std::string made;                  // the table that was made then
+  FileTable table;                   // on rank 0
   std::vector<EvaluatedClip> clips;  // different ones, in the order of their first rows
 };
 // Collective: rank 0 reads the table, or lists the files, for all.
 ClipRows read_clip_rows(const Deck& deck, MPI_Comm world);
-TableReader open_clip_table(const Deck& deck, const ClipRows& rows);
-// A row's clip, without its medium.
-EvaluatedClip clip_of_row(const Deck& deck, const TableReader& table, const TableRow& row);
 
 // evaluate.measures, or else all for which the deck and the rows give what they need. Exit::usage,
 // naming the key, for a measure that lacks something.

@@ -7,6 +7,7 @@
 #include "core/hash.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "data/images/label_pictures.h"
 #include "data/text_images/polygon.h"
 #include "jobs/engine/pictures.h"
 #include "jobs/evaluate/evaluate.h"
@@ -82,19 +83,18 @@ struct SearchedImage : PictureUnit {
 
 class DetectionWork : public PictureWork {
  public:
-  DetectionWork(const Deck& deck, const TextImages& images, Detector& detector,
-                const ListEngine& engine)
-      : evaluate_(deck.get<EvaluateDeck>()),
+  DetectionWork(const Deck& deck, const TextImages& images, Detector& detector, ListEngine& engine)
+      : PictureWork(engine),
+        evaluate_(deck.get<EvaluateDeck>()),
         postprocess_(deck.get<PostprocessDeck>()),
         images_(images),
-        detector_(detector),
-        engine_(engine) {}
+        detector_(detector) {}
   std::unique_ptr<PictureUnit> next(std::int64_t, std::int64_t number) override {
     return number == 0 ? std::make_unique<SearchedImage>() : nullptr;
   }
-  PrefetchWork::Prepared read(PictureUnit& picture) override;
-  void predict(PictureUnit& picture) override;
-  void finish(PictureUnit& picture, ItemResults& results) override;
+  FeedWork::Prepared read(PictureUnit& picture) override;
+  void predict(std::span<PictureUnit* const> pictures) override;
+  void finish(PictureUnit& picture) override;
 
  private:
   void check_memory(const ViewSize& size);
@@ -105,11 +105,10 @@ class DetectionWork : public PictureWork {
   const PostprocessDeck& postprocess_;
   const TextImages& images_;
   Detector& detector_;
-  const ListEngine& engine_;
   std::vector<ImageSize> known_;  // padded sizes that fit the memory
 };
 
-PrefetchWork::Prepared DetectionWork::read(PictureUnit& picture) {
+FeedWork::Prepared DetectionWork::read(PictureUnit& picture) {
   auto& p = static_cast<SearchedImage&>(picture);
   const double begin = now_seconds();
   images_.read(p.item, p.image);
@@ -133,8 +132,8 @@ void DetectionWork::check_memory(const ViewSize& size) {
   known_.push_back(size.padded);
 }
 
-void DetectionWork::predict(PictureUnit& picture) {
-  auto& p = static_cast<SearchedImage&>(picture);
+void DetectionWork::predict(std::span<PictureUnit* const> pictures) {
+  auto& p = static_cast<SearchedImage&>(*pictures.front());
   check_memory(p.size);
   const double begin = now_seconds();
   p.probability =
@@ -169,7 +168,7 @@ void DetectionWork::draw(std::int64_t item, const TextImage& image,
   add_file(line, directory, file, "picture");
 }
 
-void DetectionWork::finish(PictureUnit& picture, ItemResults& results) {
+void DetectionWork::finish(PictureUnit& picture) {
   auto& p = static_cast<SearchedImage&>(picture);
   const double begin = now_seconds();
   const std::vector<FoundText> boxes =
@@ -190,7 +189,7 @@ void DetectionWork::finish(PictureUnit& picture, ItemResults& results) {
   }
   if (p.item < evaluate_.pictures)
     draw(p.item, p.image, boxes, matcher.match(thresholds.front()), line);
-  results.finished(line);
+  engine_.finished(line);
 }
 
 // Evaluates the pictures that are missing. Returns this rank's share of the report.
@@ -199,8 +198,6 @@ Json detect_missing(const Deck& deck, const ListStart& start, const DetectorSour
   const EvaluateDeck& e = deck.get<EvaluateDeck>();
   Detector detector(deck, weights);
   log::info("weights   {}", weights.describe());
-  const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
-  const ArenaScope scope(*arena);
   const std::int64_t costliest = engine.costliest();
   std::size_t planned = 0;
   if (engine.items()[costliest].cost > 0) {
@@ -208,13 +205,10 @@ Json detect_missing(const Deck& deck, const ListStart& start, const DetectorSour
     planned = detector.plan(1, largest.height, largest.width).bytes;
   }
   DetectionWork work(deck, images, detector, engine);
-  PictureJob job(work, engine, start.threads, engine.ahead_of_others());
-  engine.run(job, engine.one_by_one());
+  Json share = make_pictures(work, engine, deck, start, engine.ahead_of_others());
   log::info("memory    {} at the peak, {} planned for the largest picture",
-            size_text(static_cast<double>(arena->peak())), size_text(static_cast<double>(planned)));
-  Json share = job.share();
+            size_text(share.at("peak_bytes")), size_text(static_cast<double>(planned)));
   share["planned_bytes"] = planned;
-  share["peak_bytes"] = arena->peak();
   return share;
 }
 
@@ -252,22 +246,16 @@ int evaluate_detection(const Deck& deck, const ListStart& start, const Detection
   if (!engine.missing().empty()) last.share = detect_missing(deck, start, weights, *images, engine);
 
   // 3. Rank 0 adds up all lines.
-  last.print = [&](const ListReport& report) { report_prefetch(report, last.header); };
+  last.summarise = report_feed;
   last.finish = [&](const ListReport& report) {
-    const ManifestLines lines = engine.lines();
-    for (std::int64_t i = 0; i < images->count(); ++i) {
-      const Json line = lines.at(engine.items()[i].name).parsed();
-      result.add(line);
-      add_line(result, line, images->name(i));
-    }
     result.facts = {{"model", describe_model(deck)},
                     {"weights", weights.describe()},
                     {"data", data},
                     {"sizes", describe_sizes(e)},
                     {"post-processing", describe_postprocessing(deck)}};
-    add_machine(result, deck);
-    set_pace(result, report);
-    remove_others(engine);
+    add_results(
+        result, deck, engine, report, [&](std::int64_t i) { return images->name(i); },
+        [&](const Json& line) { result.add(line); });
     write_results(result, result.json(), result.table(),
                   [&](const std::filesystem::path& file) { page(result, file); });
   };

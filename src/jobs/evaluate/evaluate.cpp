@@ -1,9 +1,7 @@
 #include "jobs/evaluate/evaluate.h"
 
 #include <algorithm>
-#include <fstream>
 #include <set>
-#include <sstream>
 
 #include "config/deck_table.h"
 #include "config/keep_inputs.h"
@@ -29,16 +27,39 @@ void write_text(const fs::path& path, const std::string& text) {
 }
 
 EvaluationPace earlier_pace(const fs::path& json) {
-  std::ifstream in(json);
-  std::stringstream text;
-  text << in.rdbuf();
-  const auto j = try_parse_json<Json>(text.str());
+  const auto j = try_parse_json<Json>(content_of(json));
   try {
     const Json& p = j.at("pace");
     return {p.at("images"), p.at("ranks"), p.at("seconds")};
   } catch (const nlohmann::json::exception&) {
     return {};
   }
+}
+
+// Pictures and predictions of images that an earlier evaluation in this folder had.
+void remove_others(const ListEngine& engine, const ManifestLines& lines) {
+  std::set<std::string> files;
+  for (const ListItem& item : engine.items()) {
+    const auto line = lines.find(item.name);
+    if (line == lines.end()) continue;
+    const Json j = line->second.parsed();
+    for (const char* member : {"picture", "prediction"})
+      if (j.contains(member)) files.insert(j[member].get<std::string>());
+  }
+  const auto is_own = [](const std::string& name) {  // 00012_NAME.png
+    const std::size_t digits = name.find_first_not_of("0123456789");
+    return digits != name.npos && digits >= 5 && name[digits] == '_' && name.ends_with(".png");
+  };
+  std::vector<fs::path> others;
+  std::error_code failed;
+  for (const char* folder : {"pictures", "predictions"})
+    for (fs::directory_iterator it(engine.settings().directory / folder, failed), last;
+         !failed && it != last; it.increment(failed)) {
+      const std::string name = it->path().filename().string();
+      if (is_own(name) && !files.contains(std::string(folder) + "/" + name))
+        others.push_back(it->path());
+    }
+  for (const fs::path& file : others) fs::remove(file, failed);
 }
 
 }  // namespace
@@ -86,51 +107,27 @@ void check_results(const Deck& deck, const std::vector<std::string>& pictures) {
   });
 }
 
-void remove_others(const ListEngine& engine) {
+void add_results(EvaluationRecord& record, const Deck& deck, const ListEngine& engine,
+                 const ListReport& report, const std::function<std::string(std::int64_t)>& name,
+                 const std::function<void(const Json&)>& add) {
   const ManifestLines lines = engine.lines();
-  std::set<std::string> files;
-  for (const ListItem& item : engine.items()) {
-    const auto line = lines.find(item.name);
-    if (line == lines.end()) continue;
-    const Json j = line->second.parsed();
-    for (const char* member : {"picture", "prediction"})
-      if (j.contains(member)) files.insert(j[member].get<std::string>());
+  for (std::int64_t i = 0; i < std::ssize(engine.items()); ++i) {
+    const Json line = lines.at(engine.items()[i].name).parsed();
+    add(line);
+    record.seconds.push_back(line.at("seconds"));
+    if (line.contains("picture")) record.pictures.push_back({name(i), line["picture"]});
   }
-  const auto is_own = [](const std::string& name) {  // 00012_NAME.png
-    const std::size_t digits = name.find_first_not_of("0123456789");
-    return digits != name.npos && digits >= 5 && name[digits] == '_' && name.ends_with(".png");
-  };
-  std::vector<fs::path> others;
-  std::error_code failed;
-  for (const char* folder : {"pictures", "predictions"})
-    for (fs::directory_iterator it(engine.settings().directory / folder, failed), last;
-         !failed && it != last; it.increment(failed)) {
-      const std::string name = it->path().filename().string();
-      if (is_own(name) && !files.contains(std::string(folder) + "/" + name))
-        others.push_back(it->path());
-    }
-  for (const fs::path& file : others) fs::remove(file, failed);
-}
-
-void add_line(EvaluationRecord& record, const Json& line, const std::string& name) {
-  record.seconds.push_back(line.at("seconds"));
-  if (line.contains("picture")) record.pictures.push_back({name, line["picture"]});
-}
-
-void set_pace(EvaluationRecord& record, const ListReport& report) {
-  if (report.made() == 0) {
-    record.pace = earlier_pace(record.folder / "evaluation.json");
-    return;
-  }
-  record.pace = {report.made(), std::ssize(report.ranks), 0};
-  for (const RankShare& r : report.ranks)
-    record.pace.seconds = std::max(record.pace.seconds, r.last_end);
-}
-
-void add_machine(EvaluationRecord& record, const Deck& deck) {
+  remove_others(engine, lines);
   record.facts.emplace_back("number format", deck.model.dtype);
   record.facts.emplace_back("hardware", on_cuda() ? device_runtime().describe() : describe_cpu());
   record.facts.emplace_back("build", version_line());
+  if (report.made == 0) {
+    record.pace = earlier_pace(record.folder / "evaluation.json");
+    return;
+  }
+  record.pace = {report.made, std::ssize(report.ranks), 0};
+  for (const Json& share : report.ranks)
+    record.pace.seconds = std::max(record.pace.seconds, share.at("last_end").get<double>());
 }
 
 void write_results(const EvaluationRecord& record, const Json& json, const std::string& table,

@@ -52,18 +52,13 @@ std::string data_identity(const Deck& deck);
 ListSettings evaluation_settings(const Deck& deck);
 // No result may replace the deck, what it names, or one of `pictures`.
 void check_results(const Deck& deck, const std::vector<std::string>& pictures);
-// Removes pictures and predictions of images that an earlier evaluation in this folder had, and
-// this one has not.
-void remove_others(const ListEngine& engine);
-
-// Seconds and picture of an item's line.
-void add_line(EvaluationRecord& record, const nlohmann::ordered_json& line,
-              const std::string& name);
-// The pace of this start, or, if it evaluated nothing, what evaluation.json tells of an earlier
-// one.
-void set_pace(EvaluationRecord& record, const ListReport& report);
-// Facts that every evaluation ends with.
-void add_machine(EvaluationRecord& record, const Deck& deck);
+// Rank 0, once all images are evaluated: adds each one's line by `add`, its seconds and picture,
+// the machine to the facts, and the pace of this start, or, if it evaluated nothing, what
+// evaluation.json tells of an earlier one. Removes pictures and predictions of images that an
+// earlier evaluation in this folder had, and this one has not. `name`: of an image.
+void add_results(EvaluationRecord& record, const Deck& deck, const ListEngine& engine,
+                 const ListReport& report, const std::function<std::string(std::int64_t)>& name,
+                 const std::function<void(const nlohmann::ordered_json&)>& add);
 // Writes evaluation.json and .txt, prints the table, and calls `page` for evaluation.html.
 void write_results(const EvaluationRecord& record, const nlohmann::ordered_json& json,
                    const std::string& table,

@@ -7,6 +7,7 @@
 #include "core/hash.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "data/images/label_pictures.h"
 #include "data/images/labelled_images.h"
 #include "data/synthetic.h"
 #include "jobs/engine/pictures.h"
@@ -51,14 +52,18 @@ struct EvaluatedImage : PictureUnit {
 class SegmentationWork : public PictureWork {
  public:
   SegmentationWork(const EvaluateDeck& deck, const LabelledImages& images,
-                   const std::vector<Rgb>& palette, Predictor& predictor, const ListEngine& engine)
-      : deck_(deck), images_(images), palette_(palette), predictor_(predictor), engine_(engine) {}
+                   const std::vector<Rgb>& palette, Predictor& predictor, ListEngine& engine)
+      : PictureWork(engine),
+        deck_(deck),
+        images_(images),
+        palette_(palette),
+        predictor_(predictor) {}
   std::unique_ptr<PictureUnit> next(std::int64_t, std::int64_t number) override {
     return number == 0 ? std::make_unique<EvaluatedImage>() : nullptr;
   }
-  PrefetchWork::Prepared read(PictureUnit& picture) override;
-  void predict(PictureUnit& picture) override;
-  void finish(PictureUnit& picture, ItemResults& results) override;
+  FeedWork::Prepared read(PictureUnit& picture) override;
+  void predict(std::span<PictureUnit* const> pictures) override;
+  void finish(PictureUnit& picture) override;
 
  private:
   void write(std::int64_t item, const LabelledImage& image,
@@ -68,10 +73,9 @@ class SegmentationWork : public PictureWork {
   const LabelledImages& images_;
   const std::vector<Rgb>& palette_;
   Predictor& predictor_;
-  const ListEngine& engine_;
 };
 
-PrefetchWork::Prepared SegmentationWork::read(PictureUnit& picture) {
+FeedWork::Prepared SegmentationWork::read(PictureUnit& picture) {
   auto& p = static_cast<EvaluatedImage&>(picture);
   const double begin = now_seconds();
   images_.read(p.item, p.image);
@@ -89,20 +93,20 @@ PrefetchWork::Prepared SegmentationWork::read(PictureUnit& picture) {
   return {decoded - begin, now_seconds() - decoded, true, bytes};
 }
 
-void SegmentationWork::predict(PictureUnit& picture) {
-  auto& p = static_cast<EvaluatedImage&>(picture);
+void SegmentationWork::predict(std::span<PictureUnit* const> pictures) {
+  auto& p = static_cast<EvaluatedImage&>(*pictures.front());
   predictor_.check_memory(p.image.size, true, Arena::current().capacity());
   p.found = predictor_.predict(p.scales, p.image.size, p.image.labels);
   p.scales.clear();
 }
 
-void SegmentationWork::finish(PictureUnit& picture, ItemResults& results) {
+void SegmentationWork::finish(PictureUnit& picture) {
   auto& p = static_cast<EvaluatedImage&>(picture);
   Json line = engine_.line_of(p.item);
   line["seconds"] = p.found.seconds;
   put_counts(line, p.found.counts);
   if (p.item < deck_.pictures || deck_.predictions) write(p.item, p.image, p.found.classes, line);
-  results.finished(line);
+  engine_.finished(line);
 }
 
 std::string file_of(const LabelledImages& images, std::int64_t i) {
@@ -137,18 +141,13 @@ Json segment_missing(const Deck& deck, const ListStart& start, const Segmentatio
                      Predictor& predictor, ListEngine& engine) {
   weights.load(predictor.params());
   log::info("weights   {}", weights.describe());
-  const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
-  const ArenaScope scope(*arena);
   const ImageSize largest = images.size(engine.costliest());
   const std::size_t planned = predictor.plan(largest, true).bytes;
   SegmentationWork work(deck.get<EvaluateDeck>(), images, palette, predictor, engine);
-  PictureJob job(work, engine, start.threads, engine.ahead_of_others());
-  engine.run(job, engine.one_by_one());
+  Json share = make_pictures(work, engine, deck, start, engine.ahead_of_others());
   log::info("memory    {} at the peak, {} planned for the costliest image",
-            size_text(static_cast<double>(arena->peak())), size_text(static_cast<double>(planned)));
-  Json share = job.share();
+            size_text(share.at("peak_bytes")), size_text(static_cast<double>(planned)));
   share["planned_bytes"] = planned;
-  share["peak_bytes"] = arena->peak();
   return share;
 }
 
@@ -207,18 +206,12 @@ int evaluate_segmentation(const Deck& deck, const ListStart& start, const Segmen
     last.share = segment_missing(deck, start, weights, *images, result.palette, predictor, engine);
 
   // 3. Rank 0 adds up all lines.
-  last.print = [&](const ListReport& report) { report_prefetch(report, last.header); };
+  last.summarise = report_feed;
   last.finish = [&](const ListReport& report) {
-    const ManifestLines lines = engine.lines();
-    for (std::int64_t i = 0; i < images->count(); ++i) {
-      const Json line = lines.at(engine.items()[i].name).parsed();
-      result.add(get_counts(line, predictor.num_classes()));
-      add_line(result, line, images->name(i));
-    }
     result.facts = facts_of(deck, weights.describe());
-    add_machine(result, deck);
-    set_pace(result, report);
-    remove_others(engine);
+    add_results(
+        result, deck, engine, report, [&](std::int64_t i) { return images->name(i); },
+        [&](const Json& line) { result.add(get_counts(line, predictor.num_classes())); });
     replace_file(result.folder / legend_file, legend_svg(names, result.palette), Exit::data,
                  Durable::no);
     write_results(result, result.json(), result.table(),

@@ -316,12 +316,12 @@ void ClipMaker::finish_loop(const ClipItem& item, std::int64_t loop, const Tenso
 
 void ClipMaker::begin(const ClipItem& item, InHand& clip) {
   const GenerateDeck& g = deck_.get<GenerateDeck>();
-  FinishedClip whole;
-  whole.name = item.name;
-  whole.key = item.key;
-  whole.prompt = prompt_of(item).text;
-  whole.seed = deck_.run.seed;
-  whole.sample = item.sample;
+  ClipToWrite whole;
+  whole.line = {{"name", item.name},
+                {"key", item.key},
+                {"prompt", prompt_of(item).text},
+                {"seed", deck_.run.seed},
+                {"sample", item.sample}};
   whole.frames = job_.total_frames(item, g);
   whole.height = item.latent_height * codec_.pixels_a_latent();
   whole.width = item.latent_width * codec_.pixels_a_latent();

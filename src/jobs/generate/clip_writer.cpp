@@ -95,7 +95,7 @@ namespace fs = std::filesystem;
 // A PNG or an MP4, which appears with finish().
 class ClipFile {
  public:
-  ClipFile(const fs::path& path, const FinishedClip& clip, double fps) : path_(path) {
+  ClipFile(const fs::path& path, const ClipToWrite& clip, double fps) : path_(path) {
     if (clip.frames > 1) video_.emplace(path.string(), clip.height, clip.width, fps);
   }
   void add(const ClipView& frames) {
@@ -121,29 +121,22 @@ class ClipFile {
 
 }  // namespace
 
-nlohmann::ordered_json manifest_line(const FinishedClip& c) {
-  nlohmann::ordered_json line = {{"name", c.name},     {"file", c.file},     {"prompt", c.prompt},
-                                 {"seed", c.seed},     {"sample", c.sample}, {"frames", c.frames},
-                                 {"height", c.height}, {"width", c.width},   {"seconds", c.seconds},
-                                 {"bytes", c.bytes},   {"pixels", c.pixels}, {"rank", c.rank},
-                                 {"key", c.key},       {"file_xxh3", c.xxh3}};
-  if (!c.references.empty()) line["references"] = c.references;
-  if (!c.marked.empty())
-    line.update(
-        {{"marked", c.marked}, {"marked_bytes", c.marked_bytes}, {"marked_xxh3", c.marked_xxh3}});
-  return line;
-}
-
 struct ClipWriter::Files {
-  FinishedClip clip;
+  explicit Files(ClipToWrite to_write) : clip(std::move(to_write)) {
+    name = clip.line.at("name").get<std::string>();
+    file = name + (clip.frames == 1 ? ".png" : ".mp4");
+  }
+  ClipToWrite clip;
+  std::string name, file, marked_file;
   std::optional<ClipFile> plain, marked;
   Hasher pixels;
   std::int64_t frames = 0;  // so far
-  std::string failure;      // the clip's further events are ignored
+  std::string failure;      // the clip's further steps are left out
 };
 
 ClipWriter::ClipWriter(fs::path directory, std::shared_ptr<const Watermark> watermark, int rank,
-                       std::size_t piece_bytes, std::function<void(const FinishedClip&)> finished)
+                       std::size_t piece_bytes,
+                       std::function<void(const nlohmann::ordered_json&)> finished)
     : directory_(std::move(directory)),
       watermark_(std::move(watermark)),
       rank_(rank),
@@ -162,17 +155,18 @@ ClipWriter::~ClipWriter() {
   thread_.join();
 }
 
-void ClipWriter::send(Event event) {
+void ClipWriter::send(Step step) {
   const std::lock_guard lock(mutex_);
-  waiting_.push_back(std::move(event));
+  waiting_.push_back(std::move(step));
   changed_.notify_all();
 }
 
-void ClipWriter::begin(FinishedClip clip, double fps) {
+void ClipWriter::begin(ClipToWrite clip, double fps) {
   frame_bytes_ = clip.height * clip.width * 3;
-  clip.file = clip.name + (clip.frames == 1 ? ".png" : ".mp4");
-  clip.rank = rank_;
-  send(Begin{std::move(clip), fps});
+  send([this, fps, clip = std::move(clip)] {
+    files_ = std::make_unique<Files>(clip);
+    attempt([&] { open(fps); });
+  });
 }
 
 void ClipWriter::add(std::int64_t count, const std::function<void(std::span<std::uint8_t>)>& fill) {
@@ -189,12 +183,27 @@ void ClipWriter::add(std::int64_t count, const std::function<void(std::span<std:
     const std::lock_guard lock(mutex_);
     ++in_use_;
   }
-  send(Piece{next_, count});
+  send([this, count, rgb = memory_[next_].data()] {
+    attempt([&] { write(rgb, count); });
+    // Also of a failed clip, or add() would wait for ever.
+    const std::lock_guard lock(mutex_);
+    --in_use_;
+  });
   next_ = (next_ + 1) % pieces;
 }
 
-void ClipWriter::end(double seconds) { send(End{seconds}); }
-void ClipWriter::drop() { send(Drop{}); }
+void ClipWriter::end(double seconds) {
+  send([this, seconds] {
+    attempt([&] { close(seconds); });
+    const std::lock_guard lock(mutex_);
+    if (!files_->failure.empty()) failures_.push_back({files_->name, files_->failure});
+    files_.reset();
+  });
+}
+
+void ClipWriter::drop() {
+  send([this] { files_.reset(); });
+}
 
 std::vector<ClipWriter::Failure> ClipWriter::finish() {
   std::unique_lock lock(mutex_);
@@ -202,37 +211,20 @@ std::vector<ClipWriter::Failure> ClipWriter::finish() {
   return std::exchange(failures_, {});
 }
 
+// ---- The thread
+
 void ClipWriter::run() {
+  std::unique_lock lock(mutex_);
   for (;;) {
-    Event event;
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
-      if (waiting_.empty()) break;
-      event = std::move(waiting_.front());
-      waiting_.pop_front();
-      working_ = true;
-    }
+    changed_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
+    if (waiting_.empty()) break;
+    const Step step = std::move(waiting_.front());
+    waiting_.pop_front();
+    working_ = true;
+    lock.unlock();
     const double begin = now_seconds();
-    if (std::holds_alternative<Begin>(event)) {
-      files_ = std::make_unique<Files>();
-      files_->clip = std::get<Begin>(event).clip;
-    }
-    try {
-      if (files_ && files_->failure.empty()) take(event);
-    } catch (const std::exception& e) {
-      files_->failure = e.what();
-      files_->plain.reset();  // frees their room at once: the disk may be full
-      files_->marked.reset();
-    }
-    const bool ended = std::holds_alternative<End>(event);
-    Failure failure;
-    if (ended && files_) failure = {files_->clip.name, files_->failure};
-    if (ended || std::holds_alternative<Drop>(event)) files_.reset();
-    const std::lock_guard lock(mutex_);
-    // Also of a failed clip, or add() would wait for ever.
-    if (std::holds_alternative<Piece>(event)) --in_use_;
-    if (!failure.why.empty()) failures_.push_back(std::move(failure));
+    step();
+    lock.lock();
     busy_ += now_seconds() - begin;
     working_ = false;
     changed_.notify_all();
@@ -240,51 +232,65 @@ void ClipWriter::run() {
   files_.reset();
 }
 
-void ClipWriter::take(const Event& event) {
-  Files& f = *files_;
-  FinishedClip& c = f.clip;
-  if (const Begin* begin = std::get_if<Begin>(&event)) {
-    f.plain.emplace(directory_ / c.file, c, begin->fps);
-    for (const FinishedClip::Picture& p : c.pictures) {
-      const std::string name = fmt::format("references/{}-{}.png", c.name, c.references.size());
-      write_png(result_path(directory_, name).string(), p.height, p.width, p.rgb);
-      c.references.push_back(name);
-    }
-    c.pictures.clear();
-    if (watermark_) {
-      c.marked = c.name + "_watermark" + fs::path(c.file).extension().string();
-      f.marked.emplace(directory_ / c.marked, c, begin->fps);
-    }
-  } else if (const Piece* piece = std::get_if<Piece>(&event)) {
-    std::uint8_t* rgb = memory_[piece->place].data();
-    f.pixels.add(std::as_bytes(std::span(rgb, piece->frames * c.height * c.width * 3)));
-    f.plain->add({rgb, piece->frames, c.height, c.width});
-    if (f.marked) {
-      // In place, so only after the plain file and the hash have the pixels.
-      watermark_->lay_over(rgb, piece->frames, c.height, c.width);
-      f.marked->add({rgb, piece->frames, c.height, c.width});
-    }
-    f.frames += piece->frames;
-  } else if (const End* end = std::get_if<End>(&event)) {
-    WEFT_ASSERT(f.frames == c.frames);
-    f.plain->finish();
-    if (f.marked) f.marked->finish();
-    // The hash needs the whole file again: at its end the encoder rewrites the file's head.
-    const FileHash plain = hash_of_file(directory_ / c.file);
-    c.bytes = plain.bytes;
-    c.xxh3 = to_hex(plain.hash);
-    if (f.marked) {
-      const FileHash marked = hash_of_file(directory_ / c.marked);
-      c.marked_bytes = marked.bytes;
-      c.marked_xxh3 = to_hex(marked.hash);
-    }
-    c.pixels = to_hex(f.pixels.value());
-    c.seconds = end->seconds;
-    finished_(c);
-    log::write_info(fmt::format("clip      {}  {} of {}x{}  {:.1f} s  rank {}",
-                                (directory_ / c.file).string(), counted(c.frames, "frame"), c.width,
-                                c.height, c.seconds, c.rank));
+void ClipWriter::attempt(const Step& step) {
+  if (!files_->failure.empty()) return;
+  try {
+    step();
+  } catch (const std::exception& e) {
+    files_->failure = e.what();
+    files_->plain.reset();  // frees their room at once: the disk may be full
+    files_->marked.reset();
   }
+}
+
+void ClipWriter::open(double fps) {
+  Files& f = *files_;
+  f.plain.emplace(directory_ / f.file, f.clip, fps);
+  for (const ClipToWrite::Picture& p : f.clip.pictures) {
+    nlohmann::ordered_json& all = f.clip.line["references"];
+    const std::string name = fmt::format("references/{}-{}.png", f.name, all.size());
+    write_png(result_path(directory_, name).string(), p.height, p.width, p.rgb);
+    all.push_back(name);
+  }
+  f.clip.pictures.clear();
+  if (!watermark_) return;
+  f.marked_file = f.name + "_watermark" + fs::path(f.file).extension().string();
+  f.marked.emplace(directory_ / f.marked_file, f.clip, fps);
+}
+
+void ClipWriter::write(std::uint8_t* rgb, std::int64_t frames) {
+  Files& f = *files_;
+  const ClipView view{rgb, frames, f.clip.height, f.clip.width};
+  f.pixels.add(std::as_bytes(std::span(rgb, frames * view.height * view.width * 3)));
+  f.plain->add(view);
+  if (f.marked) {
+    // In place, so only after the plain file and the hash have the pixels.
+    watermark_->lay_over(rgb, frames, view.height, view.width);
+    f.marked->add(view);
+  }
+  f.frames += frames;
+}
+
+void ClipWriter::close(double seconds) {
+  Files& f = *files_;
+  const ClipToWrite& c = f.clip;
+  WEFT_ASSERT(f.frames == c.frames);
+  f.plain->finish();
+  if (f.marked) f.marked->finish();
+  nlohmann::ordered_json line = c.line;
+  line.update({{"frames", c.frames},
+               {"height", c.height},
+               {"width", c.width},
+               {"seconds", seconds},
+               {"pixels", to_hex(f.pixels.value())},
+               {"rank", rank_}});
+  // The hash needs the whole file again: at its end the encoder rewrites the file's head.
+  add_file(line, directory_, f.file);
+  if (f.marked) add_file(line, directory_, f.marked_file, "marked");
+  finished_(line);
+  log::write_info(fmt::format("clip      {}  {} of {}x{}  {:.1f} s  rank {}",
+                              (directory_ / f.file).string(), counted(c.frames, "frame"), c.width,
+                              c.height, seconds, rank_));
 }
 
 // ---- Tensors

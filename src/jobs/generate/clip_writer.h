@@ -14,7 +14,6 @@
 #include <span>
 #include <string>
 #include <thread>
-#include <variant>
 #include <vector>
 
 #include "checkpoint/safetensors.h"
@@ -39,30 +38,20 @@ class Watermark {
   std::int64_t height_ = 0, width_ = 0;
 };
 
-// A finished clip: its line of OUT/generated.jsonl.
-struct FinishedClip {
-  std::string name;  // without directory and ending
-  std::string file;  // name in the directory
-  std::string key;   // ClipItem::key
-  std::string prompt;
-  std::int64_t seed = 0, sample = 0, frames = 0, height = 0, width = 0;
-  double seconds = 0;       // its share of the batch's steps, and its decoding
-  std::uint64_t bytes = 0;  // of the file
-  std::string xxh3;         // XXH3-128 of its bytes
-  std::string marked;       // the copy with the watermark, a name in the directory; "" without one
-  std::uint64_t marked_bytes = 0;
-  std::string marked_xxh3;
-  // What it begins with or is edited from: the pictures, and their files in the directory.
+// A clip to be written.
+struct ClipToWrite {
+  // Its line of OUT/generated.jsonl (jobs/engine/manifest.h): name, key, and what the job says.
+  // Size, seconds, rank, files, and `pixels`, the XXH3-128 of the pixels [T,H,W,3] before they were
+  // compressed, are added.
+  nlohmann::ordered_json line;
+  std::int64_t frames = 0, height = 0, width = 0;
+  // What it begins with or is edited from.
   struct Picture {
     std::int64_t height = 0, width = 0;
     std::vector<std::uint8_t> rgb;
   };
   std::vector<Picture> pictures;
-  std::vector<std::string> references;
-  std::string pixels;  // XXH3-128 of the pixels [T,H,W,3] before they were compressed
-  int rank = 0;
 };
-nlohmann::ordered_json manifest_line(const FinishedClip& clip);
 
 class ClipWriter {
  public:
@@ -71,19 +60,18 @@ class ClipWriter {
 
   // `watermark`: a picture laid over a copy NAME_watermark of each clip; null for none.
   // `piece_bytes`: the largest piece that add() will be asked for; memory for `pieces` of them is
-  // taken here, and none later. `finished` is called on the writing thread for each clip whose
-  // files are there.
+  // taken here, and none later. `finished` is called on the writing thread with the line of each
+  // clip whose files are there.
   ClipWriter(std::filesystem::path directory, std::shared_ptr<const Watermark> watermark, int rank,
-             std::size_t piece_bytes, std::function<void(const FinishedClip&)> finished);
+             std::size_t piece_bytes, std::function<void(const nlohmann::ordered_json&)> finished);
   // Waits for the thread's pending work. Drops a clip that has not ended.
   ~ClipWriter();
   ClipWriter(const ClipWriter&) = delete;
   ClipWriter& operator=(const ClipWriter&) = delete;
 
-  // A clip begins: an MP4, or a PNG where it has one frame, which appears with its end. `clip` says
-  // its name, frames and size; files, bytes, pixels and rank are filled in here. Pictures of
-  // references go into references/.
-  void begin(FinishedClip clip, double fps);
+  // A clip begins: an MP4, or a PNG where it has one frame, which appears with its end. Its
+  // pictures go into references/.
+  void begin(ClipToWrite clip, double fps);
   // Adds the next frames, u8 [count, height, width, 3], which `fill` writes. First waits while all
   // pieces are in use, so that a slow disk slows the clip down instead of filling the memory.
   // Exceptions of `fill` pass through.
@@ -106,34 +94,26 @@ class ClipWriter {
 
  private:
   struct Files;  // of the clip in hand
-  struct Begin {
-    FinishedClip clip;
-    double fps;
-  };
-  struct Piece {
-    std::size_t place;  // in memory_
-    std::int64_t frames;
-  };
-  struct End {
-    double seconds;
-  };
-  struct Drop {};
-  using Event = std::variant<Begin, Piece, End, Drop>;
+  using Step = std::function<void()>;
 
-  void send(Event event);
+  void send(Step step);
   void run();
-  void take(const Event& event);
+  // On the thread.
+  void attempt(const Step& step);
+  void open(double fps);
+  void write(std::uint8_t* rgb, std::int64_t frames);
+  void close(double seconds);
 
   std::filesystem::path directory_;
   std::shared_ptr<const Watermark> watermark_;
   int rank_;
-  std::function<void(const FinishedClip&)> finished_;
+  std::function<void(const nlohmann::ordered_json&)> finished_;
   std::vector<std::vector<std::uint8_t>> memory_;  // [pieces], used in turn
   std::int64_t frame_bytes_ = 0;                   // of the clip that began last
   std::size_t next_ = 0;                           // place of the next piece
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Event> waiting_;
+  std::deque<Step> waiting_;
   std::size_t in_use_ = 0;  // pieces
   bool working_ = false, stop_ = false;
   std::vector<Failure> failures_;

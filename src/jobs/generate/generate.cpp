@@ -86,8 +86,9 @@ class ClipJob : public ListJob {
   // the engine's missing clips.
   ClipJob(const Deck& deck, const GenerateJob& job, ClipModels& models,
           const PromptFeatures& features, std::shared_ptr<const Watermark> watermark,
-          const RankDevice& device, const ListEngine& engine, MPI_Comm world)
+          const RankDevice& device, ListEngine& engine, MPI_Comm world)
       : models_(models),
+        engine_(engine),
         first_(engine.groups().first),
         exchange_(nn::make_sequence_group(world, deck.parallel.sp, deck.parallel.hang_timeout)) {
     Denoiser& model = *models.parts.denoiser;
@@ -110,19 +111,21 @@ class ClipJob : public ListJob {
     maker_.emplace(deck, job, model, codec, features, engine.groups().group);
     writer_.emplace(engine.settings().directory, std::move(watermark), engine.groups().rank,
                     frames_.piece,
-                    [this](const FinishedClip& clip) { results_->finished(manifest_line(clip)); });
+                    [this](const nlohmann::ordered_json& line) { engine_.finished(line); });
   }
 
   // Which clips are sampled together, costliest first.
   const std::vector<ItemBatch>& batches() const { return batches_; }
 
-  void make(const ItemBatch& clips, ItemResults& results) override {
-    if (results_ == nullptr) results_ = &results;  // the writer thread reads it from then on
+  void make(const ItemBatch& clips) override {
     maker_->make(clips, *writer_,
-                 [&](std::int64_t clip, const Error& e) { results.failed(clip, e); });
+                 [&](std::int64_t clip, const Error& e) { engine_.failed(clip, e); });
   }
-  void flush(ItemResults& results) override {
-    for (const ClipWriter::Failure& f : writer_->finish()) results.failed(f.name, f.why);
+  void flush() override {
+    for (const ClipWriter::Failure& f : writer_->finish()) {
+      const auto item = std::ranges::find(engine_.items(), f.name, &ListItem::name);
+      engine_.failed(item - engine_.items().begin(), Error(Exit::data, f.why, "is the disk full?"));
+    }
   }
 
   // This rank's numbers for the report: seconds by stage, bytes next to their plans.
@@ -149,6 +152,7 @@ class ClipJob : public ListJob {
 
  private:
   ClipModels& models_;
+  ListEngine& engine_;
   const bool first_;                        // of its group: decodes and writes
   std::unique_ptr<Communicator> exchange_;  // of the model, with parallel.sp
   std::size_t capacity_, planned_ = 0;      // bytes of the arena
@@ -157,36 +161,34 @@ class ClipJob : public ListJob {
   std::optional<ArenaScope> scope_;
   FramePlan frames_;
   std::optional<ClipMaker> maker_;
-  ItemResults* results_ = nullptr;  // of the engine, from the first batch on
   std::optional<ClipWriter> writer_;
 };
 
 // The table of ranks at the end of the log.
 void print_clip_table(const ListReport& report) {
-  if (report.made() == 0 && report.failures.empty()) return;
+  if (report.made == 0 && report.failures.empty()) return;
   log::write_info(
       "rank  clips  busy%  encode s  sample s  decode s  write s  arena MiB peak/planned/capacity  "
       "frames planned MiB  frames at once");
-  const std::vector<double> shares = report.busy_shares();
   for (std::size_t r = 0; r < report.ranks.size(); ++r) {
-    const RankShare& s = report.ranks[r];
-    const auto of = [&](const char* name) { return s.own.value(name, 0.0); };
+    const auto of = [&](const char* name) { return report.ranks[r].value(name, 0.0); };
     const auto mib = [&](const char* name) { return of(name) / (1 << 20); };
     log::write_info(fmt::format(
         "{:4}  {:5}  {:5.1f}  {:8.1f}  {:8.1f}  {:8.1f}  {:7.1f}  {:8.1f}/{:.1f}/{:.0f}  "
         "{:.2f}  {}",
-        r, s.made, 100 * shares[r], of("encode"), of("sample"), of("decode"), of("write"),
-        mib("arena_peak_bytes"), mib("arena_planned_bytes"), mib("arena_capacity_bytes"),
-        mib("frames_planned_bytes"), static_cast<std::int64_t>(of("micro_batch"))));
+        r, static_cast<std::int64_t>(of("clips")), 100 * of("busy_share"), of("encode"),
+        of("sample"), of("decode"), of("write"), mib("arena_peak_bytes"),
+        mib("arena_planned_bytes"), mib("arena_capacity_bytes"), mib("frames_planned_bytes"),
+        static_cast<std::int64_t>(of("micro_batch"))));
   }
 }
 
 // What a step cache saved, of all ranks.
 void print_skipped_steps(const ListReport& report) {
   std::int64_t steps = 0, skipped = 0;
-  for (const RankShare& s : report.ranks) {
-    steps += s.own.value("steps", std::int64_t{0});
-    skipped += s.own.value("steps_skipped", std::int64_t{0});
+  for (const auto& share : report.ranks) {
+    steps += share.value("steps", std::int64_t{0});
+    skipped += share.value("steps_skipped", std::int64_t{0});
   }
   if (skipped > 0) log::write_info(fmt::format("cache     {} of {} steps skipped", skipped, steps));
 }
@@ -214,13 +216,8 @@ std::shared_ptr<const Watermark> open_watermark(const Deck& deck) {
 }
 
 ListSettings settings_of(const Deck& deck) {
-  ListSettings s;
-  s.directory = output_of(deck);
-  s.command = "generate";
+  ListSettings s = list_settings(deck, "generate", output_of(deck), "clip");
   s.stem = "generated";
-  s.report = "generate_report.json";
-  s.key = "generate.output";
-  s.stop_margin = deck.run.stop_margin;
   s.group = static_cast<int>(deck.parallel.sp);
   return s;
 }
@@ -274,9 +271,7 @@ nlohmann::ordered_json report_header(const Deck& deck, const Stages& stages,
 
 int generate(const Deck& written, MPI_Comm world) {
   // 1. The clips to make. Everything is checked before any weights are loaded.
-  watch_stop_signals();
-  const RankDevice device = choose_device(written.device.kind, written.device.share, world);
-  set_threads(static_cast<int>(written.run.threads), device.core_sharers);
+  const ListStart start = start_list_job(written, world);
   const Deck deck = complete_deck(written, world);
   ClipModels models(deck, world);
   if (log::rank() == 0 && models.codec_weights && !make_codec(written)->lacks_scale().empty())
@@ -307,7 +302,7 @@ int generate(const Deck& written, MPI_Comm world) {
   // 3. The other models on every rank, then clips: a rank that is free makes the next batch.
   ListEnd last;
   if (missing > 0 && !features.encoded().stopped) {
-    ClipJob clips(deck, job, models, features, watermark, device, engine, world);
+    ClipJob clips(deck, job, models, features, watermark, start.device, engine, world);
     stages.load = stages.since_last();
     engine.run(clips, clips.batches());
     last.share = clips.share();
@@ -315,12 +310,12 @@ int generate(const Deck& written, MPI_Comm world) {
   }
 
   // 4. The report.
-  last.header = report_header(deck, stages, features.encoded());
-  last.print = [&](const ListReport& report) {
+  last.summarise = [&](const ListReport& report) {
     print_clip_table(report);
     print_skipped_steps(report);
     log::write_info(fmt::format("stages    text {:.1f} s, weights {:.1f} s, clips {:.1f} s",
                                 stages.text, stages.load, stages.clips));
+    return ListSummary{report_header(deck, stages, features.encoded())};
   };
   return engine.end(last);
 }

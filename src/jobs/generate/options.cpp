@@ -78,7 +78,6 @@ void generate_rows(Rows& r, GenerateDeck& d) {
   r.path("watermark", d.watermark, "Picture to lay over a copy of each clip; empty for none.");
   r.flag("tensors", d.tensors,
          "Also save the latents and unrounded frames of each clip, as safetensors.");
-  r.decide(false);
 }
 
 void check_generate(const GenerateDeck& d, const DeckDemand& demand) {

@@ -151,9 +151,9 @@ void TrainingSamples::make(std::int64_t step, const std::function<void()>& progr
   std::string lines;
   {
     ClipMaker maker(deck_, job_, model, *parts_.codec, *features_, group_);
-    ClipWriter writer(folder(step), nullptr, rank_, frames_.piece, [&](const FinishedClip& clip) {
+    ClipWriter writer(folder(step), nullptr, rank_, frames_.piece, [&](const Json& line) {
       const std::lock_guard lock(mutex);
-      lines += dump_json(manifest_line(clip)) + "\n";
+      lines += dump_json(line) + "\n";
     });
     for (std::size_t b = 0; b < batches_.size(); ++b) {
       if (owners[b] != group_number_) continue;

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -36,13 +35,6 @@ using Texts = std::map<std::string, std::string>;  // as written (key_of), as re
 constexpr const char* no_command =
     "check generate.refine; the command sees a text a line and prints "
     "one line for each";
-
-std::string content_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream content;
-  content << in.rdbuf();
-  return in ? content.str() : "";
-}
 
 // Results of the same command from earlier runs; empty if the file is not in the form written here.
 Texts texts_of(const fs::path& path, const std::string& command) {

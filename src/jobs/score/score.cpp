@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "config/deck_table.h"
 #include "config/keep_inputs.h"
@@ -91,15 +89,12 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Deck& deck,
 }
 
 // The times of all ranks; if this start scored nothing, of the one that wrote the report.
-void add_feeds(const ListReport& report, const fs::path& file, PrefetchSummary& feed) {
-  if (report.made() > 0) {
-    for (const RankShare& r : report.ranks) feed.add(r.own);
+void add_feeds(const ListReport& report, const fs::path& file, FeedSummary& feed) {
+  if (report.made > 0) {
+    for (const Json& share : report.ranks) feed.add(share);
     return;
   }
-  std::ifstream in(file);
-  std::stringstream text;
-  text << in.rdbuf();
-  const auto before = try_parse_json<Json>(text.str());
+  const auto before = try_parse_json<Json>(content_of(file));
   try {
     for (const Json& rank : before.at("ranks")) feed.add(rank);
   } catch (const nlohmann::json::exception&) {
@@ -136,10 +131,12 @@ int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
   summary.facts = facts_of(deck, source.describe());
   summary.feed.on_gpu = on_cuda();
   last.finish_with_failures = true;
-  last.print = [&](const ListReport& report) {
+  last.summarise = [&](const ListReport& report) {
+    // Before the engine writes this report.
     add_feeds(report, engine.settings().directory / engine.settings().report, summary.feed);
-    // The engine writes the report after this.
-    if (!summary.feed.empty()) last.header["feed"] = summary.feed.json();
+    ListSummary said;
+    if (!summary.feed.empty()) said.header["feed"] = summary.feed.json();
+    return said;
   };
   last.finish = [&](const ListReport& report) {
     write_output(deck, rows, engine, report, summary);
@@ -185,7 +182,8 @@ std::string ScoreSummary::table() const {
   if (without > 0) text += fmt::format("  without a count    {:>10}\n", without);
   if (!faults.empty()) text += fmt::format("  files with faults  {:>10}\n", std::ssize(faults));
   if (feed.empty()) return text;
-  const double all = feed.sum.decode + feed.sum.resize + feed.sum.network + feed.sum.finish;
+  const double all =
+      feed.sum.decode + feed.sum.resize + feed.sum.network + feed.sum.post_processing;
   text += fmt::format("stage              seconds   share  ms/frame\n");
   const auto row = [&](const char* name, double seconds) {
     text += fmt::format("  {:<15} {:>8.2f} {:>5.1f} % {:>9.2f}\n", name, seconds,
@@ -195,7 +193,7 @@ std::string ScoreSummary::table() const {
   row("decode", feed.sum.decode);
   row("resize", feed.sum.resize);
   row("network", feed.sum.network);
-  row("post-processing", feed.sum.finish);
+  row("post-processing", feed.sum.post_processing);
   text += feed.verdict() + "\n" + feed.waits() + "\n";
   return text;
 }

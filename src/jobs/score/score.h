@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "config/command.h"
-#include "data/lists/table.h"
+#include "data/lists/file_table.h"
+#include "jobs/engine/feed.h"
 #include "jobs/engine/list_job.h"
-#include "jobs/engine/prefetch.h"
 #include "media/media_source.h"
 #include "models/dbnet/boxes.h"
 #include "models/dbnet/detector.h"
@@ -52,7 +52,7 @@ struct ScoreSummary {
   std::vector<std::string> faults;                 // "PATH: why", of files
   std::vector<std::pair<std::string, std::string>> pictures;  // path, file in `folder`
   std::vector<std::pair<std::string, std::string>> facts;     // for people: name and value
-  PrefetchSummary feed;
+  FeedSummary feed;
 
   std::int64_t with_text() const;  // rows whose count is above 0
   // Rows by ranges of counts (0, 1, 2, 3, 4, 5 to 8, 9 to 16 ...): label and rows.
@@ -78,12 +78,10 @@ struct ScoreFile {
   bool drawn = false;  // among those whose picture is wanted
 };
 
-// The rows of score.input that this job scores, and the files that they name. A table is made for a
-// folder, a glob and so on, with a row for each file.
+// The rows of score.input that this job scores, and the files that they name.
 struct ScoreRows {
   std::int64_t begin = 0, end = 0;  // of the table's rows, from 0
-  std::string identity;             // of the table's file, "" where there is none
-  std::string made;                 // the table that was made then
+  FileTable table;                  // on rank 0
   std::vector<ScoreFile> files;     // different ones, in the order of their first rows
 };
 
@@ -93,11 +91,6 @@ std::pair<std::int64_t, std::int64_t> shard_of(const std::string& shard, std::in
 // Collective: rank 0 reads the table, or lists the files (data/lists/lists.h), for all, and names
 // those that are not there.
 ScoreRows read_rows(const Deck& deck, MPI_Comm world);
-
-// The table whose rows are scored.
-TableReader open_table(const ScoreDeck& deck, const ScoreRows& rows);
-// The path, as in ScoreFile, of the file that a row names.
-std::string path_of_row(const ScoreDeck& deck, const std::string& path);
 
 // What score.columns may name; the columns are ocr_area and so on.
 inline constexpr std::array<std::string_view, 4> extra_columns = {"area", "boxes", "scores",

@@ -15,7 +15,7 @@
 #include "core/log.h"
 #include "data/lists/folders.h"
 #include "data/text_images/polygon.h"
-#include "jobs/engine/file_table.h"
+#include "jobs/engine/pictures.h"
 #include "jobs/score/score.h"
 #include "media/image_file.h"
 #include "media/video_reader.h"
@@ -30,43 +30,13 @@ using Json = nlohmann::ordered_json;
 namespace {
 
 constexpr std::size_t longest_reason = 400;
+constexpr std::int64_t most_together = 64;  // frames in the network, on a GPU
 
 // By its name (data/lists/folders.h). Anything else is taken for a picture.
 bool is_video(const std::string& path) { return kind_of_name(path) == MediumKind::video; }
 
-class ScoreJob : public ListJob, private PrefetchWork {
- public:
-  // In the current arena. `threads`: of this rank.
-  ScoreJob(const Deck& deck, const std::vector<ScoreFile>& files, Detector& detector, int threads,
-           const ListEngine& engine);
-  void make(const ItemBatch& items, ItemResults& results) override;
-  void flush(ItemResults&) override { prefetch_.drain(); }
-  PrefetchTimes times() const { return prefetch_.times(); }
-
- private:
-  struct Item;
-  struct Unit;
-  PrefetchLimits limits(int threads) const;
-  Prepared prepare(PrefetchUnit& unit) override;
-  double network(std::span<PrefetchUnit* const> units, int threads) override;
-  double finish(PrefetchUnit& unit) override;
-  bool read(Unit& unit, double& decoded);
-  void close(Unit& unit);
-  void report(Item& item);
-  void draw(const Item& item, nlohmann::ordered_json& line) const;
-
-  const Deck& deck_;
-  const ScoreDeck& score_;
-  const std::vector<ScoreFile>& files_;
-  Detector& detector_;
-  const ListEngine& engine_;
-  ItemResults* results_ = nullptr;
-  std::vector<std::int64_t> frames_;
-  Prefetch prefetch_;  // last: its threads use the others
-};
-
 // A file on its way: its frames come one by one.
-struct ScoreJob::Item {
+struct FileInHand {
   std::int64_t number = 0;
   std::mutex mutex;  // of what follows
   std::int64_t open = 0;
@@ -75,16 +45,46 @@ struct ScoreJob::Item {
   std::vector<TextBox> boxes;
   std::vector<std::uint8_t> rgb;  // of that frame, if it is to be drawn
   std::string fault;              // the first
-  std::optional<Error> error;     // no frame at all, or not in the network
-  bool dropped = false;           // the job is to stop: the next one makes it
+  std::optional<Error> error;     // no frame at all
+  bool left = false;              // to the next start: the job is to stop
 };
 
-struct ScoreJob::Unit : PrefetchUnit {
-  std::shared_ptr<Item> item;
+struct ScoredFrame : PictureUnit {
+  std::shared_ptr<FileInHand> file;
   std::int64_t frame = 0, height = 0, width = 0;
   std::vector<std::uint8_t> rgb;  // [side, side, 3]
   std::vector<float> map;         // [side, side]; empty: no text
   std::string fault;
+  bool failed = false;
+};
+
+class ScoreWork : public PictureWork {
+ public:
+  ScoreWork(const Deck& deck, const std::vector<ScoreFile>& files, Detector& detector,
+            ListEngine& engine)
+      : PictureWork(engine),
+        deck_(deck),
+        score_(deck.get<ScoreDeck>()),
+        files_(files),
+        detector_(detector),
+        frames_(frames_of(score_)) {}
+  std::unique_ptr<PictureUnit> next(std::int64_t item, std::int64_t number) override;
+  FeedWork::Prepared read(PictureUnit& picture) override;
+  void predict(std::span<PictureUnit* const> pictures) override;
+  void finish(PictureUnit& picture) override;
+  void failed(PictureUnit& picture, const Error& e) override;
+  void done(PictureUnit& picture) override;
+
+ private:
+  void report(FileInHand& file);
+  void draw(const FileInHand& file, Json& line) const;
+
+  const Deck& deck_;
+  const ScoreDeck& score_;
+  const std::vector<ScoreFile>& files_;
+  Detector& detector_;
+  const std::vector<std::int64_t> frames_;
+  std::shared_ptr<FileInHand> file_;  // whose frames are being handed out
 };
 
 }  // namespace
@@ -104,158 +104,112 @@ std::vector<ListItem> score_items(const std::vector<ScoreFile>& files, const std
   return items;
 }
 
-PrefetchLimits ScoreJob::limits(int threads) const {
-  PrefetchLimits l;
-  l.threads = threads;
-  l.network_on_gpu = on_cuda();
-  // On the CPU the detector takes frames one by one, and a frame alone fills the cores.
-  l.most_batch = on_cuda() ? 64 : 1;
-  l.frame_bytes = static_cast<std::size_t>(score_.side * score_.side) * 7;  // RGB and its map
-  // A small part of the host's memory: other ranks and the decoders need it too.
-  l.most_bytes = std::min(std::size_t{2} << 30, host_memory().available / 64);
-  l.most_ahead = engine_.ahead_of_others();
-  l.fits = [&detector = detector_, side = score_.side, capacity = Arena::current().capacity()](
-               std::int64_t batch) { return detector.plan(batch, side, side, capacity).fits; };
-  return l;
-}
-
-ScoreJob::ScoreJob(const Deck& deck, const std::vector<ScoreFile>& files, Detector& detector,
-                   int threads, const ListEngine& engine)
-    : deck_(deck),
-      score_(deck.get<ScoreDeck>()),
-      files_(files),
-      detector_(detector),
-      engine_(engine),
-      frames_(frames_of(score_)),
-      prefetch_(*this, limits(threads)) {}
-
-void ScoreJob::make(const ItemBatch& items, ItemResults& results) {
-  if (results_ == nullptr) results_ = &results;  // threads read it
-  for (const std::int64_t number : items) {
-    const auto item = std::make_shared<Item>();
-    item->number = number;
-    const bool video = is_video(files_[number].path);
-    item->open = video ? std::ssize(frames_) : 1;
-    for (std::int64_t f = 0, frames = item->open; f < frames; ++f) {
-      auto unit = std::make_unique<Unit>();
-      unit->item = item;
-      unit->frame = video ? frames_[f] : 0;
-      try {
-        prefetch_.add(std::move(unit));
-      } catch (const Error& e) {
-        // The error is another file's, or that of all: read() keeps this file's own.
-        throw JobError(e.code(), e.what(), e.hint());
-      }
-    }
+std::unique_ptr<PictureUnit> ScoreWork::next(std::int64_t item, std::int64_t number) {
+  const bool video = is_video(files_[item].path);
+  const std::int64_t frames = video ? std::ssize(frames_) : 1;
+  if (number == frames) return nullptr;
+  if (number == 0) {
+    file_ = std::make_shared<FileInHand>();
+    file_->number = item;
+    file_->open = frames;
   }
+  auto frame = std::make_unique<ScoredFrame>();
+  frame->file = file_;
+  frame->frame = video ? frames_[number] : 0;
+  return frame;
 }
 
-// Decodes the unit's picture and makes the detector's frame of it. False: there is none.
-bool ScoreJob::read(Unit& unit, double& decoded) {
-  const auto& [path, media, drawn] = files_[unit.item->number];
+// Decodes the picture and makes the detector's frame of it.
+FeedWork::Prepared ScoreWork::read(PictureUnit& picture) {
+  auto& f = static_cast<ScoredFrame&>(picture);
+  const auto& [path, media, drawn] = files_[f.item];
+  const double begin = now_seconds();
   std::vector<std::uint8_t> rgb;
+  WEFT_CHECK(!path.empty(), Exit::data, "fill it in, or leave the row out", "the path is empty");
+  if (is_video(path)) {
+    PickedFrame picked =
+        frame_at(media, f.frame, {deck_.media, [this] { return engine_.stop_requested(); }});
+    f.height = picked.height;
+    f.width = picked.width;
+    f.fault = std::move(picked.fault);
+    rgb = std::move(picked.rgb);
+  } else {
+    ImageFile file = read_image_file(media, deck_.media);
+    f.height = file.height;
+    f.width = file.width;
+    rgb = std::move(file.values);
+  }
+  const double decoded = now_seconds();
+  f.rgb = detector_frame({rgb.data(), f.height, f.width, 3 * f.width}, score_.side);
+  // The map has a float a pixel.
+  return {decoded - begin, now_seconds() - decoded, true, f.rgb.size() / 3 * 7};
+}
+
+void ScoreWork::predict(std::span<PictureUnit* const> pictures) {
+  std::vector<std::uint8_t> all;
+  for (PictureUnit* picture : pictures) {
+    const std::vector<std::uint8_t>& rgb = static_cast<ScoredFrame*>(picture)->rgb;
+    all.insert(all.end(), rgb.begin(), rgb.end());
+  }
+  std::vector<std::vector<float>> maps;
   try {
-    WEFT_CHECK(!path.empty(), Exit::data, "fill it in, or leave the row out", "the path is empty");
-    if (is_video(path)) {
-      PickedFrame picked =
-          frame_at(media, unit.frame, {deck_.media, [this] { return engine_.stop_requested(); }});
-      unit.height = picked.height;
-      unit.width = picked.width;
-      unit.fault = std::move(picked.fault);
-      rgb = std::move(picked.rgb);
-    } else {
-      ImageFile file = read_image_file(media, deck_.media);
-      unit.height = file.height;
-      unit.width = file.width;
-      rgb = std::move(file.values);
-    }
-    decoded = now_seconds();
-    unit.rgb = detector_frame({rgb.data(), unit.height, unit.width, 3 * unit.width}, score_.side);
-    return true;
+    maps = detector_.detect(all, std::ssize(pictures), score_.side, score_.side);
   } catch (const Error& e) {
-    if (e.code() != Exit::data && e.code() != Exit::stopped) throw;
-    decoded = now_seconds();
-    const std::lock_guard lock(unit.item->mutex);
-    if (e.code() == Exit::stopped) {
-      unit.item->dropped = true;
-      return false;
-    }
-    if (!unit.item->error)
-      unit.item->error = Error(e.code(), printable(e.what(), longest_reason), e.hint());
-    return false;
+    throw Error(e).for_job();  // all frames are alike
+  }
+  for (std::size_t i = 0; i < pictures.size(); ++i) {
+    auto& f = static_cast<ScoredFrame&>(*pictures[i]);
+    f.map = std::move(maps[i]);
+    if (!files_[f.item].drawn) f.rgb = {};
   }
 }
 
-PrefetchWork::Prepared ScoreJob::prepare(PrefetchUnit& u) {
-  auto& unit = static_cast<Unit&>(u);
-  const double begin = now_seconds();
-  double decoded = begin;
-  const bool ready = read(unit, decoded);
-  const double end = now_seconds();
-  if (!ready) close(unit);
-  return {decoded - begin, end - decoded, ready};
-}
-
-double ScoreJob::network(std::span<PrefetchUnit* const> units, int threads) {
-  const double begin = now_seconds();
-  const auto frames = std::ssize(units);
-  set_threads(threads, 1);
-  std::vector<std::uint8_t> pictures;
-  pictures.reserve(frames * score_.side * score_.side * 3);
-  for (PrefetchUnit* u : units) {
-    const std::vector<std::uint8_t>& rgb = static_cast<Unit*>(u)->rgb;
-    pictures.insert(pictures.end(), rgb.begin(), rgb.end());
-  }
-  std::vector<std::vector<float>> maps =
-      detector_.detect(pictures, frames, score_.side, score_.side);
-  for (std::int64_t i = 0; i < frames; ++i) {
-    auto& unit = static_cast<Unit&>(*units[i]);
-    unit.map = std::move(maps[i]);
-    if (!files_[unit.item->number].drawn) unit.rgb = {};
-  }
-  return now_seconds() - begin;
-}
-
-double ScoreJob::finish(PrefetchUnit& u) {
-  auto& unit = static_cast<Unit&>(u);
-  const double begin = now_seconds();
+void ScoreWork::finish(PictureUnit& picture) {
+  auto& f = static_cast<ScoredFrame&>(picture);
   std::vector<TextBox> boxes;
-  if (!unit.map.empty()) {
+  if (!f.map.empty()) {
     const PostprocessDeck& p = deck_.get<PostprocessDeck>();
-    boxes = find_text_boxes(unit.map, score_.side, score_.side, p);
+    boxes = find_text_boxes(f.map, score_.side, score_.side, p);
     std::erase_if(boxes, [&](const TextBox& b) { return count_text({&b, 1}, p) == 0; });
   }
-  const double end = now_seconds();
-  {
-    Item& item = *unit.item;
-    const std::lock_guard lock(item.mutex);
-    if (item.fault.empty()) item.fault = printable(unit.fault, longest_reason);
-    const bool more = std::ssize(boxes) > item.count;
-    // The first of equals counts, though frames come in any order.
-    if (more || (std::ssize(boxes) == item.count && unit.frame < item.frame)) {
-      item.count = std::ssize(boxes);
-      item.frame = unit.frame;
-      item.height = unit.height;
-      item.width = unit.width;
-      item.boxes = std::move(boxes);
-      item.rgb = std::move(unit.rgb);
-    }
+  FileInHand& file = *f.file;
+  const std::lock_guard lock(file.mutex);
+  if (file.fault.empty()) file.fault = printable(f.fault, longest_reason);
+  const bool more = std::ssize(boxes) > file.count;
+  // The first of equals counts, though frames come in any order.
+  if (more || (std::ssize(boxes) == file.count && f.frame < file.frame)) {
+    file.count = std::ssize(boxes);
+    file.frame = f.frame;
+    file.height = f.height;
+    file.width = f.width;
+    file.boxes = std::move(boxes);
+    file.rgb = std::move(f.rgb);
   }
-  close(unit);
-  return end - begin;
+}
+
+// The file's other frames may still count. What is wrong with the deck is so for all files.
+void ScoreWork::failed(PictureUnit& picture, const Error& e) {
+  if (!e.of_item() || e.code() != Exit::data) throw e;
+  auto& f = static_cast<ScoredFrame&>(picture);
+  f.failed = true;
+  const std::lock_guard lock(f.file->mutex);
+  if (!f.file->error)
+    f.file->error = Error(e.code(), printable(e.what(), longest_reason), e.hint());
 }
 
 // The last frame of a file reports it.
-void ScoreJob::close(Unit& unit) {
+void ScoreWork::done(PictureUnit& picture) {
+  auto& f = static_cast<ScoredFrame&>(picture);
   bool last = false;
   {
-    const std::lock_guard lock(unit.item->mutex);
-    last = --unit.item->open == 0;
+    const std::lock_guard lock(f.file->mutex);
+    if (f.dropped && !f.failed) f.file->left = true;
+    last = --f.file->open == 0;
   }
-  if (last) report(*unit.item);
+  if (last) report(*f.file);
 }
 
-void ScoreJob::draw(const Item& item, Json& line) const {
+void ScoreWork::draw(const FileInHand& item, Json& line) const {
   std::vector<std::uint8_t> rgb = item.rgb;
   draw_boxes(item.boxes, score_.side, rgb);
   const std::filesystem::path& directory = engine_.settings().directory;
@@ -265,8 +219,8 @@ void ScoreJob::draw(const Item& item, Json& line) const {
   add_file(line, directory, file, "picture");
 }
 
-void ScoreJob::report(Item& item) {
-  if (item.dropped) return;
+void ScoreWork::report(FileInHand& item) {
+  if (item.left) return;
   Json line = engine_.line_of(item.number);
   line["ocr"] = item.count < 0 ? Json() : Json(item.count);
   if (item.count >= 0) {
@@ -285,13 +239,13 @@ void ScoreJob::report(Item& item) {
   try {
     if (item.count >= 0 && files_[item.number].drawn) draw(item, line);
   } catch (const Error& e) {
-    results_->failed(item.number, e, line);
+    engine_.failed(item.number, e, line);
     return;
   }
   if (item.error)
-    results_->failed(item.number, *item.error, line);
+    engine_.failed(item.number, *item.error, line);
   else
-    results_->finished(line);
+    engine_.finished(line);
 }
 
 Json score_missing(const Deck& deck, const ListStart& start, const DetectorSource& source,
@@ -299,21 +253,21 @@ Json score_missing(const Deck& deck, const ListStart& start, const DetectorSourc
   const ScoreDeck& s = deck.get<ScoreDeck>();
   Detector detector(deck, source);
   log::info("weights   {}", source.describe());
-  const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
-  const ArenaScope scope(*arena);
+  const std::size_t capacity = arena_capacity(deck.memory, start.device);
   const std::size_t needed = detector.plan(1, s.side, s.side).bytes;
-  WEFT_CHECK(needed <= arena->capacity(), Exit::usage,
+  WEFT_CHECK(needed <= capacity, Exit::usage,
              "set a smaller score.side, or give the rank more memory (memory.arena_gib, fewer "
              "ranks a host)",
              "a frame of {0}x{0} needs {1}, this rank has {2}", s.side,
-             size_text(static_cast<double>(needed)),
-             size_text(static_cast<double>(arena->capacity())));
+             size_text(static_cast<double>(needed)), size_text(static_cast<double>(capacity)));
   log::info("memory    {} for a frame in the network", size_text(static_cast<double>(needed)));
-  ScoreJob job(deck, files, detector, start.threads, engine);
-  engine.run(job, engine.one_by_one());
-  Json share = as_share(job.times(), start.threads);
-  share["peak_bytes"] = arena->peak();
-  return share;
+  // On the CPU the detector takes frames one by one, and a frame alone fills the cores.
+  std::int64_t together = 1;
+  while (on_cuda() && 2 * together <= most_together &&
+         detector.plan(2 * together, s.side, s.side, capacity).fits)
+    together *= 2;
+  ScoreWork work(deck, files, detector, engine);
+  return make_pictures(work, engine, deck, start, engine.ahead_of_others(), together);
 }
 
 // ---- Text regions as people want them ----

@@ -23,6 +23,7 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "data/clip_store.h"
+#include "data/images/label_pictures.h"
 #include "data/images/labelled_images.h"
 #include "data/lists/folders.h"
 #include "data/lists/lists.h"
@@ -220,27 +221,27 @@ class SegmentWork : public PictureWork {
  public:
   SegmentWork(const Deck& deck, const std::vector<SegmentInput>& inputs,
               const std::vector<std::string>& class_names, const std::vector<Rgb>& palette,
-              Predictor& predictor, const ListEngine& engine)
-      : deck_(deck),
+              Predictor& predictor, ListEngine& engine)
+      : PictureWork(engine),
+        deck_(deck),
         overlay_(deck.get<SegmentDeck>().overlay),
         inputs_(inputs),
         class_names_(class_names),
         palette_(palette),
-        predictor_(predictor),
-        engine_(engine) {}
+        predictor_(predictor) {}
   std::unique_ptr<PictureUnit> next(std::int64_t item, std::int64_t number) override;
-  PrefetchWork::Prepared read(PictureUnit& picture) override;
-  void predict(PictureUnit& picture) override;
-  void finish(PictureUnit& picture, ItemResults& results) override;
-  void failed(PictureUnit& picture, const Error& e, ItemResults& results) override;
-  void done(PictureUnit& picture, ItemResults& results) override;
+  FeedWork::Prepared read(PictureUnit& picture) override;
+  void predict(std::span<PictureUnit* const> pictures) override;
+  void finish(PictureUnit& picture) override;
+  void failed(PictureUnit& picture, const Error& e) override;
+  void done(PictureUnit& picture) override;
   // Pictures and frames that went through the model.
   std::int64_t predicted() const { return predicted_; }
 
  private:
   bool decode(SegmentPicture& p) const;
   void write_frame(SegmentPicture& p);
-  void finish_video(std::int64_t item, SegmentVideo& video, ItemResults& results);
+  void finish_video(std::int64_t item, SegmentVideo& video);
   std::vector<std::uint8_t> drawn(const SegmentPicture& picture) const;
   void write_picture(const std::string& path, const SegmentPicture& picture) const;
   Json line_of(std::int64_t item, ImageSize size, std::int64_t frames,
@@ -253,7 +254,6 @@ class SegmentWork : public PictureWork {
   const std::vector<std::string>& class_names_;
   const std::vector<Rgb>& palette_;
   Predictor& predictor_;
-  const ListEngine& engine_;
   std::shared_ptr<SegmentVideo> video_;  // whose frames are being handed out
   std::int64_t predicted_ = 0;
 };
@@ -305,7 +305,7 @@ bool SegmentWork::decode(SegmentPicture& p) const {
   return true;
 }
 
-PrefetchWork::Prepared SegmentWork::read(PictureUnit& picture) {
+FeedWork::Prepared SegmentWork::read(PictureUnit& picture) {
   auto& p = static_cast<SegmentPicture&>(picture);
   if (p.last) return {0, 0, false, 0};
   std::unique_lock<std::mutex> lock;
@@ -322,8 +322,8 @@ PrefetchWork::Prepared SegmentWork::read(PictureUnit& picture) {
   return {decoded - begin, now_seconds() - scaling, true, bytes};
 }
 
-void SegmentWork::predict(PictureUnit& picture) {
-  auto& p = static_cast<SegmentPicture&>(picture);
+void SegmentWork::predict(std::span<PictureUnit* const> pictures) {
+  auto& p = static_cast<SegmentPicture&>(*pictures.front());
   predictor_.check_memory(p.size, false, Arena::current().capacity());
   const Prediction found = predictor_.predict(p.scales, p.size);
   ++predicted_;
@@ -333,7 +333,7 @@ void SegmentWork::predict(PictureUnit& picture) {
   p.labels = as_labels(found.classes);
 }
 
-void SegmentWork::finish(PictureUnit& picture, ItemResults& results) {
+void SegmentWork::finish(PictureUnit& picture) {
   auto& p = static_cast<SegmentPicture&>(picture);
   if (p.video) return write_frame(p);
   Json line = line_of(p.item, p.size, 1, p.pixels);
@@ -341,7 +341,7 @@ void SegmentWork::finish(PictureUnit& picture, ItemResults& results) {
   const std::string file = result_file(input(p.item));
   write_picture(result_path(directory, file).string(), p);
   add_file(line, directory, file);
-  results.finished(line);
+  engine_.finished(line);
 }
 
 // Draws the frame, and writes all that are due.
@@ -365,15 +365,15 @@ void SegmentWork::write_frame(SegmentPicture& p) {
   }
 }
 
-void SegmentWork::failed(PictureUnit& picture, const Error& e, ItemResults& results) {
+void SegmentWork::failed(PictureUnit& picture, const Error& e) {
   auto& p = static_cast<SegmentPicture&>(picture);
-  if (!p.video) return results.failed(p.item, e);
+  if (!p.video) return engine_.failed(p.item, e);
   p.video->ended = true;
   const std::lock_guard lock(p.video->writing);
-  if (!std::exchange(p.video->failed, true)) results.failed(p.item, e);
+  if (!std::exchange(p.video->failed, true)) engine_.failed(p.item, e);
 }
 
-void SegmentWork::done(PictureUnit& picture, ItemResults& results) {
+void SegmentWork::done(PictureUnit& picture) {
   auto& p = static_cast<SegmentPicture&>(picture);
   if (!p.video) return;
   {
@@ -384,20 +384,20 @@ void SegmentWork::done(PictureUnit& picture, ItemResults& results) {
   // A stop may have ended it before its last frame.
   if (!p.video->ended) return;
   try {
-    finish_video(p.item, *p.video, results);
+    finish_video(p.item, *p.video);
   } catch (const Error& e) {
-    results.failed(p.item, e);
+    engine_.failed(p.item, e);
   }
 }
 
-void SegmentWork::finish_video(std::int64_t item, SegmentVideo& v, ItemResults& results) {
+void SegmentWork::finish_video(std::int64_t item, SegmentVideo& v) {
   WEFT_CHECK(v.written > 0, Exit::data, "is it a video?", "{} has no frame",
              input(item).media.path);
   v.writer->finish();
   Json line = line_of(item, v.size, v.written, v.pixels);
   line["fps"] = v.fps;
   add_file(line, engine_.settings().directory, result_file(input(item)));
-  results.finished(line);
+  engine_.finished(line);
 }
 
 Json SegmentWork::line_of(std::int64_t item, ImageSize size, std::int64_t frames,
@@ -521,26 +521,22 @@ int segment(const Deck& deck, MPI_Comm world) {
   if (!engine.missing().empty()) {
     weights.load(predictor.params());
     log::info("weights   {}", weights.describe());
-    const auto arena = Arena::reserve(arena_capacity(deck.memory, start.device));
-    const ArenaScope scope(*arena);
     SegmentWork work(deck, inputs, names, palette, predictor, engine);
     // Every rank should have some of few pictures; one rank has all frames of a video.
     const bool videos =
         std::ranges::any_of(engine.missing(), [&](std::int64_t i) { return inputs[i].video; });
-    PictureJob pictures(work, engine, start.threads,
-                        videos ? most_ahead_of_videos : engine.ahead_of_others());
-    engine.run(pictures, engine.one_by_one());
-    log::info("memory    {} at the peak", size_text(static_cast<double>(arena->peak())));
-    last.share = pictures.share();
+    last.share = make_pictures(work, engine, deck, start,
+                               videos ? most_ahead_of_videos : engine.ahead_of_others());
+    log::info("memory    {} at the peak", size_text(last.share.at("peak_bytes")));
     last.share["looked_at"] = work.predicted();
   }
 
   // 3. The report.
-  last.print = [&](const ListReport& report) {
+  last.summarise = [&](const ListReport& report) {
     replace_file(engine.settings().directory / legend_file, legend_svg(names, palette), Exit::data,
                  Durable::no);
     print_shares(engine);
-    report_prefetch(report, last.header);
+    return report_feed(report);
   };
   return engine.end(last);
 }

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
-#include <sstream>
 
 #include "core/clock.h"
 #include "core/error.h"
@@ -25,10 +23,9 @@ namespace weft {
 namespace fs = std::filesystem;
 
 std::string stored_run_id(const std::filesystem::path& run_dir) {
-  std::stringstream text;
-  text << std::ifstream(run_dir / "run.json").rdbuf();
-  const auto j = try_parse_json(text.str());
-  if (!j.is_object() || !seal_holds(text.str())) return "";
+  const std::string text = content_of(run_dir / "run.json");
+  const auto j = try_parse_json(text);
+  if (!j.is_object() || !seal_holds(text)) return "";
   const auto id = j.find("id");
   return id != j.end() && id->is_string() ? id->get<std::string>() : "";
 }
@@ -44,9 +41,7 @@ namespace {
 
 // `text` is sealed. The file before it is from the last start.
 void write_text(const std::filesystem::path& path, const std::string& text) {
-  std::stringstream before;
-  before << std::ifstream(path).rdbuf();
-  if (!seal_holds(before.str()))
+  if (!seal_holds(content_of(path)))
     log::warn("{} is damaged or was edited: it is rewritten", path.string());
   replace_file(path, text, Exit::checkpoint, Durable::no);
 }

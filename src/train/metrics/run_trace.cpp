@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <exception>
 #include <limits>
 #include <map>
@@ -70,37 +68,15 @@ LaneRows rows_of(std::span<const TraceSpan> spans, trace::Lane lane) {
 }
 
 TraceFile::TraceFile(const std::filesystem::path& path, std::int64_t origin)
-    : path_(path), draft_(path.string() + ".tmp"), origin_(origin) {
-  std::remove(draft_.c_str());  // what a killed job has left, or a link
-  file_ = std::fopen(draft_.c_str(), "wbx");
-  WEFT_CHECK(file_ != nullptr, Exit::usage, "check that run.dir can be written",
-             "cannot open {}: {}", draft_.string(), std::strerror(errno));
-  put("{\"traceEvents\":[\n");
-}
-
-TraceFile::~TraceFile() {
-  if (file_ == nullptr) return;
-  std::fclose(file_);
-  std::error_code ignored;
-  std::filesystem::remove(draft_, ignored);
-}
-
-void TraceFile::put(const std::string& text) {
-  WEFT_CHECK(std::fwrite(text.data(), 1, text.size(), file_) == text.size(), Exit::usage,
-             "free space under run.dir", "cannot write {}: {}", draft_.string(),
-             std::strerror(errno));
+    : file_(path, Exit::usage, path.string() + ".tmp"), origin_(origin) {
+  file_.add("{\"traceEvents\":[\n");
 }
 
 void TraceFile::add(const RankTrace& rank) {
-  std::string text;
   const auto event = [&](const std::string& e) {
-    if (!first_) text += ",\n";
+    if (!first_) file_.add(",\n");
     first_ = false;
-    text += e;
-    if (text.size() > (1 << 20)) {
-      put(text);
-      text.clear();
-    }
+    file_.add(e);
   };
   const int pid = rank.rank;
   event(metadata("process_name", pid, 0,
@@ -140,27 +116,14 @@ void TraceFile::add(const RankTrace& rank) {
                rows.row[i], s.arg_name < 0 ? "" : argument(names[s.arg_name], s.arg));
     }
   }
-  put(text);
 }
 
 void TraceFile::finish(std::span<const std::pair<std::string, std::string>> facts) {
   std::string text = "\n],\n\"displayTimeUnit\":\"ms\",\n\"otherData\":{";
   for (std::size_t i = 0; i < facts.size(); ++i)
     text += (i > 0 ? "," : "") + quoted(facts[i].first) + ":" + quoted(facts[i].second);
-  put(text + "}}\n");
-  std::FILE* file = std::exchange(file_, nullptr);
-  const bool closed = std::fclose(file) == 0;
-  std::error_code failed;
-  if (closed)
-    std::filesystem::rename(draft_, path_, failed);
-  else
-    failed = std::error_code(errno, std::generic_category());
-  if (failed) {
-    std::error_code ignored;
-    std::filesystem::remove(draft_, ignored);
-  }
-  WEFT_CHECK(!failed, Exit::usage, "free space under run.dir", "cannot write {}: {}",
-             path_.string(), failed.message());
+  file_.add(text + "}}\n");
+  file_.commit();
 }
 
 namespace {

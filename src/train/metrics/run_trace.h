@@ -5,7 +5,6 @@
 
 #include <mpi.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <functional>
 #include <span>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "core/file.h"
 #include "core/trace.h"
 
 namespace weft {
@@ -49,10 +49,6 @@ class TraceFile {
   // Writes to PATH.tmp until finish(). Times in the file count from `origin`, nanoseconds on rank
   // 0's clock. Exit::usage if it cannot be written.
   TraceFile(const std::filesystem::path& path, std::int64_t origin);
-  // Without a finish the draft is removed.
-  ~TraceFile();
-  TraceFile(const TraceFile&) = delete;
-  TraceFile& operator=(const TraceFile&) = delete;
 
   void add(const RankTrace& rank);
   // Closes the file and gives it its name; `facts` are strings kept beside the events ("build",
@@ -60,10 +56,7 @@ class TraceFile {
   void finish(std::span<const std::pair<std::string, std::string>> facts);
 
  private:
-  void put(const std::string& text);
-
-  std::filesystem::path path_, draft_;
-  std::FILE* file_ = nullptr;
+  WholeFile file_;
   std::int64_t origin_;
   bool first_ = true;
 };

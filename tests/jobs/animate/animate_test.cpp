@@ -65,14 +65,14 @@ TEST(ClipParts, PiecesTileTheClipAndStandBeforeIt) {
 TEST(ClipParts, OneRankTakesClipsWhole) {
   const Clips c({20, 30});
   // Parts: 0-1 pieces, 2 clip; 3-5 pieces, 6 clip. The longer clip comes first.
-  const SharedParts shared = share_parts(c.parts, c.all, c.costs, 1);
+  const SharedParts shared = share_parts(c.parts, c.all, {}, c.costs, 1);
   EXPECT_THAT(shared.pieces, ElementsAre(ElementsAre(3, 4, 5, 6), ElementsAre(0, 1, 2)));
   EXPECT_THAT(shared.joins, IsEmpty());
 }
 
 TEST(ClipParts, AClipOfMoreThanAnEvenShareIsSplit) {
   const Clips c({20, 30});
-  const SharedParts shared = share_parts(c.parts, c.all, c.costs, 2);
+  const SharedParts shared = share_parts(c.parts, c.all, {}, c.costs, 2);
   EXPECT_THAT(shared.pieces, ElementsAre(ElementsAre(3), ElementsAre(4), ElementsAre(5),
                                          ElementsAre(0), ElementsAre(1)));
   EXPECT_THAT(shared.joins, ElementsAre(ElementsAre(6), ElementsAre(2)));
@@ -80,7 +80,7 @@ TEST(ClipParts, AClipOfMoreThanAnEvenShareIsSplit) {
 
 TEST(ClipParts, OfManyClipsOnlyTheLastAreSplit) {
   const Clips c({20, 20, 20, 20, 20});
-  const SharedParts shared = share_parts(c.parts, c.all, c.costs, 2);
+  const SharedParts shared = share_parts(c.parts, c.all, {}, c.costs, 2);
   EXPECT_EQ(shared.pieces.size(), 6u);
   EXPECT_THAT(shared.pieces.front(), ElementsAre(0, 1, 2));
   EXPECT_THAT(shared.joins, ElementsAre(ElementsAre(14)));
@@ -89,9 +89,23 @@ TEST(ClipParts, OfManyClipsOnlyTheLastAreSplit) {
 TEST(ClipParts, OnlyWhatIsMissingIsShared) {
   const Clips c({20, 30});
   // All pieces of the second clip are there, and it has yet to be joined; so has one of the first.
-  const SharedParts shared = share_parts(c.parts, {1, 2, 6}, c.costs, 2);
+  const SharedParts shared = share_parts(c.parts, {1, 2, 6}, {}, c.costs, 2);
   EXPECT_THAT(shared.pieces, ElementsAre(ElementsAre(1, 2), ElementsAre(6)));
   EXPECT_THAT(shared.joins, IsEmpty());
+}
+
+// The engine makes suspects before the others: a join must wait for both.
+TEST(ClipParts, AClipWithASuspectIsJoinedAfterAllPieces) {
+  const Clips c({20, 20, 20, 20});
+  for (const int ranks : {1, 2}) {
+    const SharedParts shared = share_parts(c.parts, c.all, {4, 11}, c.costs, ranks);
+    EXPECT_EQ(shared.pieces.front(), ItemBatch({0, 1, 2})) << ranks;
+    EXPECT_THAT(shared.joins, ElementsAre(ElementsAre(5), ElementsAre(11)));
+    // A clip whose pieces are there, or all but one.
+    EXPECT_THAT(share_parts(c.parts, {2}, {2}, c.costs, ranks).joins, ElementsAre(ElementsAre(2)));
+    EXPECT_THAT(share_parts(c.parts, {1, 2}, {2}, c.costs, ranks).pieces,
+                ElementsAre(ElementsAre(1)));
+  }
 }
 
 class AnimateSources : public ::testing::Test {

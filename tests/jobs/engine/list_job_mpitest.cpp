@@ -25,28 +25,24 @@ using ::testing::ElementsAre;
 // ---- A job: item i becomes a file that holds i squared ----
 class Squares : public ListJob {
  public:
-  explicit Squares(const ListEngine& engine) : engine_(engine) {}
+  explicit Squares(ListEngine& engine) : engine_(engine) {}
 
-  void make(const ItemBatch& items, ItemResults& results) override {
+  void make(const ItemBatch& items) override {
     for (const std::int64_t i : items) {
       order.push_back(i);
       if (before) before(i);
       try {
         WEFT_CHECK(i != bad, Exit::data, "take another number", "{} is no good", i);
-        const ListItem& item = engine_.items()[i];
-        std::ofstream(engine_.settings().directory / (item.name + ".txt")) << i * i;
-        nlohmann::ordered_json line = {
-            {"name", item.name}, {"key", item.key}, {"rank", engine_.groups().rank}};
-        add_file(line, engine_.settings().directory, item.name + ".txt");
+        const std::string file = engine_.items()[i].name + ".txt";
+        std::ofstream(engine_.settings().directory / file) << i * i;
+        nlohmann::ordered_json line = engine_.line_of(i);
+        add_file(line, engine_.settings().directory, file);
         line["square"] = i * i;  // what else the job wants to say
-        results.finished(line);
+        engine_.finished(line);
       } catch (const Error& e) {
-        const ListItem& item = engine_.items()[i];
-        if (says_of_bad)
-          results.failed(i, e,
-                         {{"name", item.name}, {"key", item.key}, {"rank", 0}, {"square", -1}});
-        else
-          results.failed(i, e);
+        nlohmann::ordered_json line;
+        if (says_of_bad) line = engine_.line_of(i), line["square"] = -1;
+        engine_.failed(i, e, line);
       }
     }
   }
@@ -57,7 +53,7 @@ class Squares : public ListJob {
   std::vector<std::int64_t> order;           // of this rank's items
 
  private:
-  const ListEngine& engine_;
+  ListEngine& engine_;
 };
 
 constexpr std::int64_t job_breaks_at = 2;
@@ -149,17 +145,9 @@ class ListJobTest : public ::testing::Test {
 };
 
 TEST_F(ListJobTest, MakesEachItemOnceCostliestFirst) {
-  settings_.replace = true;
-  for (const bool ahead : {true, false}) {
-    settings_.ahead = ahead;
-    EXPECT_EQ(run(
-                  200, [](Squares&) {}, fmt::format("{}", ahead)),
-              0);
-    EXPECT_EQ(begun(200), std::vector<int>(200, 1));
-    for (std::size_t i = 1; i < order_.size(); ++i)
-      EXPECT_GE(order_[i - 1] % 7, order_[i] % 7) << i;
-    order_.clear();
-  }
+  EXPECT_EQ(run(200), 0);
+  EXPECT_EQ(begun(200), std::vector<int>(200, 1));
+  for (std::size_t i = 1; i < order_.size(); ++i) EXPECT_GE(order_[i - 1] % 7, order_[i] % 7) << i;
   EXPECT_EQ(report().at("made"), 200);
   EXPECT_EQ(report().at("ranks").size(), static_cast<std::size_t>(ranks_));
   const ManifestLines lines = Manifest::gathered(settings_.directory, settings_.stem);
@@ -248,7 +236,9 @@ TEST_F(ListJobTest, AnErrorOfTheJobEndsIt) {
   if (rank_ != 0) return;
   ListEngine engine(settings_, squares(3, "k"), MPI_COMM_SELF);
   Squares job(engine);
-  job.before = [](std::int64_t) { throw JobError(Exit::data, "the disk is full", "free some"); };
+  job.before = [](std::int64_t) {
+    throw Error(Exit::data, "the disk is full", "free some").for_job();
+  };
   try {
     engine.run(job, engine.one_by_one());
     ADD_FAILURE() << "went on";
@@ -442,32 +432,21 @@ TEST_F(ListJobTest, AFullDiskLosesNoDeaths) {
   std::signal(SIGXFSZ, handler);
   const ManifestLines lines = Manifest::gather(settings_.directory, settings_.stem);
   EXPECT_EQ(lines.size(), 81u);
-  EXPECT_EQ(deaths_of(lines, "square4", "k"), 1);
-}
-
-// A launcher that kills the other ranks without warning leaves their items in hand, too.
-TEST_F(ListJobTest, OfSeveralSuspectsInHandNoneIsGivenUp) {
-  for (int death = 0; death < 4 && rank_ == 0; ++death) {
-    leave_part(settings_, {"square1", "square4"}, false);
-    Manifest::gather(settings_.directory, settings_.stem);
-  }
-  MPI_Barrier(MPI_COMM_WORLD);
-  EXPECT_EQ(run(6), 0);
-  EXPECT_EQ(begun(6), std::vector<int>(6, 1));
+  EXPECT_EQ(lines.at("square4").died, 1);
 }
 
 // A job that reports an item only with flush(), as those that read ahead do: a suspect must be in
-// hand alone.
+// hand alone, and no other rank has one at the same time.
 TEST_F(ListJobTest, SuspectsAreMadeAlone) {
   class Late : public Squares {
    public:
     using Squares::Squares;
-    void make(const ItemBatch& items, ItemResults&) override {
+    void make(const ItemBatch& items) override {
       held_.push_back(items.front());
       most = std::max(most, suspect(items.front()) ? held_.size() : 0);
     }
-    void flush(ItemResults& results) override {
-      for (const std::int64_t i : held_) Squares::make({i}, results);
+    void flush() override {
+      for (const std::int64_t i : held_) Squares::make({i});
       if (std::ranges::any_of(held_, suspect)) most = std::max(most, held_.size());
       held_.clear();
     }
@@ -481,9 +460,30 @@ TEST_F(ListJobTest, SuspectsAreMadeAlone) {
   MPI_Barrier(MPI_COMM_WORLD);
   ListEngine engine(settings_, squares(20, "k"), MPI_COMM_WORLD);
   Late job(engine);
-  engine.run(job, engine.one_by_one());
+  engine.run(job, {{0}, {1}, {4}});
   EXPECT_LE(job.most, 1u);
+  int makers = job.most > 0 ? 1 : 0;
+  MPI_Allreduce(MPI_IN_PLACE, &makers, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  EXPECT_EQ(makers, 1);
+  std::vector<ItemBatch> others = engine.one_by_one();
+  std::erase_if(others, [](const ItemBatch& b) { return b[0] == 0 || Late::suspect(b[0]); });
+  engine.run(job, others);
   EXPECT_EQ(engine.end({}), 0);
+}
+
+TEST_F(ListJobTest, SuspectsLeaveTheirBatches) {
+  if (rank_ == 0) leave_part(settings_, {"square1", "square4"}, false);
+  MPI_Barrier(MPI_COMM_WORLD);
+  EXPECT_EQ(run(
+                6, [](Squares&) {}, "k", 3),
+            0);
+  EXPECT_EQ(begun(6), std::vector<int>(6, 1));
+  std::map<std::string, std::int64_t> batches;
+  const nlohmann::json said = report();
+  for (const auto& rank : said.at("ranks"))
+    for (const auto& [size, times] : rank.at("batches").items())
+      batches[size] += times.get<std::int64_t>();
+  EXPECT_EQ(batches, (std::map<std::string, std::int64_t>{{"1", 2}, {"2", 2}}));
 }
 
 TEST_F(ListJobTest, BatchesMayComeInRounds) {

@@ -21,36 +21,36 @@ namespace fs = std::filesystem;
 // Item i has i % 3 + 1 pictures; the item is made once all of them are finished.
 class Counting : public PictureWork {
  public:
-  explicit Counting(const ListEngine& engine) : engine_(engine) {}
+  explicit Counting(ListEngine& engine) : PictureWork(engine) {}
   std::unique_ptr<PictureUnit> next(std::int64_t item, std::int64_t number) override {
     if (number > item % 3) return nullptr;
     ++given;
     return std::make_unique<PictureUnit>();
   }
-  PrefetchWork::Prepared read(PictureUnit& p) override {
+  FeedWork::Prepared read(PictureUnit& p) override {
     WEFT_CHECK(p.item != unreadable, Exit::data, "", "{} cannot be read", p.item);
     return {0, 0, true, 100};
   }
-  void predict(PictureUnit& p) override {
+  void predict(std::span<PictureUnit* const> pictures) override {
+    const PictureUnit& p = *pictures.front();
     WEFT_CHECK(p.item != too_large, Exit::data, "", "{} is too large", p.item);
     if (before) before();
   }
-  void finish(PictureUnit& p, ItemResults& results) override {
+  void finish(PictureUnit& p) override {
     const std::lock_guard lock(mutex_);
-    if (++finished_[p.item] == p.item % 3 + 1) results.finished(engine_.line_of(p.item));
+    if (++finished_[p.item] == p.item % 3 + 1) engine_.finished(engine_.line_of(p.item));
   }
-  void failed(PictureUnit& p, const Error& e, ItemResults& results) override {
+  void failed(PictureUnit& p, const Error& e) override {
     const std::lock_guard lock(mutex_);
-    if (!std::exchange(faulty_[p.item], true)) results.failed(p.item, e);
+    if (!std::exchange(faulty_[p.item], true)) engine_.failed(p.item, e);
   }
-  void done(PictureUnit&, ItemResults&) override { ++done_with; }
+  void done(PictureUnit&) override { ++done_with; }
 
   std::int64_t unreadable = -1, too_large = -1;
   std::function<void()> before;
   std::atomic<int> given = 0, done_with = 0;
 
  private:
-  const ListEngine& engine_;
   std::mutex mutex_;
   std::map<std::int64_t, std::int64_t> finished_;
   std::map<std::int64_t, bool> faulty_;
@@ -71,16 +71,19 @@ class PictureJobTest : public ::testing::Test {
     if (rank_ == 0) fs::remove_all(settings_.directory);
     MPI_Barrier(MPI_COMM_WORLD);
   }
+  static Deck small_deck() {
+    Deck deck;
+    deck.memory.arena_gib = 0.001;
+    return deck;
+  }
   int run(const std::function<void(Counting&)>& prepare) {
     ListEngine engine(settings_, items_, MPI_COMM_WORLD);
     Counting work(engine);
     prepare(work);
-    PictureJob job(work, engine, 4, engine.ahead_of_others());
-    engine.run(job, engine.one_by_one());
-    EXPECT_EQ(work.done_with, work.given);
     ListEnd last;
-    last.share = job.share();
-    last.print = [&](const ListReport& report) { report_prefetch(report, last.header); };
+    last.share = make_pictures(work, engine, small_deck(), {{}, 4}, engine.ahead_of_others());
+    EXPECT_EQ(work.done_with, work.given);
+    last.summarise = report_feed;
     const int code = engine.end(last);
     MPI_Barrier(MPI_COMM_WORLD);
     return code;
@@ -104,6 +107,27 @@ TEST_F(PictureJobTest, MakesEachOnceAndNamesFaults) {
   EXPECT_GE(report().at("feed").at("frames"), 58 * 2 - 10);
   EXPECT_EQ(run([](Counting&) {}), 0);
   EXPECT_EQ(report().at("made"), 2);
+}
+
+// A stage may meet what is no picture's fault, such as a full disk.
+TEST_F(PictureJobTest, AnErrorOfTheJobEndsIt) {
+  settings_.directory /= fmt::format("rank{}", rank_);
+  ListEngine engine(settings_, items_, MPI_COMM_SELF);
+  class Full : public Counting {
+   public:
+    using Counting::Counting;
+    void finish(PictureUnit&) override {
+      throw Error(Exit::data, "the disk is full", "free some").for_job();
+    }
+  } work(engine);
+  try {
+    make_pictures(work, engine, small_deck(), {{}, 4}, 2);
+    ADD_FAILURE() << "went on";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "the disk is full");
+    EXPECT_FALSE(e.of_item());
+  }
+  settings_.directory = settings_.directory.parent_path();
 }
 
 TEST_F(PictureJobTest, AStopLeavesTheRest) {

@@ -35,10 +35,9 @@ class ClipWriterTest : public ::testing::Test {
   void SetUp() override { Manifest::gather(dir_, "generated"); }
   void TearDown() override { fs::remove_all(dir_); }
 
-  static FinishedClip clip(const std::string& name, std::int64_t frames) {
-    FinishedClip c;
-    c.name = name;
-    c.key = "k";
+  static ClipToWrite clip(const std::string& name, std::int64_t frames) {
+    ClipToWrite c;
+    c.line = {{"name", name}, {"key", "k"}, {"seed", 1}};
     c.frames = frames;
     c.height = c.width = side;
     return c;
@@ -59,8 +58,8 @@ class ClipWriterTest : public ::testing::Test {
     add(writer, frames);
     writer.end(1);
   }
-  static std::function<void(const FinishedClip&)> into(Manifest& manifest) {
-    return [&](const FinishedClip& clip) { manifest.add(manifest_line(clip)); };
+  static std::function<void(const nlohmann::ordered_json&)> into(Manifest& manifest) {
+    return [&](const nlohmann::ordered_json& line) { manifest.add(line); };
   }
   static std::vector<std::string> failed(ClipWriter& writer) {
     std::vector<std::string> failures;
@@ -104,7 +103,7 @@ TEST_F(ClipWriterTest, FinishedClipsHaveALineAndAFile) {
 TEST_F(ClipWriterTest, PicturesOfReferencesLieBesideTheClips) {
   Manifest manifest(dir_, "generated", 0);
   ClipWriter writer(dir_, nullptr, 0, 3 * frame, into(manifest));
-  FinishedClip with = clip("a", 1);
+  ClipToWrite with = clip("a", 1);
   with.pictures.push_back({2, 3, std::vector<std::uint8_t>(18, 200)});
   writer.begin(with, 8);
   add(writer, 1);

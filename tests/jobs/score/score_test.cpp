@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "jobs/engine/file_table.h"
+#include "jobs/engine/manifest.h"
 
 namespace weft {
 namespace {

@@ -1,4 +1,4 @@
-#include "jobs/engine/pictures.h"
+#include "data/images/label_pictures.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,30 +10,16 @@ using ::testing::ElementsAre;
 
 const std::vector<Rgb> palette = {{}, {1, 2, 3}, {40, 50, 60}};
 
-TEST(Views, Colours) {
+TEST(LabelPictures, Colours) {
   const std::vector<std::uint8_t> labels = {2, 0, 1, 9};
   EXPECT_THAT(coloured(labels, palette), ElementsAre(40, 50, 60, 0, 0, 0, 1, 2, 3, 0, 0, 0));
   EXPECT_THAT(as_labels(std::vector<std::uint8_t>{0, 254}), ElementsAre(1, 255));
 }
 
-TEST(Views, PanelsAndBlends) {
+TEST(LabelPictures, PanelsAndBlends) {
   const std::vector<std::uint8_t> a = {1, 2, 3, 4, 5, 6}, b = {10, 20, 30, 40, 50, 255};
   EXPECT_THAT(side_by_side({a, b}, {2, 1}), ElementsAre(1, 2, 3, 10, 20, 30, 4, 5, 6, 40, 50, 255));
   EXPECT_THAT(blended(a, b), ElementsAre(6, 11, 17, 22, 28, 131));
-}
-
-TEST(Names, ArePlain) {
-  EXPECT_EQ(as_utf8("caf\xe9"), "caf\xef\xbf\xbd");
-  EXPECT_EQ(as_utf8("caf\xc3\xa9"), "caf\xc3\xa9");
-  EXPECT_EQ(plain_text("a\x1b/b\x7f", "/"), "a__b_");
-  EXPECT_EQ(cut_text("caf\xc3\xa9", 4), "caf") << "no character is cut";
-  EXPECT_EQ(cut_text("caf\xc3\xa9", 5), "caf\xc3\xa9");
-}
-
-TEST(Views, PlainStems) {
-  EXPECT_EQ(plain_stem("images/ADE_val_00000001.jpg"), "ADE_val_00000001");
-  EXPECT_EQ(plain_stem("../caf\xc3\xa9 <b>.png"), "caf____b_");
-  EXPECT_EQ(plain_stem(std::string(300, 'x')).size(), 100);
 }
 
 }  // namespace

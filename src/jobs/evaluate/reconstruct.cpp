@@ -1,10 +1,8 @@
-#include "jobs/reconstruct/reconstruct.h"
+#include "jobs/evaluate/reconstruct.h"
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -20,28 +18,25 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "core/progress.h"
+#include "data/images/label_pictures.h"
 #include "data/lists/lists.h"
-#include "jobs/engine/dispatch.h"
 #include "jobs/engine/list_job.h"
-#include "jobs/engine/manifest.h"
+#include "jobs/engine/pictures.h"
 #include "jobs/generate/options.h"
 #include "media/video_reader.h"
 #include "media/writers.h"
 #include "models/pixels.h"
 #include "models/registry.h"
-#include "parallel/rank_device.h"
 #include "tensor/tensor.h"
 #include "train/memory_plan.h"
 
 namespace weft {
 
-// ---- The job
-
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using nlohmann::ordered_json;
 
 // The footage of one input, cut to whole latents. The codec takes a few frames at a time; for
 // comparing and writing, the whole clip stays in host memory, a byte a value.
@@ -97,12 +92,8 @@ json latent_sums(const VideoCodec& codec, const Tensor& latent) {
 
 // Original left, reconstruction right.
 void write_both(const std::string& file, const Footage& f, const std::vector<std::uint8_t>& again) {
-  std::vector<std::uint8_t> both;
-  both.reserve(2 * again.size());
-  const std::int64_t row = f.width * 3;
-  for (std::int64_t at = 0; at < std::ssize(again); at += row)
-    for (const auto* side : {&f.rgb, &again})
-      both.insert(both.end(), side->begin() + at, side->begin() + at + row);
+  const std::vector<std::uint8_t> both =
+      side_by_side({f.rgb, again}, {f.frames * f.height, f.width});
   if (f.frames == 1)
     write_png(file, f.height, 2 * f.width, both);
   else
@@ -116,125 +107,202 @@ std::string stem_of(const std::string& input, std::int64_t item) {
       is_source_graph(input) ? "lavfi" : plain_text(fs::path(input).stem().string()));
 }
 
-// The inputs' keys, each by its result's name: a hash of all that decides the result.
-std::map<std::string, std::string> keys_of(const Deck& deck, const std::vector<MediaItem>& inputs,
-                                           const VideoCodec& codec, const std::string& weights) {
+// The file of an input's result, but for its ending, is the item's name.
+std::vector<ListItem> reconstruct_items(const Deck& deck, const std::vector<MediaItem>& inputs,
+                                        const VideoCodec& codec, const std::string& weights) {
   std::string job = fmt::format("weights {}\nseed {}\norientation {}\n", weights, deck.run.seed,
                                 deck.media.orientation);
   std::set<std::string> tables = codec.tables();
   tables.insert("reconstruct");
   for (const DeckLine& line : identity(deck, tables)) job += line.table + "." + line.text + "\n";
-  std::map<std::string, std::string> keys;
+  std::vector<ListItem> items;
   for (const MediaItem& i : inputs) {
     const std::string name = i.media.name();
-    keys[stem_of(name, std::ssize(keys))] =
-        to_hex(hash128(job + (is_source_graph(name) ? name : file_identity(i.media.path))));
+    items.push_back(
+        {stem_of(name, std::ssize(items)),
+         to_hex(hash128(job + (is_source_graph(name) ? name : file_identity(i.media.path)))), 1});
   }
-  return keys;
+  return items;
 }
 
-// No finished result of another request goes without a word.
-void check_earlier(const fs::path& out, const std::map<std::string, std::string>& keys) {
-  std::ifstream in(out / "reconstruct.json");
-  const auto all = try_parse_json<json>(std::string(std::istreambuf_iterator<char>(in), {}));
-  std::map<std::string, std::string> earlier;
+// No result may replace an input.
+void check_results(const Deck& deck, const fs::path& out, const std::vector<MediaItem>& inputs) {
+  std::vector<std::string> paths;
+  std::set<fs::path> results;
+  for (const MediaItem& i : inputs) {
+    for (const char* ending : {".png", ".mp4"})
+      results.insert(absolute_path(out / (stem_of(i.media.name(), std::ssize(paths)) + ending)));
+    paths.push_back(i.media.path);
+  }
+  keep_inputs(deck, "reconstruct.output", paths,
+              [&](const fs::path& path) { return results.contains(path); });
+}
+
+// Before the engine, on rank 0. A weft that kept no manifest here has left its results, with their
+// keys, in the report alone: those of another request stay, too.
+void check_earlier(const fs::path& out, const std::vector<ListItem>& items) {
+  std::error_code none;
+  if (fs::exists(out / "reconstruct.jsonl", none)) return;
+  const auto all = try_parse_json<json>(content_of(out / "reconstruct.json"));
+  std::map<std::string, std::string> keys;  // by the file
   try {
     for (const json& clip : all.at("clips"))
-      earlier[fs::path(clip.at("output").get<std::string>()).filename()] = clip.value("key", "");
+      keys[fs::path(clip.at("output").get<std::string>()).filename()] = clip.value("key", "");
   } catch (const json::exception&) {
     return;  // nothing was made here, or it is no file of ours
   }
   std::vector<std::string> replaced;
-  for (const auto& [stem, key] : keys)
+  for (const ListItem& item : items)
     for (const char* ending : {".png", ".mp4"}) {
-      std::error_code none;
-      const auto found = earlier.find(stem + ending);
-      if (found != earlier.end() && found->second != key && fs::exists(out / (stem + ending), none))
-        replaced.push_back(stem + ending);
+      const std::string file = item.name + ending;
+      const auto earlier = keys.find(file);
+      if (earlier != keys.end() && earlier->second != item.key && fs::exists(out / file, none))
+        replaced.push_back(file);
     }
   check_replaced(out.string(), "reconstruct.output", replaced);
 }
 
-// One input through the codec and back. The result for a file that cannot be read says why, in
-// `fault`, and no more.
-json through(VideoCodec& codec, const Deck& deck, const MediaSource& from, std::int64_t item,
-             const std::string& key, std::size_t capacity, const fs::path& out) {
-  const double start = now_seconds();
-  const std::string path = from.name(), shown = printable(path, 4096);
-  Footage f;
-  try {
-    f = read_footage(from, deck.media, deck.get<ReconstructDeck>(), codec);
-  } catch (const Error& e) {
-    if (e.code() != Exit::data) throw;
-    const std::string fault = fmt::format("{} ({})", e.what(), e.hint());
-    log::warn("skipped {}: {}", path, fault);
-    return {{"item", item}, {"input", shown}, {"fault", fault}};
+struct ReconstructedClip : PictureUnit {
+  ordered_json line;
+  Footage footage;
+  std::vector<std::uint8_t> again;  // as the codec gives it back
+  double seconds = 0;
+};
+
+// Inputs through the codec and back, each as one "picture".
+class ReconstructWork : public PictureWork {
+ public:
+  ReconstructWork(const Deck& deck, const std::vector<MediaItem>& inputs, VideoCodec& codec,
+                  ListEngine& engine)
+      : PictureWork(engine), deck_(deck), inputs_(inputs), codec_(codec) {}
+  std::unique_ptr<PictureUnit> next(std::int64_t, std::int64_t number) override {
+    return number == 0 ? std::make_unique<ReconstructedClip>() : nullptr;
   }
-  const std::int64_t at_once = codec.fit_micro_batch(f.frames, f.height, f.width, capacity);
-  if (at_once < codec.frames_asked(f.frames))
+  FeedWork::Prepared read(PictureUnit& unit) override;
+  void predict(std::span<PictureUnit* const> units) override;
+  void finish(PictureUnit& unit) override;
+  void failed(PictureUnit& unit, const Error& e) override;
+
+ private:
+  void code(ReconstructedClip& clip);
+
+  const Deck& deck_;
+  const std::vector<MediaItem>& inputs_;
+  VideoCodec& codec_;
+};
+
+FeedWork::Prepared ReconstructWork::read(PictureUnit& unit) {
+  auto& clip = static_cast<ReconstructedClip&>(unit);
+  const double begin = now_seconds();
+  clip.footage =
+      read_footage(inputs_[clip.item].media, deck_.media, deck_.get<ReconstructDeck>(), codec_);
+  clip.seconds = now_seconds() - begin;
+  return {clip.seconds, 0, true, 2 * clip.footage.rgb.size()};
+}
+
+void ReconstructWork::predict(std::span<PictureUnit* const> units) {
+  try {
+    code(static_cast<ReconstructedClip&>(*units.front()));
+  } catch (const Error& e) {
+    throw Error(e).for_job();  // the codec's
+  }
+}
+
+void ReconstructWork::code(ReconstructedClip& clip) {
+  const Footage& f = clip.footage;
+  const std::string path = inputs_[clip.item].media.name();
+  const std::size_t capacity = Arena::current().capacity();
+  const std::int64_t at_once = codec_.fit_micro_batch(f.frames, f.height, f.width, capacity);
+  if (at_once < codec_.frames_asked(f.frames))
     log::warn("{}: {} micro-batch reduced to {} frames (asked: {}) to fit {:.3f} GiB", path,
-              codec.name(), at_once, codec.frames_asked(f.frames), gib(capacity));
-  codec.set_micro_batch(at_once);
+              codec_.name(), at_once, codec_.frames_asked(f.frames), gib(capacity));
+  codec_.set_micro_batch(at_once);
   const std::size_t planned =
-      std::max(codec.plan_encode(f.frames, f.height, f.width, at_once).bytes,
-               codec.plan_decode(f.frames, f.height, f.width, at_once).bytes);
+      std::max(codec_.plan_encode(f.frames, f.height, f.width, at_once).bytes,
+               codec_.plan_decode(f.frames, f.height, f.width, at_once).bytes);
   Arena& arena = Arena::current();
   arena.reset_peak();
-  const VideoCodec::Noise noise{static_cast<std::uint64_t>(deck.run.seed),
-                                static_cast<std::uint64_t>(item)};
+  const VideoCodec::Noise noise{static_cast<std::uint64_t>(deck_.run.seed),
+                                static_cast<std::uint64_t>(clip.item)};
   const double begin = now_seconds();
-  const Tensor latent = codec.encode(
-      codec.whole(f.frames), f.height, f.width,
+  const Tensor latent = codec_.encode(
+      codec_.whole(f.frames), f.height, f.width,
       [&](std::int64_t first, std::int64_t count) { return to_model(f, first, count); }, &noise);
   latent.to_host();  // waits for the GPU, for the times below
   const double encoded = now_seconds();
   const std::int64_t frame = f.height * f.width * 3;
-  std::vector<std::uint8_t> again(f.frames * frame);
-  codec.decode(latent, f.frames, [&](std::int64_t first, const Tensor& frames) {
+  clip.again.resize(f.frames * frame);
+  codec_.decode(latent, f.frames, [&](std::int64_t first, const Tensor& frames) {
     const std::int64_t bad =
-        pixels_of(frames, std::span(again).subspan(first * frame, frames.numel()));
+        pixels_of(frames, std::span(clip.again).subspan(first * frame, frames.numel()));
     WEFT_CHECK(bad < 0, Exit::non_finite,
-               fmt::format("check the {}'s weights, and try {} = \"f32\"", codec.name(),
-                           codec.dtype_key()),
+               fmt::format("check the {}'s weights, and try {} = \"f32\"", codec_.name(),
+                           codec_.dtype_key()),
                "{}: frame {} is not finite when decoded", path, first + bad);
   });
   const double decoded = now_seconds();
-
-  double psnrs = 0, ssims = 0;
-  for (std::int64_t t = 0; t < f.frames; ++t) {
-    psnrs += psnr(f.rgb.data() + t * frame, again.data() + t * frame, f.height, f.width);
-    ssims += ssim(f.rgb.data() + t * frame, again.data() + t * frame, f.height, f.width);
-  }
-  const std::string file = stem_of(path, item) + (f.frames == 1 ? ".png" : ".mp4");
-  write_both(result_path(out, file).string(), f, again);
-  const auto frames = static_cast<double>(f.frames);
-  return {{"item", item},
-          {"key", key},
-          {"input", shown},
-          {"output", (out / file).string()},
-          {"frames", f.frames},
-          {"height", f.height},
-          {"width", f.width},
-          {"latent_frames", codec.latent_frames(f.frames)},
-          {"psnr", psnrs / frames},
-          {"ssim", ssims / frames},
-          {"micro_batch", at_once},
-          {"planned_bytes", planned},
-          {"peak_bytes", arena.peak()},
-          {"encode_seconds", encoded - begin},
-          {"decode_seconds", decoded - encoded},
-          {"seconds", now_seconds() - start},
-          {"rank", log::rank()},
-          {"latent", latent_sums(codec, latent)}};
+  clip.seconds += decoded - begin;
+  clip.line = {{"latent_frames", codec_.latent_frames(f.frames)},
+               {"micro_batch", at_once},
+               {"planned_bytes", planned},
+               {"peak_bytes", arena.peak()},
+               {"encode_seconds", encoded - begin},
+               {"decode_seconds", decoded - encoded},
+               {"latent", latent_sums(codec_, latent)}};
 }
 
-// All ranks' clips, in the order of the inputs.
-json joined(const std::vector<std::string>& of_ranks) {
+void ReconstructWork::finish(PictureUnit& unit) {
+  auto& clip = static_cast<ReconstructedClip&>(unit);
+  const double begin = now_seconds();
+  const Footage& f = clip.footage;
+  const std::int64_t frame = f.height * f.width * 3;
+  double psnrs = 0, ssims = 0;
+  for (std::int64_t t = 0; t < f.frames; ++t) {
+    psnrs += psnr(f.rgb.data() + t * frame, clip.again.data() + t * frame, f.height, f.width);
+    ssims += ssim(f.rgb.data() + t * frame, clip.again.data() + t * frame, f.height, f.width);
+  }
+  const fs::path& out = engine_.settings().directory;
+  const std::string file = engine_.items()[clip.item].name + (f.frames == 1 ? ".png" : ".mp4");
+  write_both((out / file).string(), f, clip.again);
+  const auto frames = static_cast<double>(f.frames);
+  ordered_json line = engine_.line_of(clip.item);
+  add_file(line, out, file);
+  line.update({{"item", clip.item},
+               {"input", printable(inputs_[clip.item].media.name(), 4096)},
+               {"output", as_utf8((out / file).string())},
+               {"frames", f.frames},
+               {"height", f.height},
+               {"width", f.width},
+               {"psnr", psnrs / frames},
+               {"ssim", ssims / frames},
+               {"seconds", clip.seconds + now_seconds() - begin}});
+  line.update(clip.line);
+  engine_.finished(line);
+}
+
+// A file that cannot be read is left out of the figures, and the report says why.
+void ReconstructWork::failed(PictureUnit& unit, const Error& e) {
+  if (!static_cast<ReconstructedClip&>(unit).again.empty()) return engine_.failed(unit.item, e);
+  if (!e.of_item() || e.code() != Exit::data) throw e;
+  log::warn("skipped {}: {} ({})", inputs_[unit.item].media.name(), e.what(), e.hint());
+  engine_.skipped(unit.item, e);
+}
+
+// All clips, in the order of the inputs; of those that were skipped, why.
+json clips_of(const ListEngine& engine, const std::vector<MediaItem>& inputs) {
+  const ManifestLines lines = engine.lines();
   json clips = json::array();
-  for (const std::string& text : of_ranks)
-    for (json& clip : parse_json(text)) clips.push_back(std::move(clip));
-  std::sort(clips.begin(), clips.end(),
-            [](const json& a, const json& b) { return a["item"] < b["item"]; });
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const ManifestLine& line = lines.at(engine.items()[i].name);
+    json clip = parse_json(line.text);
+    if (line.fault)
+      clip = {{"item", i},
+              {"input", printable(inputs[i].media.name(), 4096)},
+              {"fault", fmt::format("{} ({})", clip.at("fault").get<std::string>(),
+                                    clip.at("hint").get<std::string>())}};
+    for (const char* own : {"name", "file", "bytes", "file_xxh3", "xxh3"}) clip.erase(own);
+    clips.push_back(std::move(clip));
+  }
   return clips;
 }
 
@@ -311,10 +379,7 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
              "reconstruct.inputs is empty");
   WEFT_CHECK((r.height == 0) == (r.width == 0), Exit::usage, "give both in pixels, or neither",
              "reconstruct.height = {} but reconstruct.width = {}", r.height, r.width);
-  int size = 1;
-  MPI_Comm_size(world, &size);
-  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
-  set_threads(static_cast<int>(deck.run.threads), device.core_sharers);
+  const ListStart start = start_list_job(deck, world);
   const fs::path out =
       r.output.empty() ? fs::path(deck.run.dir) / "reconstructed" : fs::path(r.output);
   const std::vector<MediaItem> inputs =
@@ -331,51 +396,27 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
   const VideoCodec::WeightsKey key = codec->weights();
   const ModelSource weights(key.key, key.value, deck.run.dir, deck.get<GenerateDeck>().ema, world);
   codec->check_weights(weights);
-  weights.load(codec->params(), codec->weight_names(), codec->bf16());
-  log::info("weights   {}, {:.3f} GiB", weights.describe(),
-            gib(codec->params().inference_bytes(codec->bf16())));
-  const std::map<std::string, std::string> keys = keys_of(deck, inputs, *codec, weights.identity());
-  std::vector<std::string> paths;
-  std::set<fs::path> results;
-  for (const MediaItem& i : inputs) paths.push_back(i.media.path);
-  for (const auto& [stem, hash] : keys)
-    for (const char* ending : {".png", ".mp4"})
-      results.insert(absolute_path(out / (stem + ending)));
-  if (log::rank() == 0)
-    keep_inputs(deck, "reconstruct.output", paths,
-                [&](const fs::path& path) { return results.contains(path); });
-  const auto lock = lock_output(out, "reconstruct.output");
-  if (log::rank() == 0) check_earlier(out, keys);
+  const std::vector<ListItem> items = reconstruct_items(deck, inputs, *codec, weights.identity());
+  if (log::rank() == 0) {
+    check_results(deck, out, inputs);
+    check_earlier(out, items);
+  }
+  ListEngine engine(list_settings(deck, "reconstruct", out, "clip"), items, world);
 
   // 2. Clips; a rank that is free takes the next one.
-  Progress progress({out / "status.json", "reconstruct", "clip", "reconstruct", std::ssize(inputs),
-                     0, log::rank(), size});
-  const std::size_t capacity = arena_capacity(deck.memory, device);
-  const auto arena = Arena::reserve(capacity);
-  Dispatcher dispatcher(world);
-  json mine = json::array();
-  std::vector<std::string> of_ranks;
-  {
-    const ArenaScope scope(*arena);
-    dispatcher.open(std::ssize(inputs), size);
-    for (std::int64_t i; (i = dispatcher.next()) >= 0;) {
-      const double begin = now_seconds();
-      mine.push_back(through(*codec, deck, inputs[i].media, i,
-                             keys.at(stem_of(inputs[i].media.name(), i)), capacity, out));
-      dispatcher.took(now_seconds() - begin);
-      // Those before this one are done, or nearly.
-      progress.advance(i + 1, static_cast<double>(i + 1), static_cast<double>(inputs.size()));
-    }
-    // File names need not be UTF-8, JSON must be.
-    of_ranks = dispatcher.gather(dump_json(mine, -1, ' ', false, json::error_handler_t::replace));
+  ListEnd last;
+  if (!engine.missing().empty()) {
+    weights.load(codec->params(), codec->weight_names(), codec->bf16());
+    log::info("weights   {}, {:.3f} GiB", weights.describe(),
+              gib(codec->params().inference_bytes(codec->bf16())));
+    ReconstructWork work(deck, inputs, *codec, engine);
+    last.share = make_pictures(work, engine, deck, start, whole_clips_ahead);
+    last.share.erase("peak_bytes");  // each clip's line has its own
   }
 
   // 3. The results.
-  if (log::rank() == 0) {
-    report(summary(joined(of_ranks)), out);
-    progress.end(0, std::ssize(inputs));
-  }
-  return dispatcher.conclude(0);
+  last.finish = [&](const ListReport&) { report(summary(clips_of(engine, inputs)), out); };
+  return engine.end(last);
 }
 
 namespace {
@@ -403,6 +444,7 @@ DeckTable reconstruct_table() {
 Command reconstruct_command() {
   Command c{"reconstruct", "encode and decode footage: PSNR, SSIM, statistics of the latents",
             reconstruct};
+  c.heeds_stops = true;
   takes_list_job(c);
   return c;
 }

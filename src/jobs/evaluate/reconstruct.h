@@ -19,6 +19,9 @@ struct ReconstructDeck {
 };
 DeckTable reconstruct_table();
 
+// Collective. Returns the exit code: 0, also where inputs that cannot be read were skipped; 3 if
+// results could not be written or no input can be read; 75 if asked to stop. The same command makes
+// what is missing.
 int reconstruct(const Deck& deck, MPI_Comm world);
 Command reconstruct_command();
 
