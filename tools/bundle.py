@@ -44,7 +44,7 @@ CARRIED = re.compile(
     # images
     r"|jpeg"
     # text in pictures: geometry and fonts
-    r"|opencv_core|opencv_imgproc|tbb|polyclipping|freetype"
+    r"|opencv_core|opencv_imgproc|tbb|polyclipping"
     # WebDataset shards: plain tar only, so that its compressors and ACLs are never called
     r"|archive"
     # T5's prompts: cleaning and tokenizer
@@ -261,7 +261,6 @@ def main():
                 bundle.put(file, f"{folder}/{file.relative_to(repository / folder)}")
     bundle.put(repository / "docs/bundle.md", "README.md")
     bundle.put(repository / "LICENSE", "LICENSE")
-    bundle.put(repository / "src/data/text_images/drawn/fonts/LICENSE", "licences/dejavu-fonts")  # in the program
     glibc = bundle.newest_glibc()
     (root / "libexec/glibc").write_text(glibc + "\n")
 

@@ -10,7 +10,6 @@ pkg_check_modules(FFMPEG REQUIRED IMPORTED_TARGET
   libavformat libavcodec libavfilter libavdevice libswscale libswresample libavutil)
 find_package(JPEG REQUIRED)
 find_package(PNG REQUIRED)
-find_package(Freetype REQUIRED)
 find_library(OPENCV_CORE opencv_core REQUIRED)
 find_library(OPENCV_IMGPROC opencv_imgproc REQUIRED)
 find_path(OPENCV_INCLUDE opencv2/imgproc.hpp PATH_SUFFIXES opencv4 REQUIRED)

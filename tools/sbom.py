@@ -22,7 +22,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from debian_licences import copyright_file, described, licences, packages_of  # noqa: E402
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-FONTS = REPOSITORY / "src/data/text_images/drawn/fonts/LICENSE"
 # Libraries that are headers alone.
 HEADERS = ("libcli11-dev", "libeigen3-dev", "nlohmann-json3-dev")
 
@@ -63,9 +62,6 @@ class Document:
         self.add(subject, {"name": subject, "versionInfo": self.version, "licenseDeclared": "Apache-2.0",
                            "sourceInfo": "commit " + self.commit, "comment": version_line, "primaryPackagePurpose": "APPLICATION"})
         self.relate("SPDXRef-DOCUMENT", "DESCRIBES", reference(subject))
-        self.texts["LicenseRef-DejaVu"] = FONTS.read_text()
-        self.add("dejavu-fonts", {"name": "DejaVu fonts", "licenseDeclared": "LicenseRef-DejaVu",
-                                  "comment": "six fonts within the program, for training a text detector"}, "CONTAINS")
 
     def relate(self, one, kind, other, comment=None):
         self.relationships.append({"spdxElementId": one, "relationshipType": kind, "relatedSpdxElement": other}

@@ -26,11 +26,6 @@ namespace {
 
 using namespace kernels;
 
-bool is_product(const Conv& k) {
-  return k.kt * k.kh * k.kw == 1 && k.stride * k.stride_t == 1 && k.groups == 1 && !k.upsample &&
-         k.front + k.back + k.top + k.left + k.bottom + k.right == 0;
-}
-
 WeightShape weight_shape(const Conv& k, std::int64_t out, std::int64_t in) {
   return {out, in, static_cast<std::int64_t>(k.kt) * k.kh * k.kw};
 }
@@ -248,7 +243,7 @@ void product_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const
 void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
                   Conv conv, Tensor& y) {
   if (y.numel() == 0) return;
-  if (is_product(conv)) return product_forward(x, w, bias, residual, y);
+  if (conv.is_product()) return product_forward(x, w, bias, residual, y);
   if (conv.upsample) return upsampled_forward(x, w, bias, residual, conv, y);
   Convolution c = convolution(Pass::forward, x, conv, y);
   if (in_pieces(c, [&](auto&& some, bool) {
@@ -277,7 +272,7 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
 void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& dx,
                          bool accumulate) {
   if (dy.numel() == 0 || dx.numel() == 0) return;
-  if (is_product(conv)) return linear_backward_input(dy, w, dx, accumulate);
+  if (conv.is_product()) return linear_backward_input(dy, w, dx, accumulate);
   if (conv.upsample) {
     const PhaseWeights shape{dy.dim(4), dx.dim(4), conv.kt};
     const Tensor weights = Tensor::empty({4, shape.out, conv.kt, 2, 2, shape.in}, w.dtype());
@@ -307,7 +302,7 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
 void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw, Tensor& dbias,
                           bool accumulate) {
   const std::int64_t in = x.dim(4), out = dy.dim(4);
-  if (is_product(conv) || x.numel() == 0)  // of no samples: zeros, or nothing to add
+  if (conv.is_product() || x.numel() == 0)  // of no samples: zeros, or nothing to add
     return linear_backward_weight(dy, x, dw, dbias, accumulate);
   if (dbias.defined()) column_sums(dy, dy.numel() / out, out, data<float>(dbias), accumulate);
   if (conv.upsample) {

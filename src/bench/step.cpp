@@ -163,6 +163,10 @@ class RepeatedStep {
     deck.run.dir = folder.string();
     deck.run.resume = false;
     deck.train.micro_batches = 1;
+    deck.parallel.sp = 1;
+    const std::array<std::pair<std::string, std::string>, 2> all_clips = {
+        {{"validation.path", "\"\""}, {"validation.share", "0"}}};
+    set_keys(deck, all_clips, "weft bench step");
     if (!weights.empty()) deck.model.weights = weights;
     // So the first way of everything is taken, and nothing is measured.
     if (untuned) deck.parallel.deterministic = true;

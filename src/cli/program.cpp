@@ -34,7 +34,7 @@ namespace {
 struct Invocation {
   std::function<int(MPI_Comm world)> run;
   // It takes stop_signals for requests to save its state and stop.
-  bool heeds_stops = false;
+  bool handles_stop_signals = false;
 };
 
 // The command line's part of the deck.
@@ -136,7 +136,7 @@ void add_command(CLI::App& app, const Command& c, Invocation& chosen) {
   const auto deck = std::make_shared<GivenDeck>();
   for (const Argument& a : c.arguments) add_argument(app, a, *deck);
   app.callback([&c, deck, &chosen] {
-    chosen = {[&c, deck](MPI_Comm world) { return run_command(c, *deck, world); }, c.heeds_stops};
+    chosen = {[&c, deck](MPI_Comm world) { return run_command(c, *deck, world); }, c.handles_stop_signals};
   });
 }
 
@@ -383,7 +383,7 @@ int run_program(int argc, char** argv, const Program& program) {
   try {
     // Step 2: the command line.
     const Invocation invocation = parse_command_line(program, argc, argv);
-    if (invocation.heeds_stops)
+    if (invocation.handles_stop_signals)
       warn_if_alone(size);
     else
       unblock_stop_signals();

@@ -316,7 +316,7 @@ Command selftest_command() {
             [o](const Deck& deck, MPI_Comm world) {
               return selftest::run_selftest(deck, o->parent, o->names, o->timeout, world);
             }};
-  c.heeds_stops = true;
+  c.handles_stop_signals = true;
   c.overrides("keys of [device] and [memory], and run.threads: section.key=value");
   c.path("--dir", o->parent, "folder, shared by all nodes, for its files (default: this one)");
   Argument& checks = c.option("--checks", o->names, "only these, separated by commas");

@@ -44,7 +44,7 @@ struct Command {
   std::function<int(const Deck& deck, MPI_Comm world)> run = nullptr;
   bool first_rank_only = false;  // the others do nothing, and end with 0
   // It treats stop_signals (core/faults.h) as requests to save its state and stop.
-  bool heeds_stops = false;
+  bool handles_stop_signals = false;
   std::vector<Argument> arguments = {};
   // The commands of a group, such as `weft bench`, which does nothing itself.
   std::vector<Command> commands = {};

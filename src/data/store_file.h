@@ -23,7 +23,7 @@ namespace weft {
 
 class StoreReader;  // data/hdf5.h
 
-// The exit code of a job of which SIGKILL ended a process, as mpirun gives it for a rank.
+// The exit code when SIGKILL ended one of the job's processes, as mpirun reports it: 128 + 9.
 inline constexpr Exit exit_killed{137};
 
 // What is stored of the clips of a bucket, in addition to Bucket; all of length `clips`.

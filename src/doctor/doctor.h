@@ -15,6 +15,7 @@
 #include "config/deck.h"
 #include "core/error.h"
 #include "parallel/communicator.h"
+#include "parallel/host_gpus.h"
 #include "tensor/device.h"
 
 namespace weft {

@@ -272,7 +272,7 @@ int train(const Deck& deck, MPI_Comm world) {
 
 Command train_command() {
   Command c{"train", "train, resuming from RUN/latest if it exists", train};
-  c.heeds_stops = true;
+  c.handles_stop_signals = true;
   c.takes_deck();
   c.key_option<bool>("--trace", "run.trace", "write RUN/trace.json, for Perfetto");
   return c;

@@ -47,8 +47,8 @@ void VideoTask::open(std::span<const Bucket> buckets) {
   if (log::rank() == 0 && !model().has_null_caption() && deck_.data.text_features.empty() &&
       buckets.front().text_channels == 0)
     log::warn(
-        "{} has no captions: this model is then trained without any text, which it is never "
-        "sampled with; encode.text stores features",
+        "{} has no captions: the model would be trained without text, although sampling always "
+        "uses text; set encode.text = true to store features",
         deck_.data.path);
   latents_.load(buckets);
   if (deck_.data.text_features.empty()) return;

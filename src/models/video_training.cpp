@@ -163,8 +163,8 @@ void TextFeatures::check_captions(const std::vector<std::string>& captions,
   const auto of = file_.metadata().find("captions");
   const bool none = std::ranges::all_of(captions, [](const auto& c) { return c.empty(); });
   if (of == file_.metadata().end() || none) {
-    log::warn("whether data.text_features = {} belongs to {} is not known: {} no captions",
-              file_.path().string(), data, none ? "the clips have" : "the file names");
+    log::warn("cannot verify that data.text_features = {} belongs to {}: {}", file_.path().string(),
+              data, none ? "the clips have no captions" : "the file does not record its captions");
     return;
   }
   WEFT_CHECK(of->second == hash_of_texts(captions), Exit::data, again,

@@ -23,6 +23,12 @@ struct Conv {
   int groups = 1;  // output channels in groups, each of its own input channels; Cin: depthwise
   int back = 0;    // zero frames behind the last, fewer than kt; 0: causal
 
+  // A matrix product of rows: 1x1, of stride 1.
+  bool is_product() const {
+    return kt * kh * kw == 1 && stride * stride_t == 1 && groups == 1 && !upsample &&
+           front + back + top + left + bottom + right == 0;
+  }
+
   // Kernel k x k, padded to keep the size (docs/models/video_vae.md, Spatial VAE).
   static Conv same(int k) { return {1, k, k, 1, 1, 0, k / 2, k / 2, k / 2, k / 2, false}; }
   // 3x3, stride 2, padded by one row below and one column on the right only

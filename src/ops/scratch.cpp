@@ -35,12 +35,6 @@ Shape Conv::output(const Shape& x, std::int64_t out_channels) const {
 namespace weft::ops::cuda_plan {
 namespace {
 
-// A product of rows takes nothing of the arena.
-bool is_product(const Conv& k) {
-  return k.kt * k.kh * k.kw == 1 && k.stride * k.stride_t == 1 && k.groups == 1 && !k.upsample &&
-         k.front + k.back + k.top + k.left + k.bottom + k.right == 0;
-}
-
 Tensor phase_weights(const Conv& k, std::int64_t out, std::int64_t in, DType type) {
   return Tensor::empty({4, out, k.kt, 2, 2, in}, type);
 }
@@ -60,7 +54,7 @@ Tensor phases(const Conv& k, const Shape& small, std::int64_t out, DType type) {
 
 void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
                   Conv conv, Tensor& y) {
-  if (y.numel() == 0 || is_product(conv)) return;
+  if (y.numel() == 0 || conv.is_product()) return;
   if (conv.upsample) {
     const std::int64_t H = x.dim(2), row = (x.dim(3) + 1) * 4 * y.dim(4);
     const std::int64_t limit = conv_scratch.phases / static_cast<std::int64_t>(size_of(x.dtype()));
@@ -88,7 +82,7 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
 }
 
 void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& dx, bool) {
-  if (dy.numel() == 0 || dx.numel() == 0 || is_product(conv)) return;
+  if (dy.numel() == 0 || dx.numel() == 0 || conv.is_product()) return;
   if (!conv.upsample) {
     const Tensor weights = Tensor::empty({w.numel()}, w.dtype());
     workspace();
@@ -100,7 +94,7 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
 }
 
 void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw, Tensor&, bool) {
-  if (x.numel() == 0 || is_product(conv)) return;
+  if (x.numel() == 0 || conv.is_product()) return;
   if (!conv.upsample) {
     const Tensor weights = Tensor::empty({dw.numel()}, x.dtype());
     workspace();

@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/mpi.h"
+#include "parallel/host_gpus.h"
 #include "tensor/device.h"
 
 namespace weft {

@@ -203,7 +203,7 @@ std::string hang_report(const std::string& complaint, std::span<const RankState>
 // plus the second or so that mpirun or srun takes to end the ranks.
 namespace {
 
-constexpr int tag_state = 1, tag_verdict = 2;
+constexpr int tag_state = 1, tag_verdict = 2, tag_patience = 3;
 // After a hang: how long a main thread may take to notice it, and then to end the job.
 constexpr double last_resort_seconds = 2.5, last_resort_when_seen_seconds = 6;
 // After any other failure: how long until this thread reports it and ends the job.
@@ -428,20 +428,26 @@ void Watchdog::describe_state(const std::optional<Operation>& operation) {
   own_.complaint = ShortText<200>(complaint);
 }
 
+RankState Watchdog::own_state() {
+  const std::lock_guard lock(mutex_);
+  return own_;
+}
+
 void Watchdog::send_state() {
   const double now = now_seconds();
   if (now - sent_at_ < sending_period(timeout_)) return;
   sent_at_ = now;
+  const RankState own = own_state();
   for (Message& m : messages_) {
     if (m.target == rank_) {
-      states_[rank_] = own_;
+      states_[rank_] = own;
       heard_at_[rank_] = now;
       continue;
     }
     int done = 0;
     MPI_Test(&m.request, &done, MPI_STATUS_IGNORE);
     if (done == 0) continue;
-    m.state = own_;
+    m.state = own;
     MPI_Isend(&m.state, sizeof m.state, MPI_BYTE, m.target, tag_state, comm_, &m.request);
   }
 }
@@ -459,6 +465,10 @@ void Watchdog::receive() {
     MPI_Recv(text.data(), bytes, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG, comm_,
              MPI_STATUS_IGNORE);
     if (status.MPI_TAG == tag_verdict) return fail(std::make_exception_ptr(hang_error(text)));
+    if (status.MPI_TAG == tag_patience) {
+      be_patient();
+      continue;
+    }
     std::memcpy(&states_[status.MPI_SOURCE], text.data(), sizeof(RankState));
     heard_at_[status.MPI_SOURCE] = now_seconds();
   }
@@ -471,7 +481,7 @@ void Watchdog::judge() {
   // This rank may be none of the two that judge: then it knows its own state alone, and speaks up
   // when both of them must be gone; one rank after the other, so that one of them reports it.
   const bool judges = rank_ == messages_.front().target || rank_ == messages_.back().target;
-  states_[rank_] = own_;
+  states_[rank_] = own_state();
   heard_at_[rank_] = now;
   const auto complaint =
       std::ranges::find_if(states_, [](const RankState& s) { return !s.complaint.empty(); });
@@ -488,10 +498,20 @@ void Watchdog::judge() {
   if (!std::ranges::all_of(heard_at_, newer) && now - complained_at_ < before + waited) return;
   const std::string what(complaint->complaint.view());
   for (int r = 0; r < size_; ++r) states_[r].answers = newer(heard_at_[r]);
-  if (!judges) return report(what);
-  if (!waits_for_storage()) return report(what);
+  if (!judges || !waits_for_storage()) return report(what);
+  // The others do not know whom all wait for.
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    MPI_Request sent;
+    MPI_Isend(nullptr, 0, MPI_BYTE, r, tag_patience, comm_, &sent);
+    MPI_Request_free(&sent);
+  }
+  be_patient();
+}
+
+void Watchdog::be_patient() {
   complained_at_ = 0;
-  quiet_until_ = now + timeout_ / 4;
+  quiet_until_ = now_seconds() + timeout_ / 4;
 }
 
 // Whether all ranks were heard of, and one of them reads or writes and has time left: the others,

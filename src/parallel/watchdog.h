@@ -132,6 +132,8 @@ class Watchdog {
   void send_state();
   void judge();
   bool waits_for_storage();
+  void be_patient();
+  RankState own_state();
   void report(const std::string& complaint);
   void end_if_unheard();
   double stalled_beyond(double share) const;

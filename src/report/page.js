@@ -21,7 +21,7 @@ const tiles = values =>
   el('div.tiles', values.filter(Boolean).map(([value, label]) => el('div.tile', el('b', value), el('span', label))));
 function swatch({color, box}) {
   const i = el(box ? 'i.box' : 'i');
-  i.style.background = color.startsWith('var(') || /^#[0-9a-f]{6}$/i.test(color) ? color : '';
+  i.style.background = /^(var\(--[\w-]+\)|#[0-9a-f]{6})$/i.test(color) ? color : '';
   return i;
 }
 // Entries: {color, name, more, box: a square in place of a stroke}.

@@ -236,8 +236,9 @@ void Trainer::load_state() {
   data_parallel_->make_state(std::any_of(optimizers_.begin(), optimizers_.end(),
                                          [](const auto& o) { return o.optimizer != "sgd"; }),
                              deck_.train.ema_decay);
-  checkpoints_->check_room(
-      flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
+  if (!repeats_)
+    checkpoints_->check_room(
+        flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
   // Without a usable run.json, the newest checkpoint names the run.
   if (checkpoint && run_id_.empty()) {
     const auto id = checkpoint->info().notes.find("run");

@@ -41,7 +41,8 @@ class Trainer {
   Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world);
 
   // Before start(), on one rank: every step takes the same micro-batch, which is loaded once. It is
-  // the first of the bucket whose micro-batches cost most. train.micro_batches is 1.
+  // the first of the bucket whose micro-batches cost most. train.micro_batches is 1, and nothing is
+  // saved.
   void repeat_costliest() { repeats_ = true; }
 
   // Collective. Weights and optimizer, new or from the newest checkpoint; the memory plan; the

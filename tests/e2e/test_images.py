@@ -330,8 +330,7 @@ class Text(WeftTest):
     def test_faults_are_named(self):
         (self.dir / "list.jsonl").write_text('{"path": "a.png", "polygons": [{"points": [[1, 2]]}]}\n')
         for job, code, *said in (("list.jsonl", DATA, "list.jsonl, line 1, polygon 1 has 1 points"),
-                                 ("text:word=3", USAGE, 'did you mean "words"?'),
-                                 ("text:fonts=nowhere", USAGE, "fonts=nowhere of text is not a folder")):
+                                 ("text:word=3", USAGE, 'did you mean "words"?')):
             self.refused(self.weft("inspect", job, ranks=0, expect=None), code, *said)
         self.refused(self.weft("inspect", "deck.toml", "--picture", "a.png", ranks=0, expect=None), USAGE, "--picture")
 

@@ -160,6 +160,17 @@ TEST_F(WatchdogTest, RanksAreAsPatientAsTheOneThatReads) {
               HasSubstr("reduce-scatter 1 (f32, 1.000 MiB) did not end within 1 s"));
 }
 
+// On three ranks one neither reads nor judges, and knows only that it waits.
+TEST_F(WatchdogTest, SoAreRanksThatDoNotJudge) {
+  watchdog_->progress(7, rank_ == 0 ? "data" : "backward");
+  issue(1, scatter);
+  if (rank_ != 0) enter(1);
+  tick();
+  EXPECT_FALSE(sleep_until_stopped(6 * limit));
+  watchdog_->progress(7, nullptr);
+  if (rank_ != 0) leave(1);
+}
+
 TEST_F(WatchdogTest, ASaveMayTakeTenTimesAsLong) {
   // Rank 0 first: whoever notices, it has stood still for as long.
   if (rank_ == 0) watchdog_->progress(4, "save");

@@ -674,7 +674,7 @@ int animate(const Deck& deck, MPI_Comm world) {
 
 Command animate_command() {
   Command c{"animate", "make talking-head videos from pictures and speech", animate};
-  c.heeds_stops = true;
+  c.handles_stop_signals = true;
   takes_list_job(c);
   c.key_option<std::string>("--picture", "animate.picture", "picture of a face");
   c.key_option<std::string>("--speech", "animate.speech", "what it says");

@@ -446,6 +446,36 @@ SharedParts share_parts(const std::vector<ClipPart>& parts,
   return shared;
 }
 
+namespace {
+
+std::vector<double> numbers_of_networks(const SadtalkerDeck& s) {
+  std::vector<double> all = {s.kp_scale_factor, s.kp_temperature};
+  for (const std::int64_t n : {s.num_kp,
+                               s.kp_block_expansion,
+                               s.kp_max_features,
+                               s.kp_num_blocks,
+                               s.kp_reshape_channel,
+                               s.kp_reshape_depth,
+                               s.gen_block_expansion,
+                               s.gen_max_features,
+                               s.gen_num_down_blocks,
+                               s.gen_reshape_channel,
+                               s.gen_reshape_depth,
+                               s.gen_num_resblocks,
+                               s.motion_block_expansion,
+                               s.motion_max_features,
+                               s.motion_num_blocks,
+                               s.motion_compress,
+                               s.mapping_coeff_nc,
+                               s.mapping_descriptor_nc,
+                               s.mapping_layer,
+                               s.fan_num_modules})
+    all.push_back(static_cast<double>(n));
+  return all;
+}
+
+}  // namespace
+
 std::string clip_key(const ClipRequest& clip, const std::string& weights) {
   const AnimateDeck& a = clip.animate;
   const SadtalkerDeck& s = clip.sadtalker;
@@ -462,6 +492,9 @@ std::string clip_key(const ClipRequest& clip, const std::string& weights) {
                       {"turns", {s.input_yaw, s.input_pitch, s.input_roll}},
                       {"enhancer", {a.enhancer, a.enhancer.empty() ? 0 : a.enhancer_scale}},
                       {"keep_frames", a.keep_frames}};
+  // Only where they are not the released networks': the keys of those stay as they were.
+  if (const auto networks = numbers_of_networks(s); networks != numbers_of_networks({}))
+    j["networks"] = networks;
   for (const std::string* file :
        {&a.picture, &a.speech, &a.ref_eyeblink, &a.ref_pose, &a.landmarks, &a.coefficients})
     j["files"].push_back(file->empty() ? "" : file_identity(*file));

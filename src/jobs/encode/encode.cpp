@@ -652,7 +652,7 @@ DeckTable encode_table() { return deck_table("encode", encode_rows); }
 
 Command encode_command() {
   Command c{"encode", "turn a clip store of pixels into one of latents and text features", encode};
-  c.heeds_stops = true;
+  c.handles_stop_signals = true;
   takes_list_job(c);
   return c;
 }

@@ -7,7 +7,7 @@
 //   stop       a request to any rank stops all at their next item: exit 75
 //   replacing  finished results of another request (other keys) are replaced with --replace alone
 //   failures   an item that fails is reported by name and the others are made: exit 3; an error
-//              that is no item's ends the job (Error::of_item)
+//              that is not tied to an item ends the job (Error::of_item)
 //   deaths     a rank that dies ends the job, and the same command resumes it; what it had in hand
 //              is made one at a time from then on, and given up by name if a second rank dies with
 //              it

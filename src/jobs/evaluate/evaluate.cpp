@@ -186,7 +186,7 @@ Command evaluate_command(EvaluationPages pages) {
             [pages = std::move(pages)](const Deck& deck, MPI_Comm world) {
               return evaluate(deck, pages, world);
             }};
-  c.heeds_stops = true;
+  c.handles_stop_signals = true;
   takes_list_job(c);
   return c;
 }

@@ -444,7 +444,7 @@ DeckTable reconstruct_table() {
 Command reconstruct_command() {
   Command c{"reconstruct", "encode and decode footage: PSNR, SSIM, statistics of the latents",
             reconstruct};
-  c.heeds_stops = true;
+  c.handles_stop_signals = true;
   takes_list_job(c);
   return c;
 }

@@ -323,7 +323,7 @@ int generate(const Deck& written, MPI_Comm world) {
 Command generate_command() {
   Command c{"generate", "make clips from prompts: text encoder, denoiser and codec over all ranks",
             generate};
-  c.heeds_stops = true;
+  c.handles_stop_signals = true;
   takes_list_job(c);
   return c;
 }

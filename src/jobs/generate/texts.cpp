@@ -33,8 +33,8 @@ namespace fs = std::filesystem;
 using Texts = std::map<std::string, std::string>;  // as written (key_of), as rewritten
 
 constexpr const char* no_command =
-    "check generate.refine; the command sees a text a line and prints "
-    "one line for each";
+    "check generate.refine; the command reads one text per line and must print "
+    "exactly one line for each";
 
 // Results of the same command from earlier runs; empty if the file is not in the form written here.
 Texts texts_of(const fs::path& path, const std::string& command) {

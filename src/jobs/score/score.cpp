@@ -241,7 +241,7 @@ Command score_command(ScorePage page) {
             [page = std::move(page)](const Deck& deck, MPI_Comm world) {
               return score(deck, page, world);
             }};
-  c.heeds_stops = true;
+  c.handles_stop_signals = true;
   takes_list_job(c);
   return c;
 }

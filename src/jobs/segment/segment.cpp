@@ -562,7 +562,7 @@ DeckTable segment_table() { return deck_table("segment", segment_rows); }
 
 Command segment_command() {
   Command c{"segment", "classify the pixels of pictures and videos", segment};
-  c.heeds_stops = true;
+  c.handles_stop_signals = true;
   takes_list_job(c);
   return c;
 }

@@ -51,7 +51,6 @@ class Weft(CMakePackage, CudaPackage):
     depends_on("opencv@4: +imgproc")
     depends_on("polyclipping")
     depends_on("eigen@3.4:3")
-    depends_on("freetype")
     depends_on("googletest +gmock", type="test")
     depends_on("boost@1.74: +context", type="test")
     depends_on("simgrid@3.32:", type="test")

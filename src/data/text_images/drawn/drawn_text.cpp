@@ -4,45 +4,40 @@
 #include <array>
 #include <cmath>
 #include <filesystem>
-#include <mutex>
 #include <numbers>
 #include <opencv2/imgproc.hpp>
 #include <string_view>
 
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/log.h"
 #include "data/lists/folders.h"
 #include "data/synthetic.h"
 #include "data/text_images/drawn/grounds.h"
-#include "data/text_images/drawn/typesetter.h"
 #include "data/text_images/opencv.h"
 #include "media/image_file.h"
 
 namespace weft {
 namespace {
 
-enum class Script { latin, greek, cyrillic };
-
-constexpr std::u32string_view vowels = U"aaeeeiioou";
-constexpr auto onsets = std::to_array<std::u32string_view>(
-    {U"b",  U"c",  U"d",  U"f",  U"g",  U"h",  U"k",  U"l",  U"m",  U"n",
-     U"p",  U"r",  U"s",  U"t",  U"v",  U"w",  U"y",  U"z",  U"j",  U"q",
-     U"st", U"tr", U"ch", U"sh", U"pl", U"gr", U"th", U"br", U"cl", U"sp"});
-constexpr auto codas =
-    std::to_array<std::u32string_view>({U"", U"", U"", U"n", U"r", U"s", U"t", U"l", U"d", U"m",
-                                        U"x", U"ck", U"ng", U"st", U"ll", U"nt", U"ty", U"p"});
-constexpr std::u32string_view digits = U"0123456789";
-constexpr std::u32string_view signs = U"&@#!?*+=/()[]%$€£";
+constexpr std::string_view vowels = "aaeeeiioou";
+constexpr auto onsets = std::to_array<std::string_view>(
+    {"b", "c", "d", "f", "g", "h",  "k",  "l",  "m",  "n",  "p",  "r",  "s",  "t",  "v",
+     "w", "y", "z", "j", "q", "st", "tr", "ch", "sh", "pl", "gr", "th", "br", "cl", "sp"});
+constexpr auto codas = std::to_array<std::string_view>(
+    {"", "", "", "n", "r", "s", "t", "l", "d", "m", "x", "ck", "ng", "st", "ll", "nt", "ty", "p"});
+constexpr std::string_view digits = "0123456789";
+constexpr std::string_view signs = "&@#!?*+=/()[]%$";
 
 template <class T>
 const auto& pick(Draws& d, const T& from) {
   return from[d.below(static_cast<int>(from.size()))];
 }
 
-char32_t upper(char32_t c) { return c >= U'a' && c <= U'z' ? c - 32 : c; }
+char upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c; }
 
-std::u32string syllables(Draws& d) {
-  std::u32string word;
+std::string syllables(Draws& d) {
+  std::string word;
   for (int n = 1 + d.below(3) + d.below(2); n > 0; --n) {
     if (d.chance(0.85)) word += pick(d, onsets);
     word += pick(d, vowels);
@@ -51,49 +46,44 @@ std::u32string syllables(Draws& d) {
   return word;
 }
 
-std::u32string number(Draws& d, int most) {
-  std::u32string word;
+std::string number(Draws& d, int most) {
+  std::string word;
   for (int n = 1 + d.below(most); n > 0; --n) word += pick(d, digits);
   return word;
 }
 
-std::u32string figures(Draws& d) {
+std::string figures(Draws& d) {
   switch (d.below(6)) {
     case 0:
-      return pick(d, std::u32string_view(U"$€£")) + number(d, 3) + U"." + pick(d, digits) +
-             pick(d, digits);
+      return "$" + number(d, 3) + "." + pick(d, digits) + pick(d, digits);
     case 1:
-      return number(d, 2) + U":" + pick(d, digits) + pick(d, digits);
+      return number(d, 2) + ":" + pick(d, digits) + pick(d, digits);
     case 2:
-      return number(d, 2) + U"%";
+      return number(d, 2) + "%";
     case 3:
-      return number(d, 4) + U"-" + number(d, 4);
+      return number(d, 4) + "-" + number(d, 4);
     default:
       return number(d, 6);
   }
 }
 
-std::u32string letters(Draws& d, char32_t first, char32_t last) {
-  std::u32string word;
-  for (int n = 2 + d.below(8); n > 0; --n)
-    word += static_cast<char32_t>(
-        first + static_cast<char32_t>(d.below(static_cast<int>(last - first + 1))));
+std::string letters(Draws& d) {
+  std::string word;
+  for (int n = 2 + d.below(8); n > 0; --n) word += static_cast<char>('a' + d.below(26));
   return word;
 }
 
 // A word of syllables, a number, a price, a time, or letters at random; no blanks.
-std::u32string draw_word(Draws& d, Script script) {
+std::string draw_word(Draws& d) {
   const bool loud = d.chance(0.4);
-  if (script == Script::cyrillic) return loud ? letters(d, 0x410, 0x42f) : letters(d, 0x430, 0x44f);
-  if (script == Script::greek) return loud ? letters(d, 0x391, 0x3a1) : letters(d, 0x3b1, 0x3c9);
   if (d.chance(0.15)) return figures(d);
-  std::u32string word = d.chance(0.85) ? syllables(d) : letters(d, U'a', U'z');
+  std::string word = d.chance(0.85) ? syllables(d) : letters(d);
   if (loud)
-    for (char32_t& c : word) c = upper(c);
+    for (char& c : word) c = upper(c);
   else if (d.chance(0.5))
     word[0] = upper(word[0]);
   if (d.chance(0.06)) word += pick(d, signs);
-  if (d.chance(0.06)) word += pick(d, std::u32string_view(U".,:;!'\""));
+  if (d.chance(0.06)) word += pick(d, std::string_view(".,:;!'\""));
   if (d.chance(0.05)) word += pick(d, digits);
   return word;
 }
@@ -145,6 +135,80 @@ double length(Point a, Point b) { return std::hypot(a.x - b.x, a.y - b.y); }
 double shorter_side(const Quad& q) {
   return std::min(std::min(length(q[0], q[1]), length(q[2], q[3])),
                   std::min(length(q[1], q[2]), length(q[3], q[0])));
+}
+
+// How much of each pixel is ink, 0 to 255: [height, width] from column `left` and row `top` on.
+struct Coverage {
+  int left = 0, top = 0, height = 0, width = 0;
+  std::vector<std::uint8_t> values;
+};
+
+// A word in OpenCV's stroke letters; x to the right, y down, the baseline at y = 0.
+struct Word {
+  cv::Mat ink;         // u8, nothing but the letters
+  Point low, high;     // where its corners lie
+  double advance = 0;  // where the next word begins
+};
+
+constexpr auto faces =
+    std::to_array({cv::FONT_HERSHEY_SIMPLEX, cv::FONT_HERSHEY_PLAIN, cv::FONT_HERSHEY_DUPLEX,
+                   cv::FONT_HERSHEY_COMPLEX, cv::FONT_HERSHEY_TRIPLEX,
+                   cv::FONT_HERSHEY_SCRIPT_SIMPLEX, cv::FONT_HERSHEY_SCRIPT_COMPLEX});
+
+struct Lettering {
+  int font = 0;
+  double capital = 0;  // height of a capital letter in pixels
+  double weight = 0;   // thickness of strokes, as a share of it
+};
+
+Word set_word(const Lettering& how, const std::string& text) {
+  // Small letters are drawn large: strokes have whole pixels.
+  const double height = std::max(how.capital, 28.0), scale = how.capital / height;
+  const int thickness = std::max(1, static_cast<int>(std::lround(how.weight * height)));
+  const double size =
+      cv::getFontScaleFromHeight(how.font, static_cast<int>(std::lround(height)), thickness);
+  int below = 0;
+  const cv::Size box = cv::getTextSize(text, how.font, size, thickness, &below);
+  const int margin = 2 * thickness + static_cast<int>(height);
+  cv::Mat whole = cv::Mat::zeros(box.height + 2 * margin + below, box.width + 2 * margin, CV_8U);
+  cv::putText(whole, text, {margin, margin + box.height}, how.font, size, {255}, thickness,
+              cv::LINE_AA);
+  const cv::Rect ink = cv::boundingRect(whole);
+  if (ink.empty()) return {};
+  const auto placed = [&](int x, int y) {
+    return Point{scale * (x - margin), scale * (y - margin - box.height)};
+  };
+  const auto shrunk = [&](int n) { return std::max(1, static_cast<int>(std::lround(scale * n))); };
+  cv::Mat letters;
+  cv::resize(whole(ink), letters, {shrunk(ink.width), shrunk(ink.height)}, 0, 0, cv::INTER_AREA);
+  return {letters, placed(ink.x, ink.y), placed(ink.x + ink.width, ink.y + ink.height),
+          scale * box.width};
+}
+
+// The word where its ink fills the quad.
+Coverage seen_ink(const Word& word, const Quad& quad) {
+  Point low = quad[0], high = quad[0];
+  for (const Point& p : quad) {
+    low = {std::min(low.x, p.x), std::min(low.y, p.y)};
+    high = {std::max(high.x, p.x), std::max(high.y, p.y)};
+  }
+  Coverage out{static_cast<int>(std::floor(low.x)), static_cast<int>(std::floor(low.y)), 0, 0, {}};
+  out.width = static_cast<int>(std::ceil(high.x)) - out.left + 1;
+  out.height = static_cast<int>(std::ceil(high.y)) - out.top + 1;
+  out.values.resize(static_cast<std::size_t>(out.height) * static_cast<std::size_t>(out.width));
+  // OpenCV counts from the middle of the first pixel.
+  constexpr float half = 0.5f;
+  const auto w = static_cast<float>(word.ink.cols), h = static_cast<float>(word.ink.rows);
+  const std::array<cv::Point2f, 4> from{
+      {{-half, -half}, {w - half, -half}, {w - half, h - half}, {-half, h - half}}};
+  std::array<cv::Point2f, 4> to;
+  for (std::size_t i = 0; i < 4; ++i)
+    to[i] = {static_cast<float>(quad[i].x - out.left) - half,
+             static_cast<float>(quad[i].y - out.top) - half};
+  cv::Mat values(out.height, out.width, CV_8U, out.values.data());
+  cv::warpPerspective(word.ink, values, cv::getPerspectiveTransform(from.data(), to.data()),
+                      values.size(), cv::INTER_LINEAR, cv::BORDER_CONSTANT, {0});
+  return out;
 }
 
 double brightness(const Colour& c) { return 0.299 * c[0] + 0.587 * c[1] + 0.114 * c[2]; }
@@ -250,62 +314,55 @@ void draw(Picture& to, const Coverage& ink, const Style& style) {
 
 // Words set in lines, the whole centred about the origin.
 struct Block {
-  std::vector<Outline> words;  // in the block's plane
-  Point low, high;             // of all ink
+  std::vector<Word> words;  // in the block's plane
+  Point low, high;          // of all ink
 };
 
-Outline moved(Outline o, double x, double y) {
-  for (Point& p : o.points) p = {p.x + x, p.y + y};
-  o.low = {o.low.x + x, o.low.y + y};
-  o.high = {o.high.x + x, o.high.y + y};
-  return o;
+Word moved(Word w, double x, double y) {
+  w.low = {w.low.x + x, w.low.y + y};
+  w.high = {w.high.x + x, w.high.y + y};
+  return w;
 }
 
-Block set_block(Draws& d, const Lettering& lettering, Typesetter& typesetter, int words,
-                ImageSize room) {
+Block set_block(Draws& d, NumberRange letters, int words, ImageSize room) {
   Block block;
-  auto font = static_cast<std::size_t>(d.below(static_cast<int>(lettering.fonts)));
-  Script script = Script::latin;
-  if (d.chance(0.06) && typesetter.has(font, U'ж'))
-    script = Script::cyrillic;
-  else if (d.chance(0.03) && typesetter.has(font, U'λ'))
-    script = Script::greek;
+  Lettering how;
+  how.font = pick(d, faces);
+  how.weight = d.between(0.06, 0.16);
   const auto shorter = static_cast<double>(std::min(room.height, room.width));
-  const double most = std::min(static_cast<double>(lettering.letters.high), 0.35 * shorter);
-  const double least = std::min(static_cast<double>(lettering.letters.low), most);
-  const double capital = least * std::pow(most / least, d.unit());
-  const double size = capital / typesetter.capital(font);
-  const double spacing = d.chance(0.2) ? capital * d.between(-0.04, 0.25) : 0;
-  const double blank = capital * d.between(0.4, 0.75) + spacing;
+  const double most = std::min(static_cast<double>(letters.high), 0.35 * shorter);
+  const double least = std::min(static_cast<double>(letters.low), most);
+  const double capital = how.capital = least * std::pow(most / least, d.unit());
+  const double blank = capital * d.between(0.4, 0.75);
   const double leading = capital * d.between(1.6, 2.2);
   const double width = static_cast<double>(room.width) * d.between(0.3, 0.9);
   const int lines = d.chance(0.5) ? 1 : 1 + d.below(4);
   const int align = d.below(3);
   double baseline = 0;
   for (int line = 0; line < lines && words > 0; ++line, baseline += leading) {
-    std::vector<Outline> row;
+    std::vector<Word> row;
     double x = 0;
     for (int n = 1 + d.below(5); n > 0 && words > 0; --n) {
-      Outline o = typesetter.set(font, draw_word(d, script), size, spacing);
-      if (o.empty()) continue;
-      if (!row.empty() && x + o.advance > width) break;
-      const double advance = o.advance;
-      row.push_back(moved(std::move(o), x, baseline));
+      Word w = set_word(how, draw_word(d));
+      if (w.ink.empty()) continue;
+      if (!row.empty() && x + w.advance > width) break;
+      const double advance = w.advance;
+      row.push_back(moved(std::move(w), x, baseline));
       x += advance + blank;
       --words;
     }
     const double shift = align == 0 ? 0 : align == 1 ? -x / 2 : -x;
-    for (Outline& o : row) block.words.push_back(moved(std::move(o), shift, 0));
+    for (Word& w : row) block.words.push_back(moved(std::move(w), shift, 0));
   }
   if (block.words.empty()) return block;
   block.low = block.words[0].low;
   block.high = block.words[0].high;
-  for (const Outline& w : block.words) {
+  for (const Word& w : block.words) {
     block.low = {std::min(block.low.x, w.low.x), std::min(block.low.y, w.low.y)};
     block.high = {std::max(block.high.x, w.high.x), std::max(block.high.y, w.high.y)};
   }
   const Point middle{(block.low.x + block.high.x) / 2, (block.low.y + block.high.y) / 2};
-  for (Outline& w : block.words) w = moved(std::move(w), -middle.x, -middle.y);
+  for (Word& w : block.words) w = moved(std::move(w), -middle.x, -middle.y);
   block.high = {block.high.x - middle.x, block.high.y - middle.y};
   block.low = {block.low.x - middle.x, block.low.y - middle.y};
   return block;
@@ -363,13 +420,13 @@ void draw_sign(Draws& d, Picture& to, const Quad& quad, const Colour& ground) {
 
 }  // namespace
 
-std::vector<TextRegion> write_words(Draws& d, const Lettering& lettering, Typesetter& typesetter,
+std::vector<TextRegion> write_words(Draws& d, NumberRange most, NumberRange letters,
                                     Picture& picture) {
   std::vector<TextRegion> regions;
   std::vector<Quad> taken;
-  auto words = static_cast<int>(d.from(lettering.words.low, lettering.words.high));
+  auto words = static_cast<int>(d.from(most.low, most.high));
   for (int tries = 4 + 4 * words; words > 0 && tries > 0; --tries) {
-    Block block = set_block(d, lettering, typesetter, words, picture.size);
+    Block block = set_block(d, letters, words, picture.size);
     if (block.words.empty()) continue;
     View view = draw_view(d, block);
     const double height = block.words[0].high.y - block.words[0].low.y;
@@ -391,11 +448,10 @@ std::vector<TextRegion> write_words(Draws& d, const Lettering& lettering, Typese
     if (d.chance(before.mixed ? 0.7 : 0.3)) draw_sign(d, picture, whole, before.mean);
     const Style style = draw_style(d, ground_of(whole, picture), height);
     const double around = d.between(0, 0.06) * height + 0.5;
-    for (Outline& w : block.words) {
+    for (const Word& w : block.words) {
       const Quad quad =
           seen(view, {w.low.x - around, w.low.y - around}, {w.high.x + around, w.high.y + around});
-      for (Point& p : w.points) p = view(p);
-      draw(picture, typesetter.fill(w), style);
+      draw(picture, seen_ink(w, seen(view, w.low, w.high)), style);
       regions.push_back({{quad.begin(), quad.end()}, shorter_side(quad) < least_side});
       --words;
     }
@@ -412,24 +468,19 @@ class DrawnText : public TextImages {
  public:
   DrawnText(const std::string& spec, const MediaDeck& limits) : limits_(limits) {
     std::string fonts, pictures;
-    lettering_.words = {0, 24};
-    lettering_.letters = {8, 72};
     const std::array numbers = {NumberKey{"images", &images_, 1, 10'000'000, false},
                                 NumberKey{"height", &height_, 32, 8192, true},
                                 NumberKey{"width", &width_, 32, 8192, true},
-                                NumberKey{"words", &lettering_.words, 0, 1000, true},
-                                NumberKey{"letters", &lettering_.letters, 4, 1000, true},
+                                NumberKey{"words", &words_, 0, 1000, true},
+                                NumberKey{"letters", &letters_, 4, 1000, true},
                                 NumberKey{"seed", &seed_, 0, INT64_MAX, false}};
     const std::array texts = {TextKey{"fonts", &fonts}, TextKey{"pictures", &pictures}};
     std::string id = read_keys(spec, "text", hint, numbers, texts);
-    fonts_ = fonts.empty() ? built_in_fonts() : find_fonts(fonts);
-    lettering_.fonts = fonts_.size();
+    if (!fonts.empty())
+      log::warn("fonts={} of text has no effect any more: words are in OpenCV's stroke letters",
+                fonts);
     if (!pictures.empty()) grounds_ = list_pictures(pictures);
-    const auto add = [&](const std::string& file) {
-      id += std::filesystem::path(file).filename().string() + "\n";
-    };
-    for (const FontFile& f : fonts_) add(f.path);
-    for (const std::string& g : grounds_) add(g);
+    for (const std::string& g : grounds_) id += std::filesystem::path(g).filename().string() + "\n";
     id_ = to_hex(hash128(id));
   }
 
@@ -453,7 +504,6 @@ class DrawnText : public TextImages {
     Picture picture;
     picture.size = size_of_picture(draws);
     picture.rgb = std::move(out.rgb);  // memory of the picture before
-    const Lease lease(*this);
     if (grounds_.empty()) {
       paint_ground(draws, picture);
     } else {
@@ -461,32 +511,11 @@ class DrawnText : public TextImages {
       ImageFile file = read_image_file(grounds_[which], limits_);
       take_ground(draws, {{file.height, file.width}, std::move(file.values)}, picture);
     }
-    out.regions = write_words(draws, lettering_, *lease.typesetter, picture);
+    out.regions = write_words(draws, words_, letters_, picture);
     photograph(draws, picture);
     out.size = picture.size;
     out.rgb = std::move(picture.rgb);
   }
-
-  // Each thread that draws borrows a typesetter.
-  struct Lease {
-    explicit Lease(const DrawnText& owner_) : owner(owner_) {
-      std::lock_guard lock(owner.mutex_);
-      if (owner.idle_.empty()) {
-        typesetter = std::make_unique<Typesetter>(owner.fonts_);
-      } else {
-        typesetter = std::move(owner.idle_.back());
-        owner.idle_.pop_back();
-      }
-    }
-    ~Lease() {
-      std::lock_guard lock(owner.mutex_);
-      owner.idle_.push_back(std::move(typesetter));
-    }
-    Lease(const Lease&) = delete;
-    Lease& operator=(const Lease&) = delete;
-    const DrawnText& owner;
-    std::unique_ptr<Typesetter> typesetter;
-  };
 
   Draws draws_of(std::int64_t i) const {
     WEFT_ASSERT(i >= 0 && i < count());
@@ -499,14 +528,11 @@ class DrawnText : public TextImages {
     return {height, draws.from(width_.low, width_.high)};
   }
 
-  NumberRange images_{10'000, 10'000}, height_{640, 640}, width_{640, 640}, seed_{1, 1};
+  NumberRange images_{10'000, 10'000}, height_{640, 640}, width_{640, 640}, seed_{1, 1},
+      words_{0, 24}, letters_{8, 72};
   std::string id_;
-  Lettering lettering_;
   MediaDeck limits_;
-  std::vector<FontFile> fonts_;
   std::vector<std::string> grounds_;  // paths of pictures to draw on
-  mutable std::mutex mutex_;          // guards the list below
-  mutable std::vector<std::unique_ptr<Typesetter>> idle_;
 };
 
 }  // namespace

@@ -84,11 +84,6 @@ Geometry geometry(const Shape& x, const Shape& y, const Conv& c) {
   return g;
 }
 
-bool is_linear(const Conv& c) {
-  return c.kt * c.kh * c.kw == 1 && c.stride_t == 1 && c.stride == 1 && c.groups == 1 &&
-         !c.upsample && c.front + c.back + c.top + c.left + c.bottom + c.right == 0;
-}
-
 // Which algorithm computes a convolution, and the backward of stride 1 as a forward. Depthwise
 // convolutions and 1x1 products are found first; then the first of these that fits:
 //
@@ -301,7 +296,7 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
   if (y.numel() == 0) return;
   if (is_depthwise(x.shape(), w.dim(0), conv))
     return depthwise_forward(x, w, bias, residual, conv, y);
-  if (is_linear(conv)) {
+  if (conv.is_product()) {
     if (planning()) return;
     Tensor out = rows(y);
     linear_forward(rows(x), w.view({w.dim(0), w.dim(1)}), bias,
@@ -339,7 +334,7 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
   if (dx.numel() == 0) return;
   if (is_depthwise(dx.shape(), w.dim(0), conv))
     return depthwise_backward_input(dy, w, conv, dx, accumulate);
-  if (is_linear(conv)) {
+  if (conv.is_product()) {
     if (planning()) return;
     Tensor out = rows(dx);
     linear_backward_input(rows(dy), w.view({w.dim(0), w.dim(1)}), out, accumulate);
@@ -367,7 +362,7 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
 
 void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw, Tensor& dbias,
                           bool accumulate) {
-  if (is_linear(conv) || x.numel() == 0) {  // of no samples: zeros, or nothing to add
+  if (conv.is_product() || x.numel() == 0) {  // of no samples: zeros, or nothing to add
     if (planning()) return;
     Tensor d = dw.view({dw.dim(0), dw.numel() / dw.dim(0)});
     linear_backward_weight(rows(dy), rows(x), d, dbias, accumulate);

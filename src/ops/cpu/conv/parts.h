@@ -32,8 +32,6 @@ extern std::int64_t values_per_pass;
 
 // The forward with flipped weights that makes the gradient of x, where there is one.
 std::optional<Geometry> flipped_geometry(const Geometry& g);
-// 1x1 kernels of stride 1 are matrix products.
-bool is_linear(const Conv& c);
 
 // y = conv(x) + bias, or y += conv(x) + bias where `add`. bias may be null.
 void direct_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,

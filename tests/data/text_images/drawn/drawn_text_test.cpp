@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "core/error.h"
-#include "data/text_images/drawn/typesetter.h"
 #include "media/writers.h"
 
 namespace weft {
@@ -108,42 +107,14 @@ TEST(DrawnText, IgnoresWordsThatAreTooSmall) {
   EXPECT_GT(ignored, 5);
 }
 
-TEST(Typesetter, FillsInkWithinItsCorners) {
-  const auto fonts = built_in_fonts();
-  Typesetter typesetter(fonts);
-  for (std::size_t font = 0; font < fonts.size(); ++font) {
-    const Outline word = typesetter.set(font, U"Hxg19", 40, 1);
-    const Coverage ink = typesetter.fill(word);
-    ASSERT_FALSE(ink.values.empty()) << fonts[font].path;
-    int left = ink.width, right = 0, top = ink.height, bottom = 0;
-    for (int y = 0; y < ink.height; ++y)
-      for (int x = 0; x < ink.width; ++x)
-        if (ink.values[y * ink.width + x] > 0) {
-          left = std::min(left, x), right = std::max(right, x + 1);
-          top = std::min(top, y), bottom = std::max(bottom, y + 1);
-        }
-    EXPECT_NEAR(ink.left + left, word.low.x, 1) << fonts[font].path;
-    EXPECT_NEAR(ink.left + right, word.high.x, 1) << fonts[font].path;
-    EXPECT_NEAR(ink.top + top, word.low.y, 1) << fonts[font].path;
-    EXPECT_NEAR(ink.top + bottom, word.high.y, 1) << fonts[font].path;
-    // Above the baseline stands a capital letter, below it hangs the g.
-    EXPECT_NEAR(word.low.y, -40 * typesetter.capital(font), 4) << fonts[font].path;
-    EXPECT_GT(word.high.y, 2) << fonts[font].path;
-    for (const char32_t letter : std::u32string(U"Zz09$€£Жяλ"))
-      EXPECT_TRUE(typesetter.has(font, letter)) << fonts[font].path;
-  }
-}
-
 // One word a picture, on an even ground: about half of them have no sign, outline or shadow, and
 // of those all ink lies in the polygon and reaches all its sides.
 TEST(Lettering, PutsThePolygonAroundTheInk) {
-  const auto fonts = built_in_fonts();
-  Typesetter typesetter(fonts);
   int plain = 0;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     Picture picture{{200, 400}, std::vector<std::uint8_t>(200 * 400 * 3, 128)};
     Draws draws(Philox(seed, Purpose::synthetic, 0, 0));
-    const auto regions = write_words(draws, {{1, 1}, {24, 40}, fonts.size()}, typesetter, picture);
+    const auto regions = write_words(draws, {1, 1}, {24, 40}, picture);
     if (regions.empty()) continue;
     ASSERT_EQ(regions.size(), 1u);
     const Polygon& polygon = regions[0].polygon;
@@ -170,13 +141,6 @@ TEST(Lettering, PutsThePolygonAroundTheInk) {
   EXPECT_GE(plain, 12);
 }
 
-// dingbats.ttf has boxes under the codes of letters, as fonts of symbols do: from 0.14 below the
-// baseline to 0.69 above it.
-TEST(Typesetter, RefusesSymbolsUnderTheCodesOfLetters) {
-  EXPECT_THAT(message_of([] { find_fonts(WEFT_TEST_DATA "/text_images/drawn"); }),
-              HasSubstr("no font with Latin letters"));
-}
-
 TEST(DrawnText, RefusesWhatMakesNoSense) {
   const auto open = [](const std::string& keys) {
     return message_of([&] { make_drawn_text("text:" + keys, {}); });
@@ -186,12 +150,10 @@ TEST(DrawnText, RefusesWhatMakesNoSense) {
   EXPECT_THAT(open("height=8"), HasSubstr("choose 32 to 8192"));
   EXPECT_THAT(open("seed=x"), HasSubstr("not a whole number"));
   EXPECT_THAT(open("images"), HasSubstr("is not key=value"));
-  EXPECT_THAT(open("fonts=/nowhere"), HasSubstr("fonts=/nowhere of text is not a folder"));
   EXPECT_THAT(open("pictures=/nowhere"), HasSubstr("/nowhere"));
   const auto folder =
-      std::filesystem::temp_directory_path() / ("weft_fonts_" + std::to_string(getpid()));
+      std::filesystem::temp_directory_path() / ("weft_pictures_" + std::to_string(getpid()));
   std::filesystem::create_directory(folder);
-  EXPECT_THAT(open("fonts=" + folder.string()), HasSubstr("no font with Latin letters"));
   EXPECT_THAT(open("pictures=" + folder.string()), HasSubstr("has no pictures"));
   std::filesystem::remove_all(folder);
 }
