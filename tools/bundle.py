@@ -43,7 +43,7 @@ CARRIED = re.compile(
     r"|zvbi|png16"
     # images
     r"|jpeg"
-    # text in pictures: geometry and fonts
+    # text in pictures
     r"|opencv_core|opencv_imgproc|tbb|polyclipping"
     # WebDataset shards: plain tar only, so that its compressors and ACLs are never called
     r"|archive"

@@ -20,7 +20,9 @@ pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(TOMLPLUSPLUS IMPORTED_TARGET tomlplusplus)
 if(NOT TOMLPLUSPLUS_FOUND)  # installed by its own CMake, as Spack and EasyBuild do, it has no file for pkg-config
   find_package(tomlplusplus 3 REQUIRED)
-  add_library(PkgConfig::TOMLPLUSPLUS ALIAS tomlplusplus::tomlplusplus)
+  if(NOT TARGET PkgConfig::TOMLPLUSPLUS)
+    add_library(PkgConfig::TOMLPLUSPLUS ALIAS tomlplusplus::tomlplusplus)
+  endif()
 endif()
 # Not by pkg-config: its file asks for protobuf's, which Debian 13's package does not bring and the headers do not need.
 find_library(SENTENCEPIECE_LIBRARY sentencepiece REQUIRED)

@@ -465,7 +465,8 @@ void Trainer::load_costliest() {
   const WorkPlan::Work work = work_->mine(step);
   prefetcher_ = std::make_unique<Prefetcher>(
       *source_, [work](std::int64_t) { return work; }, 0, 1, 1, 1, 0, deck_.data.max_damaged);
-  repeated_ = &prefetcher_->next();
+  repeated_ = prefetcher_->next();
+  repeated_->waited_seconds = 0;  // no step's
 }
 
 // One step. On a GPU it is issued, and the one before is evaluated.
@@ -475,7 +476,7 @@ void Trainer::step() {
   const double start = now_seconds();
   comm_->progress(done_, "plan");
   WorkPlan::Step work;
-  if (repeated_ != nullptr) {
+  if (repeated_) {
     work = {{{0, repeated_->what}}, repeated_->what.samples, {}, {0}, 1};
   } else {
     prefetcher_->begin_step(done_);
@@ -567,7 +568,7 @@ void Trainer::compute(const WorkPlan::Work& work, std::size_t most, IssuedStep& 
       continue;
     }
     comm_->progress(done_, "data");
-    const LoadedBatch& clips = repeated_ != nullptr ? *repeated_ : prefetcher_->next();
+    const LoadedBatch& clips = repeated_ ? *repeated_ : prefetcher_->next();
     m.split.data_wait += clips.waited_seconds;
     if (clips.waited_seconds > 0 && trace::enabled)
       trace::add({"wait for clips", trace::Lane::data, now_seconds() - clips.waited_seconds,
@@ -672,7 +673,9 @@ void Trainer::explain_non_finite(const IssuedStep& step) {
   std::string mine;
   {
     const ArenaScope scope(*arena_);
-    mine = find_non_finite(work_->mine(number), number,
+    const WorkPlan::Work work =
+        repeated_ ? WorkPlan::Work{{0, repeated_->what}} : work_->mine(number);
+    mine = find_non_finite(work, repeated_ ? repeated_->step : number,
                            1.0f / static_cast<float>(step.metrics.samples.size()), params(),
                            *data_parallel_, *runner_, review_.rank_name(comm_->rank()));
   }

@@ -186,7 +186,7 @@ class Trainer {
   std::unique_ptr<WorkPlan> work_;
   std::unique_ptr<Prefetcher> prefetcher_;
   bool repeats_ = false;
-  const LoadedBatch* repeated_ = nullptr;  // of the prefetcher
+  std::optional<LoadedBatch> repeated_;  // its bytes are the prefetcher's
   Requests requests_;
   unsigned requested_ = 0;
   std::function<void()> before_saves_;
