@@ -338,14 +338,14 @@ class Faces(Animate):
 
     def test_reference_videos(self):
         write_detector(self.dir / "faces.safetensors", (2,))
-        write_wav(self.dir / "a.wav", 0.2)
+        write_wav(self.dir / "a.wav", 0.12)
         make_video(self.dir / "ref.mp4", "testsrc2=duration=0.2:rate=10:size=64x48")
         for name, keys in (("plain", ()), ("eyes", ("animate.ref_eyeblink=ref.mp4",)), ("pose", ("animate.ref_pose=ref.mp4",)),
                            ("still", ("sadtalker.still=true",))):
             self.one(name, "animate.keep_frames=true", *keys)
         # Networks that are drawn turn the head by little: the pictures differ where the encoder's need not.
         frames = {n: tuple(self.frames(n)) for n in ("plain", "eyes", "pose", "still")}
-        self.assertEqual({len(f) for f in frames.values()}, {5})
+        self.assertEqual({len(f) for f in frames.values()}, {3})
         self.assertEqual(len(set(frames.values())), 4)
 
     def test_the_enhancer_keeps_or_doubles_the_size(self):

@@ -20,6 +20,11 @@ from test_vae_training import ADVERSARIAL
 from test_vae_training import DECK as VAE
 from tiny_models import TINY_GENERATE_DECK, write_t5
 
+# Clips of few tokens: the kernels at other sizes are those of tests/kernels.
+SMALL = "data.path=synthetic:clips=24,frames=3,height=8,width=12"
+# As the tests' deck has them, where a test counts bytes or differences.
+USUAL = "data.path=synthetic:clips=24,frames=3,height=16,width=16"
+
 
 def emulate(devices=1, **more):
     """The environment of jobs started under it: so many GPUs on this host."""
@@ -68,7 +73,7 @@ class Hang(WeftTest):
     def test_an_abort_that_blocks(self):
         with emulate(2, WEFT_EMULATION_NCCL_ABORT="blocks"):
             job = self.start("train", "deck.toml", "run.dir=run", "device.kind=cuda", "parallel.hang_timeout=15",
-                             "train.steps=100000", "train.checkpoint_every=0", ranks=2)
+                             "train.steps=100000", "train.checkpoint_every=0", "train.micro_batches=2", SMALL, ranks=2)
             self.wait_for_steps(job, "run", 4)
             os.kill(job.ranks()[1], signal.SIGSTOP)
             self.assertEqual(job.wait(), 7, job.err)
@@ -78,7 +83,7 @@ class Hang(WeftTest):
     def test_an_error_that_nccl_reports_later(self):
         with emulate(2, WEFT_EMULATION_NCCL_FAIL="40"):
             job = self.start("train", "deck.toml", "run.dir=run", "device.kind=cuda", "train.steps=100000",
-                             "train.checkpoint_every=0", ranks=2)
+                             "train.checkpoint_every=0", "train.micro_batches=2", SMALL, ranks=2)
             self.assertEqual(job.wait(), 6, job.err)
         self.assert_gone(job)
         self.assertIn("another rank failed or went away", job.err)
@@ -111,7 +116,7 @@ class OwnDevice(WeftTest):
 class Steps(WeftTest):
     """Against the CPU side of the same program: equal but for the order of sums."""
 
-    OVERRIDES = ("train.steps=4", "mask.random=0.4", "mask.intepolate=0.4", "model.drop_path=0.2", "parallel.bucket_mib=0.05",
+    OVERRIDES = (SMALL, "train.steps=4", "mask.random=0.4", "mask.intepolate=0.4", "model.drop_path=0.2", "parallel.bucket_mib=0.05",
                  "train.grad_clip=0.5")
     # Two runs each measure their matrix products, and another algorithm means other last bits.
     EXACT = "parallel.deterministic=true"
@@ -185,7 +190,7 @@ class Steps(WeftTest):
 
     def test_a_wrong_way_is_left_out(self):
         """An untested way is taken only where it agrees with the tested one; rank 0 measures, and the others follow."""
-        wide = ("model.hidden_size=256", "model.depth=1", "train.batch_size=4", "train.micro_batches=2", "train.steps=1")
+        wide = (USUAL, "model.hidden_size=256", "model.depth=1", "train.batch_size=4", "train.micro_batches=2", "train.steps=1")
         tried = 'device.try=["gelu_sums", "second_stream"]'
         with emulate(2, WEFT_EMULATION_MATMUL="wrong_sums"):
             job = self.on_gpu("wrong", tried, *wide)
@@ -240,7 +245,7 @@ class Steps(WeftTest):
         for gib, arena, code, said in (("0.9", "0.066", 0, "no memory is left for a graph"), ("0.73", "0", 71, "GiB are free"),
                                        ("0.9", "0.16", 6, "MiB of the GPU's memory are free"), ("0.6", "0", 6, "NCCL")):
             with self.subTest(gib=gib, arena=arena), emulate(2, WEFT_EMULATION_OVERHEAD="1", WEFT_EMULATION_MEMORY_GIB=gib):
-                job = self.on_gpu(f"gib{gib}_{arena}", self.EXACT, f"memory.arena_gib={arena}", expect=code)
+                job = self.on_gpu(f"gib{gib}_{arena}", self.EXACT, USUAL, f"memory.arena_gib={arena}", expect=code)
                 self.assertIn(said, job.err)
 
     def test_losses_of_each_store(self):
@@ -257,7 +262,7 @@ class Steps(WeftTest):
     def test_recorded_steps_of_uneven_size(self):
         # Two clips in one bucket, many in the other: a step has five samples or six, and the same recorded micro-batch counts
         # for a fifth or for a sixth. One recording does for both.
-        uneven = ("data.path=synthetic:clips=2,frames=3,height=16,width=16;clips=24,frames=2,height=16,width=16",
+        uneven = ("data.path=synthetic:clips=2,frames=3,height=8,width=12;clips=24,frames=2,height=8,width=12",
                   "train.batch_size=3", "train.micro_batches=2", "train.steps=6")
         with emulate(1):
             for run, graphs in (("recorded", "true"), ("plain", "false")):
@@ -274,11 +279,12 @@ class Steps(WeftTest):
         self.assertGreaterEqual(replayed, 4)
 
     def test_recompute_and_accumulation_in_bf16(self):
-        wanted = self.on_cpu("model.dtype=bf16", "model.recompute=0.5")
+        options = ("train.steps=2", "model.dtype=bf16", "model.recompute=0.5")
+        wanted = self.on_cpu(*options)
         with emulate(1):
-            self.on_gpu("one", "model.dtype=bf16", "model.recompute=0.5", ranks=1)
+            self.on_gpu("one", *options, ranks=1)
         with emulate(2):
-            self.on_gpu("parts", "model.dtype=bf16", "model.recompute=0.5", "parallel.zero=3")
+            self.on_gpu("parts", *options, "parallel.zero=3")
         for run in ("one", "parts"):
             self.assert_close(self.losses(run), wanted, 1e-2)
 

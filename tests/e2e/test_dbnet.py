@@ -2,6 +2,7 @@
 the number of ranks does not change what is learned, counts are those of an independent computation, and what cannot be is
 refused."""
 
+import functools
 import json
 import random
 import unittest
@@ -39,6 +40,7 @@ def area(polygon):
     return sum(a[0] * b[1] - b[0] * a[1] for a, b in zip(polygon, polygon[1:] + polygon[:1])) / 2
 
 
+@functools.cache  # each threshold asks again
 def common_area(one, other):
     """Of convex polygons: one, cut at each edge of the other (Sutherland and Hodgman)."""
     one, other = (p if area(p) > 0 else p[::-1] for p in (one, other))
@@ -59,7 +61,7 @@ def common_area(one, other):
 
 
 def corners(box):
-    return [box[i:i + 2] for i in range(0, 8, 2)]
+    return tuple(tuple(box[i:i + 2]) for i in range(0, 8, 2))
 
 
 def icdar(regions, boxes):
@@ -219,7 +221,7 @@ class Evaluate(Text):
                 shift, ignored = draw.choice([0, 0, 3, 9]), k % 5 == 0
                 moved = [v + shift for v in box]
                 if k % 3 != 2:
-                    regions[i].append(([[round(v, 3) for v in c] for c in corners(moved)], ignored))
+                    regions[i].append((tuple(tuple(round(v, 3) for v in c) for c in corners(moved)), ignored))
             (folder / f"gt_p{i}.txt").write_text("".join(
                 ",".join(str(v) for c in r for v in c) + (",###\n" if ignored else ",word\n")
                 for r, ignored in regions[i]))

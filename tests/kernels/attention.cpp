@@ -177,7 +177,20 @@ void add_cross(Cases& cases, std::int64_t N, std::int64_t H, std::int64_t D,
   f.tolerance = tolerance_of(dtype, false, deviation);
 
   KernelCase b = f;
-  b.reference = nullptr;
+  b.reference = [=](const std::vector<Values>& in) {
+    Values dq(B * N * C), dkv(rows * 2 * C);
+    for (std::int64_t i = 0; i < B * N; ++i)
+      for (std::int64_t h = 0; h < H; ++h) {
+        const auto first = static_cast<std::int64_t>(in[2][i / N]);
+        const std::int64_t at = i * C + h * D, key = first * 2 * C + h * D;
+        const double *q = in[0].data() + at, *k = in[1].data() + key;
+        const auto scores =
+            fp64::scores_of(q, k, 2 * C, static_cast<std::int64_t>(in[2][i / N + 1]) - first, D, 0);
+        fp64::attend_backward(scores, q, k, k + C, 2 * C, D, in[5].data() + at, dq.data() + at,
+                              dkv.data() + key, dkv.data() + key + C);
+      }
+    return std::vector<Values>{dq, dkv};
+  };
   b.op = "cross_attention_backward";
   Tensor out = Tensor::host(q_shape, dtype), lse = Tensor::host(lse_shape, DType::f32);
   ops::cross_attention_forward(f.inputs[0], f.inputs[1], offsets, static_cast<int>(H), out, lse);
@@ -601,6 +614,17 @@ void add_wide_attention(Cases& cases, std::int64_t N, std::int64_t P, std::int64
     ops::wide_attention_forward(in[0], out, lse);
     ops::wide_attention_backward(in[0], out, lse, in[1], dqkv);
     return std::vector<Tensor>{dqkv};
+  };
+  backward.reference = [=](const std::vector<Values>& in) {
+    Values d(N * P * 3 * C);
+    for (std::int64_t i = 0; i < N * P; ++i) {
+      const std::int64_t frame = i / P * P * 3 * C, at = frame + i % P * 3 * C;
+      const double *q = in[0].data() + at, *k = in[0].data() + frame + C;
+      fp64::attend_backward(fp64::scores_of(q, k, 3 * C, P, C, 0), q, k, k + C, 3 * C, C,
+                            in[1].data() + i * C, d.data() + at, d.data() + frame + C,
+                            d.data() + frame + 2 * C);
+    }
+    return std::vector<Values>{d};
   };
   cases.push_back(std::move(forward));
   cases.push_back(std::move(backward));

@@ -368,6 +368,15 @@ void add_modulation(Cases& cases, std::int64_t G, std::int64_t K, std::int64_t C
     ops::modulation_forward(in[0], in[1], m);
     return std::vector<Tensor>{m};
   };
+  // The element of t that element i of the modulation takes.
+  const auto of_t = [=](std::int64_t i) {
+    return i / (K * C) * columns + (broadcast ? i % C : i % (K * C));
+  };
+  forward.reference = [=](const std::vector<Values>& in) {
+    Values m(G * K * C);
+    for (std::int64_t i = 0; i < std::ssize(m); ++i) m[i] = in[0][i % (K * C)] + in[1][of_t(i)];
+    return std::vector<Values>{m};
+  };
   KernelCase backward;
   backward.op = "modulation_backward";
   backward.shape = forward.shape + (table_wanted ? "" : " no table");
@@ -379,6 +388,14 @@ void add_modulation(Cases& cases, std::int64_t G, std::int64_t K, std::int64_t C
     Tensor table = table_wanted ? in[2] : Tensor();
     ops::modulation_backward(in[0], table, in[1]);
     return std::vector<Tensor>{in[1], in[2]};
+  };
+  backward.reference = [=](const std::vector<Values>& in) {
+    Values dt = in[1], table = in[2];
+    for (std::int64_t i = 0; i < std::ssize(in[0]); ++i) {
+      dt[of_t(i)] += in[0][i];
+      if (table_wanted) table[i % (K * C)] += in[0][i];
+    }
+    return std::vector<Values>{dt, table};
   };
   cases.push_back(std::move(forward));
   cases.push_back(std::move(backward));
@@ -502,6 +519,30 @@ void add_group_norm(Cases& cases, const Groups& s, DType dtype, bool silu, bool 
     ops::group_norm_backward(in[0], in[1], in[2], in[3], s.groups, silu, in[4], dx, accumulate,
                              in[5], in[6]);
     return std::vector<Tensor>{dx, in[5], in[6]};
+  };
+  backward.reference = [=](const std::vector<Values>& in) {
+    Values dx = accumulate ? in[7] : Values(in[4].size()), dgamma = in[5], dbeta = in[6];
+    const std::int64_t width = s.C / s.groups;
+    for (std::int64_t group = 0; group < s.N * s.groups; ++group) {
+      const double mean_x = in[3][2 * group], rstd = in[3][2 * group + 1];
+      const auto count = static_cast<double>(s.P * width);
+      Values h, g;  // x normalised and its gradient
+      std::vector<std::int64_t> at;
+      double sum = 0, product = 0;
+      for (std::int64_t i = 0; i < s.P * width; ++i) {
+        const std::int64_t c = group % s.groups * width + i % width;
+        at.push_back((group / s.groups * s.P + i / width) * s.C + c);
+        h.push_back((in[0][at[i]] - mean_x) * rstd);
+        double d = in[4][at[i]];
+        if (silu) d *= fp64::silu_slope(h[i] * in[1][c] + in[2][c]);
+        dgamma[c] += d * h[i], dbeta[c] += d;
+        g.push_back(d * in[1][c]);
+        sum += g[i] / count, product += g[i] * h[i] / count;
+      }
+      for (std::int64_t i = 0; i < s.P * width; ++i)
+        dx[at[i]] += rstd * (g[i] - sum - h[i] * product);
+    }
+    return std::vector<Values>{dx, dgamma, dbeta};
   };
   cases.push_back(std::move(backward));
 }

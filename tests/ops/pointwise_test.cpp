@@ -1,8 +1,10 @@
 #include "ops/pointwise.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
+#include "ops/loss.h"
 #include "reference.h"
 
 namespace weft::test {
@@ -69,6 +71,32 @@ TEST_F(OpTest, GatedGelu) {
     ops::gated_gelu_forward(both, gate);
     EXPECT_EQ(to_values(gate), to_values(y));
   }
+}
+
+// Log variances out of bounds count as the bounds, and have no slope.
+TEST_F(OpTest, DivergenceFromTheNormal) {
+  const Shape shape{1, 2, 3, 2, 8};
+  Vec m = random_values(shape.numel(), 3, 2);
+  m[4] = 25, m[5] = -40;  // log variances out of bounds
+  const auto f = [&](const Vec& v) {
+    double sum = 0;
+    for (std::size_t i = 0; i < v.size(); i += 8)
+      for (std::size_t c = 0; c < 4; ++c) {
+        const double lv = std::clamp(v[i + 4 + c], -30.0, 20.0);
+        sum += 0.5 * (v[i + c] * v[i + c] + std::exp(lv) - 1 - lv);
+      }
+    return sum;
+  };
+  Tensor loss = to_tensor({0}, {1});
+  ops::kl_forward(to_tensor(m, shape), 1e-3f, loss);
+  EXPECT_NEAR(loss.data<float>()[0] / (1e-3 * f(m)), 1, 1e-6);
+  Tensor d = poisoned(shape);
+  ops::kl_backward(to_tensor(m, shape), 2, d, false);
+  EXPECT_EQ(to_values(d)[4], 0);
+  EXPECT_EQ(to_values(d)[5], 0);
+  m[4] = 1, m[5] = -1;
+  ops::kl_backward(to_tensor(m, shape), 1, d, false);
+  expect_gradient(f, m, to_values(d), 1e-5);
 }
 
 }  // namespace
