@@ -136,7 +136,8 @@ void add_command(CLI::App& app, const Command& c, Invocation& chosen) {
   const auto deck = std::make_shared<GivenDeck>();
   for (const Argument& a : c.arguments) add_argument(app, a, *deck);
   app.callback([&c, deck, &chosen] {
-    chosen = {[&c, deck](MPI_Comm world) { return run_command(c, *deck, world); }, c.handles_stop_signals};
+    chosen = {[&c, deck](MPI_Comm world) { return run_command(c, *deck, world); },
+              c.handles_stop_signals};
   });
 }
 

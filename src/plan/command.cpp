@@ -10,8 +10,8 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "plan/step_model.h"
 #include "plan/plan.h"
+#include "plan/step_model.h"
 
 namespace weft {
 namespace {

@@ -18,8 +18,8 @@
 #include "data/lists/lists.h"
 #include "jobs/engine/pictures.h"
 #include "jobs/evaluate/evaluate.h"
-#include "models/clip/clip_tokenizer.h"
 #include "models/clip/clip.h"
+#include "models/clip/clip_tokenizer.h"
 #include "tensor/device.h"
 
 namespace weft {

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "models/interfaces.h"
-#include "models/wan/vae_networks.h"
 #include "models/wan/options.h"
+#include "models/wan/vae_networks.h"
 
 namespace weft {
 
