@@ -4,7 +4,7 @@
 static std::string algorithm(const RoundingShape& s, Pass pass) {
   const ops::Conv& c = s.conv;
   if (is_depthwise(s.x, s.out, c)) return "depthwise";
-  if (is_linear(c)) return "product";
+  if (c.is_product()) return "product";
   Geometry g = geometry(s.x, c.output(s.x, s.out), c);
   if (pass == Pass::backward_weight) return winograd_fits(g) ? "winograd" : "oneDNN";
   if (pass == Pass::backward_input) {
