@@ -30,6 +30,33 @@
 namespace weft {
 namespace {
 
+// What MPICH and its descendants need before a job ends; nothing elsewhere.
+namespace mpich {
+
+void before_abort() {
+#ifdef MPICH_VERSION
+  // Its mpiexec ends the ranks at once and drops what it has not read of a message.
+  usleep(200000);
+#endif
+}
+
+void before_finalize(Exit code) {
+#if defined(MPICH_NUMVERSION) && MPICH_NUMVERSION < 40200000
+  // MPICH before 4.2 can hang in MPI_Finalize over UCX's TCP: a rank that has closed its
+  // connections waits in PMI's barrier, where it answers no rank that closes them later
+  // (docs/mpi.md). So let all close them together, once none is in an MPI call any more. If they
+  // hang nevertheless: no rank has anything left to do, and each ends by itself.
+  MPI_Barrier(MPI_COMM_WORLD);
+  usleep(100000);
+  std::fflush(nullptr);
+  crash::end_within(10, code);
+#else
+  (void)code;
+#endif
+}
+
+}  // namespace mpich
+
 // The request of the command line; run() returns the exit code and throws Error.
 struct Invocation {
   std::function<int(MPI_Comm world)> run;
@@ -303,10 +330,7 @@ int end_with(Error& e, int size) {
   alarm(0);
   if (size > 1) {
     std::fflush(nullptr);
-#ifdef MPICH_VERSION
-    // Its mpiexec ends the ranks at once and drops what it has not read of a message.
-    usleep(200000);
-#endif
+    mpich::before_abort();
     MPI_Abort(MPI_COMM_WORLD, code);
   }
   return code;
@@ -411,18 +435,7 @@ int run_program(int argc, char** argv, const Program& program) {
   }
   log::sum_up_warnings();
   // Step 4: the documented exit code.
-#if defined(MPICH_NUMVERSION) && MPICH_NUMVERSION < 40200000
-  // MPICH before 4.2 can hang in MPI_Finalize over UCX's TCP: a rank that has closed its
-  // connections waits in PMI's barrier, where it answers no rank that closes them later
-  // (docs/mpi.md). So let all close them together, once none is in an MPI call any more. If they
-  // hang nevertheless: no rank has anything left to do, and each ends by itself.
-  if (size > 1) {
-    MPI_Barrier(MPI_COMM_WORLD);
-    usleep(100000);
-    std::fflush(nullptr);
-    crash::end_within(10, static_cast<Exit>(code));
-  }
-#endif
+  if (size > 1) mpich::before_finalize(static_cast<Exit>(code));
   MPI_Finalize();
   return code;
 }

@@ -56,7 +56,7 @@ batch_size = 2
 """
 DBNET = """
 [data]
-path = "text:images=4,height=64,width=64,words=1..2"
+path = "text:images=4,height=128,width=192,words=3,letters=10..14"
 crop = 64
 [model]
 name = "dbnet"
