@@ -80,10 +80,12 @@ class Page(WeftTest):
     def after_script(self, path, script, width="auto"):
         """What `script`, JavaScript that runs after the page's own and what it has drawn, returns in a browser."""
         page = self.dir / "scripted.html"
-        page.write_text((self.dir / path).read_text().replace("</body>", f"<style>main {{ width: {width}; }}</style><script>setTimeout(() => {{"
-                        f"document.title = JSON.stringify((() => {{ {script} }})())}}, 500)</script></body>"))
+        page.write_text((self.dir / path).read_text().replace("</body>", f"<style>main {{ width: {width}; }}</style><script>const poll = () => "
+                        "[...document.querySelectorAll('.chart')].every(c => c.clientWidth === 0 || c.firstChild) && "
+                        f"document.readyState === 'complete' ? document.title = JSON.stringify((() => {{ {script} }})()) : "
+                        "setTimeout(poll, 50); setTimeout(poll, 500)</script></body>"))
         job = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.dir}/browser",
-                              "--window-size=1280,2000", "--virtual-time-budget=2000", "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
+                              "--window-size=1280,2000", "--virtual-time-budget=60000", "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
         title = re.search(r"<title>(.*?)</title>", job.stdout)
         self.assertTrue(title, job.stderr)
         return json.loads(unescape(title[1]))
