@@ -13,10 +13,10 @@ using namespace weft;
 
 // The table [own] of the deck.
 struct OwnDeck {
-  std::int64_t width = 64, depth = 2, patch = 4;
+  std::int64_t heads = 4, depth = 2, patch = 4;
 };
 void own_rows(Rows& r, OwnDeck& d) {
-  r.number("width", d.width, 16, 8192, "Channels of a token, a multiple of 16.");
+  r.number("heads", d.heads, 1, 512, "Attention heads, each of 16 channels of a token.");
   r.number("depth", d.depth, 1, 100, "Blocks.");
   r.number("patch", d.patch, 1, 64, "Rows and columns of a patch, in pixels.");
 }
@@ -24,7 +24,7 @@ void own_rows(Rows& r, OwnDeck& d) {
 class OwnModel : public Denoiser {
  public:
   explicit OwnModel(const OwnDeck& deck) : deck_(deck) {
-    const std::int64_t C = deck.width, values = 3 * deck.patch * deck.patch;
+    const std::int64_t C = 16 * deck.heads, values = 3 * deck.patch * deck.patch;
     const auto linear = [&](const std::string& name, std::int64_t out, std::int64_t in) {
       return nn::add_linear(params_, name, out, in, Init::xavier(out, in));
     };
@@ -49,7 +49,7 @@ class OwnModel : public Denoiser {
   std::int64_t side_multiple() const override { return deck_.patch; }
   double flops(std::int64_t frames, std::int64_t h, std::int64_t w) const override {
     const auto N = static_cast<double>(frames * h * w / (deck_.patch * deck_.patch));
-    const auto C = static_cast<double>(deck_.width);
+    const auto C = static_cast<double>(16 * deck_.heads);
     return static_cast<double>(deck_.depth) * (24 * N * C * C + 4 * N * N * C);
   }
   Tensor velocity(const DenoiserInput& in) override {
@@ -60,7 +60,7 @@ class OwnModel : public Denoiser {
   // x0 - eps, f32 [B,3,T,h,w] as x.
   Var forward(Tape& tape, const Tensor& x_t, const Tensor& timestep) {
     const nn::Context c{tape, params_};
-    const int p = static_cast<int>(deck_.patch), heads = static_cast<int>(deck_.width / 16);
+    const int p = static_cast<int>(deck_.patch), heads = static_cast<int>(deck_.heads);
     const std::int64_t B = x_t.dim(0), rows = x_t.dim(3) / p, columns = x_t.dim(4) / p;
     const Shape grid{B, x_t.dim(2), rows * columns, 3 * p * p};
     const std::int64_t N = grid[1] * grid[2];

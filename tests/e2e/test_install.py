@@ -80,7 +80,7 @@ class Install(WeftTest):
             done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600)
             self.assertEqual(done.returncode, 0, done.stdout[-3000:] + done.stderr[-3000:])
         deck = REPOSITORY / "examples/own_model.toml"
-        small = ["own.width=16", "own.depth=1", "train.steps=2", "train.ema_decay=0.5"]
+        small = ["own.heads=1", "own.depth=1", "train.steps=2", "train.ema_decay=0.5"]
         try:
             harness.WEFT = str(self.dir / "own/own_model")
             self.weft("ingest", deck, "ingest.inputs=lavfi:testsrc2=size=256x144:rate=8:duration=4", ranks=0)
