@@ -256,7 +256,7 @@ int bench_step(const Deck& given, const BenchStepRequest& request) {
     }
   }
   ops::set_profile(nullptr);
-  trainer.communicator().progress(all, nullptr);  // what follows is no step
+  trainer.communicator().progress(all, Phase::none);  // what follows is no step
   const std::string taken = measured ? kernels::ways_taken() : "";
   const double own = step.product_rate(type, request.ceiling);
   if (own > 0) ceiling = own;

@@ -65,8 +65,8 @@ class HeldOutLoss {
   bool measure() {
     const std::int64_t done = trainer_.steps_done();
     const double start = now_seconds();
-    trainer_.forward_only("validation", [&] {
-      result_ = work_->run([&] { trainer_.communicator().progress(done, "validation"); },
+    trainer_.forward_only(Phase::validation, [&] {
+      result_ = work_->run([&] { trainer_.communicator().progress(done, Phase::validation); },
                            [&] { trainer_.forwards_done(); });
     });
     best_ = history_.add(done, result_->total.loss);
@@ -129,8 +129,8 @@ class SampleClips {
       return;
     }
     const double start = now_seconds();
-    trainer_.forward_only("samples", [&] {
-      samples_.make(done, [&] { trainer_.communicator().progress(done, "samples"); });
+    trainer_.forward_only(Phase::samples, [&] {
+      samples_.make(done, [&] { trainer_.communicator().progress(done, Phase::samples); });
     });
     log::info("samples   step {}: {}; {:.3f} s", done, samples_.folder(done).string(),
               now_seconds() - start);

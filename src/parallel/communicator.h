@@ -14,6 +14,7 @@
 #include <string>
 
 #include "core/parts.h"
+#include "parallel/phase.h"
 #include "tensor/tensor.h"
 
 namespace weft {
@@ -72,11 +73,9 @@ class Communicator {
   // data was ready) to its end: the time that compute could hide.
   virtual double busy_seconds() const = 0;
 
-  // Reports to the watchdog, for its table, which step (from 0) this rank is in and what it does
-  // ("forward", "backward", "data", "optimizer", "save"; a string that lives for ever). Null or
-  // "idle": in no step, so only operations are watched. "data", "measuring", "save", "validation"
-  // and "samples" may take ten times the timeout. Cheap; call it from the caller's thread.
-  virtual void progress(std::int64_t step, const char* phase) = 0;
+  // Reports to the watchdog, for its table, which step (from 0) this rank is in and what it does.
+  // Cheap; call it from the caller's thread.
+  virtual void progress(std::int64_t step, Phase phase) = 0;
   // Sets the seconds without progress that count as a hang from now on.
   virtual void set_timeout(double seconds) = 0;
   // Throws if an operation failed (Exit::hardware) or took longer than the timeout (Exit::hang,

@@ -74,7 +74,7 @@ class MpiCommunicator final : public Communicator {
     if (size_ == 1) return "one rank, nothing to reduce";
     return on_cuda() ? "MPI, staged through the host" : "MPI";
   }
-  void progress(std::int64_t step, const char* phase) override {
+  void progress(std::int64_t step, Phase phase) override {
     release_held();
     watchdog_->progress(step, phase);
   }

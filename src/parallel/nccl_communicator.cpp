@@ -208,7 +208,7 @@ class NcclCommunicator final : public Communicator {
     return fmt::format("NCCL {}.{}.{}", v / 10000, v % 10000 / 100, v % 100);
   }
 
-  void progress(std::int64_t step, const char* phase) override { watchdog_->progress(step, phase); }
+  void progress(std::int64_t step, Phase phase) override { watchdog_->progress(step, phase); }
   void set_timeout(double seconds) override { watchdog_->set_timeout(seconds); }
 
   using Communicator::all_reduce_sum;

@@ -33,9 +33,9 @@ constexpr std::array<const char*, 6> kind_names = {"all-reduce", "reduce-scatter
 std::string lateness(const RankState& s, std::uint64_t operation) {
   if (!s.answers) return "does not answer";
   std::string where;
-  if (!s.phase.empty())
-    where =
-        fmt::format("in {} of step {} for {:.0f} s", s.phase.view(), s.step + 1, s.phase_seconds);
+  if (s.phase != Phase::none)
+    where = fmt::format("in {} of step {} for {:.0f} s", traits_of(s.phase).name, s.step + 1,
+                        s.phase_seconds);
   if (operation > 0 && s.issued < operation)
     return where.empty() ? "has not issued it" : "has not issued it: " + where;
   if (operation > 0 && s.begun < operation) return "has issued it, but its GPU has not come to it";
@@ -125,11 +125,10 @@ std::string table(std::span<const RankState> states, const std::vector<std::stri
       const RankState& s = states[r];
       // With few ranks in their order, and with many the marked ones first.
       if (states.size() > table_rows ? marks[r].empty() == marked : !marked) continue;
-      const bool in_step = s.answers && !s.phase.empty();
+      const bool in_step = s.answers && s.phase != Phase::none;
       rows.push_back(
           {marks[r], fmt::format("{}", s.rank), std::string(s.host.view()),
-           in_step ? fmt::format("{}", s.step + 1) : "-",
-           in_step ? std::string(s.phase.view()) : "-",
+           in_step ? fmt::format("{}", s.step + 1) : "-", in_step ? traits_of(s.phase).name : "-",
            in_step ? fmt::format("{:.1f}", s.phase_seconds) : "-",
            s.answers ? fmt::format("{}", s.completed) : "does not answer",
            s.answers && s.issued > s.completed ? s.pending.describe(s.completed + 1) : "-"});
@@ -224,12 +223,7 @@ double choose_timeout(double wanted) {
 }
 
 // Busy storage is not a hang: what reads or writes may take this many times the limit.
-double patience_with(std::string_view phase) {
-  return phase == "data" || phase == "measuring" || phase == "save" || phase == "validation" ||
-                 phase == "samples"
-             ? 10
-             : 1;
-}
+double patience_with(Phase phase) { return traits_of(phase).on_storage ? 10 : 1; }
 
 // How long a judge waits for newer states, how long the second one waits for the first, and how
 // often a watchdog looks and sends.
@@ -329,12 +323,11 @@ void Watchdog::count_from_one() {
   pending_.clear();
 }
 
-void Watchdog::progress(std::int64_t step, const char* phase) {
+void Watchdog::progress(std::int64_t step, Phase phase) {
   const std::lock_guard lock(mutex_);
-  const std::string_view name = phase != nullptr ? phase : "idle";
   phase_since_ = now_seconds();
   own_.step = step;
-  own_.phase = ShortText<32>(name == "idle" ? "" : name);
+  own_.phase = phase;
 }
 
 void Watchdog::set_timeout(double seconds) {
@@ -400,8 +393,8 @@ void Watchdog::watch() {
 // them; otherwise 0. An operation that begins or ends counts as a move: a main thread may wait for
 // many, one after the other.
 double Watchdog::stalled_beyond(double share) const {
-  if (own_.phase.empty()) return 0;
-  const double allowed = timeout_ * patience_with(own_.phase.view());
+  if (own_.phase == Phase::none) return 0;
+  const double allowed = timeout_ * patience_with(own_.phase);
   const double unmoved = now_seconds() - std::max(phase_since_, moved_at_);
   return unmoved > share * allowed ? allowed : 0;
 }
@@ -413,7 +406,7 @@ void Watchdog::describe_state(const std::optional<Operation>& operation) {
   own_.phase_seconds = now_seconds() - phase_since_;
   // The first rank to notice does so slightly before the others' own limit: hence 0.9.
   own_.stalled = stalled_beyond(0.9) > 0;
-  own_.on_storage = !own_.stalled && patience_with(own_.phase.view()) > 1;
+  own_.on_storage = !own_.stalled && traits_of(own_.phase).on_storage;
   if (!pending_.empty()) own_.pending = pending_.front();
   std::string complaint = suspicion_;
   if (complaint.empty() && now_seconds() > quiet_until_) {
@@ -526,8 +519,8 @@ bool Watchdog::waits_for_storage() {
     log::write_warn(fmt::format(
         "rank {} on {} is in {} for {:.0f} s, and the other ranks wait; after {:g} s of it the job "
         "ends",
-        busy->rank, busy->host.view(), busy->phase.view(), busy->phase_seconds,
-        timeout_ * patience_with(busy->phase.view())));
+        busy->rank, busy->host.view(), traits_of(busy->phase).name, busy->phase_seconds,
+        timeout_ * patience_with(busy->phase)));
   return true;
 }
 

@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "parallel/phase.h"
 #include "tensor/dtype.h"
 
 namespace weft {
@@ -66,7 +67,7 @@ struct RankState {
   bool stalled = false;     // in a step, and nothing moved for the timeout
   bool on_storage = false;  // in a phase that reads or writes, and not stalled
   std::int64_t step = 0;    // from 0, where there is a phase; messages count from 1
-  ShortText<32> phase;      // empty: in no step
+  Phase phase = Phase::none;
   double phase_seconds = 0;
   std::uint64_t issued = 0, begun = 0, completed = 0;  // collectives
   Collective pending;        // number completed + 1, where issued > completed
@@ -104,10 +105,9 @@ class Watchdog {
   void begun(std::uint64_t number);
   void completed(std::uint64_t number);
   void count_from_one();  // what was issued is done, and the next collective is number 1 again
-  // As Communicator::progress and set_timeout. A phase of null or "idle" means that this rank is in
-  // no step: then only operations are watched. "data", "measuring", "save", "validation" and
-  // "samples" may take ten times the limit, and ranks that wait for one in them are as patient.
-  void progress(std::int64_t step, const char* phase);
+  // As Communicator::progress and set_timeout. Ranks that wait for one on storage are as patient as
+  // that one may be.
+  void progress(std::int64_t step, Phase phase);
   void set_timeout(double seconds);
   // Reports a fault that only the states of all ranks can explain, such as a message of another
   // collective, as a hang, without waiting for the limit.

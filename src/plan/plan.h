@@ -55,7 +55,7 @@ class AbsentRanks : public Communicator {
   }
   double wait(Ticket) override { refuse(); }
   double busy_seconds() const override { return 0; }
-  void progress(std::int64_t, const char*) override {}
+  void progress(std::int64_t, Phase) override {}
   void set_timeout(double) override {}
   void check() override {}
   std::string describe() const override { return "none"; }

@@ -425,7 +425,7 @@ void Trainer::try_each_bucket() {
   data_parallel_->begin_passes(true);
   NonZeroWeights weights(params());
   for (std::int64_t step = 0; step < std::ssize(all); ++step) {
-    comm_->progress(done_, "measuring");
+    comm_->progress(done_, Phase::measuring);
     clips.begin_step(step);
     runner_->try_out(clips.next());
   }
@@ -434,7 +434,7 @@ void Trainer::try_each_bucket() {
   data_parallel_->spread_weights();  // whole blocks that ranks still hold have the other values
   if (fixed.numel() > 0) fixed.set(std::span<const float>(fixed_before.span<float>()));
   take_blocked();  // no step's
-  comm_->progress(done_, nullptr);
+  comm_->progress(done_, Phase::none);
 }
 
 // The order of the samples, their placement on ranks, and the readers that prefetch them.
@@ -474,7 +474,7 @@ void Trainer::step() {
   const ArenaScope scope(*arena_);
   const trace::Scope traced("step", trace::Lane::step, done_, "step");
   const double start = now_seconds();
-  comm_->progress(done_, "plan");
+  comm_->progress(done_, Phase::plan);
   WorkPlan::Step work;
   if (repeated_) {
     work = {{{0, repeated_->what}}, repeated_->what.samples, {}, {0}, 1};
@@ -522,12 +522,12 @@ void Trainer::step() {
   step.computed = mark();
 
   // 3. The rest of the sums.
-  comm_->progress(done_, "sums");
+  comm_->progress(done_, Phase::sums);
   step.blocked = data_parallel_->join() + comm_->wait(reported) + comm_->wait(costs_sent);
   step.reduced = mark();
 
   // 4. Clip and update; the gathers of the new weights are issued.
-  comm_->progress(done_, "optimizer");
+  comm_->progress(done_, Phase::optimizer);
   const double before_update = now_seconds();
   step.blocked_for_norm = data_parallel_->norm(report_->rows(), report_->norm());
   const bool by_layer = layer_norms_ && (done_ + 1) % deck_.train.layer_norms_every == 0;
@@ -562,18 +562,18 @@ void Trainer::compute(const WorkPlan::Work& work, std::size_t most, IssuedStep& 
   const std::size_t all = data_parallel_->in_lockstep() ? most : work.size();
   for (std::size_t i = 0; i < all; ++i) {
     if (i >= work.size()) {
-      comm_->progress(done_, "compute");
+      comm_->progress(done_, Phase::compute);
       data_parallel_->pass_without_clips();
       step.blocked_in_compute += take_blocked();
       continue;
     }
-    comm_->progress(done_, "data");
+    comm_->progress(done_, Phase::data);
     const LoadedBatch& clips = repeated_ ? *repeated_ : prefetcher_->next();
     m.split.data_wait += clips.waited_seconds;
     if (clips.waited_seconds > 0 && trace::enabled)
       trace::add({"wait for clips", trace::Lane::data, now_seconds() - clips.waited_seconds,
                   now_seconds(), clips.index, "micro-batch"});
-    comm_->progress(done_, "compute");
+    comm_->progress(done_, Phase::compute);
     const double share = work_->share_of(clips.what, done_), start = now_seconds();
     const DeviceEvent begin = mark();
     store_losses_->begin(clips.what);
@@ -627,7 +627,7 @@ void Trainer::complete(IssuedStep step) {
   review_.judge(step);
   const std::optional<double> timeout = review_.hang_timeout(m.seconds);
   if (timeout && deck_.parallel.hang_timeout <= 0) set_timeout(*timeout);
-  comm_->progress(m.step, "log");
+  comm_->progress(m.step, Phase::log);
   m.split.checkpoint = std::exchange(saves_.uncounted, 0);
   m.seconds += m.split.checkpoint;
   finished_.push_back(m);
@@ -636,7 +636,7 @@ void Trainer::complete(IssuedStep step) {
 // Waits for the GPU, and takes the step's times from the marks in its stream.
 void Trainer::read_device_times(IssuedStep& step) {
   StepMetrics& m = step.metrics;
-  comm_->progress(m.step, "wait for the GPU");
+  comm_->progress(m.step, Phase::wait_for_gpu);
   DeviceRuntime& gpu = device_runtime();
   gpu.synchronize(step.updated);
   comm_->check();  // after an abort the GPU runs on, with invalid sums
@@ -668,7 +668,7 @@ void Trainer::explain_non_finite(const IssuedStep& step) {
   // The next step may be issued already; it changes no weights, since its norm is NaN too
   // (DataParallel::norm).
   if (on_cuda()) device_runtime().synchronize(device_runtime().record(Stream::compute));
-  comm_->progress(number, "non-finite step again");
+  comm_->progress(number, Phase::step_again);
   under_way_.reset();
   std::string mine;
   {
@@ -693,7 +693,7 @@ unsigned Trainer::take_requests() {
   return asked;
 }
 
-void Trainer::forward_only(const char* phase, const std::function<void()>& work) {
+void Trainer::forward_only(Phase phase, const std::function<void()>& work) {
   if (under_way_) complete(*std::exchange(under_way_, std::nullopt));
   ended_.update.reset();  // the next step's time starts after this
   const double start = now_seconds();
@@ -706,7 +706,7 @@ void Trainer::forward_only(const char* phase, const std::function<void()>& work)
   }
   take_blocked();  // no step's
   longest_aside_ = std::max(longest_aside_, now_seconds() - start);
-  comm_->progress(done_, nullptr);
+  comm_->progress(done_, Phase::none);
 }
 
 void Trainer::save(bool best) {
@@ -714,7 +714,7 @@ void Trainer::save(bool best) {
   // state is saved.
   if (under_way_) complete(*std::exchange(under_way_, std::nullopt));
   ended_.update.reset();  // the next step's time starts after the save
-  comm_->progress(done_, "save");
+  comm_->progress(done_, Phase::save);
   CheckpointInfo info = describe_state(deck_, params(), done_);
   info.notes["run"] = run_id_;
   info.notes["costs"] = work_->costs_text();
@@ -731,7 +731,7 @@ void Trainer::save(bool best) {
   saves_.stall = checkpoints_->save(
       info, flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()), best);
   saves_.uncounted += saves_.stall;
-  comm_->progress(done_, nullptr);
+  comm_->progress(done_, Phase::none);
 }
 
 void Trainer::save_if_free() {
@@ -745,10 +745,10 @@ void Trainer::save_if_free() {
 }
 
 bool Trainer::wait_for_save() {
-  comm_->progress(done_, "save");
+  comm_->progress(done_, Phase::save);
   data_parallel_->settle();
   const bool good = checkpoints_->wait();
-  comm_->progress(done_, nullptr);
+  comm_->progress(done_, Phase::none);
   return good;
 }
 

@@ -65,7 +65,7 @@ class Trainer {
   // Collective. Ends the step under way, then runs `work`, which runs the model forward alone, with
   // all weights there and in the trainer's arena: training goes on with the same bits. `phase` is
   // for the watchdog.
-  void forward_only(const char* phase, const std::function<void()>& work);
+  void forward_only(Phase phase, const std::function<void()>& work);
   // Within it: this rank runs no forward any more. To be called by all ranks before `work` lets
   // them communicate.
   void forwards_done() { data_parallel_->end_passes(); }
@@ -91,7 +91,7 @@ class Trainer {
   bool wait_for_save();
 
   // After an error: the destructor may still finish a save, which is no hang.
-  void about_to_end() { comm_->progress(done_, "save"); }
+  void about_to_end() { comm_->progress(done_, Phase::save); }
 
   std::int64_t steps_done() const { return done_; }  // issued, on a GPU
   bool saved() const { return saves_.newest == done_; }

@@ -34,7 +34,7 @@ class Counting final : public Communicator {
   }
   double wait(Ticket ticket) override { return inner_->wait(ticket); }
   double busy_seconds() const override { return inner_->busy_seconds(); }
-  void progress(std::int64_t step, const char* phase) override { inner_->progress(step, phase); }
+  void progress(std::int64_t step, Phase phase) override { inner_->progress(step, phase); }
   void set_timeout(double seconds) override { inner_->set_timeout(seconds); }
   void check() override { inner_->check(); }
   std::string describe() const override { return inner_->describe(); }

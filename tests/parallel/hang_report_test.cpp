@@ -29,7 +29,7 @@ class HangReportTest : public ::testing::Test {
       s.host = ShortText<60>("n" + std::to_string(r / 4));
       s.answers = true;
       s.step = 7;
-      s.phase = ShortText<32>("backward");
+      s.phase = Phase::sums;
       s.phase_seconds = 61;
       s.issued = s.begun = 57;
       s.completed = 56;
@@ -41,7 +41,7 @@ class HangReportTest : public ::testing::Test {
     RankState& s = states_[r];
     s.stalled = true;
     s.step = 8;
-    s.phase = ShortText<32>("data");
+    s.phase = Phase::data;
     s.phase_seconds = 63;
     s.issued = s.begun = s.completed = completed;
   }
@@ -64,8 +64,8 @@ TEST_F(HangReportTest, ARankThatDoesNotAnswer) {
             "reduce-scatter 57 did not end within 60 s; late: rank 2 on n0 (does not answer)");
   EXPECT_EQ(lines(s), 6);
   EXPECT_THAT(s, ContainsRegex("\n  late +2 +n0 +- +- +- +does not answer +-\n"));
-  EXPECT_THAT(s, ContainsRegex(
-                     "\n +3 +n0 +8 +backward +61.0 +56 +reduce-scatter 57 \\(f32, 16.000 MiB\\)"));
+  EXPECT_THAT(
+      s, ContainsRegex("\n +3 +n0 +8 +sums +61.0 +56 +reduce-scatter 57 \\(f32, 16.000 MiB\\)"));
 }
 
 TEST_F(HangReportTest, ARankThatIsElsewhere) {

@@ -98,8 +98,8 @@ class WatchdogTest : public ::testing::Test {
 std::string cause(const std::string& report) { return report.substr(0, report.find('\n')); }
 
 TEST_F(WatchdogTest, KeepsStillOutsideOfSteps) {
-  watchdog_->progress(3, "forward");
-  watchdog_->progress(3, rank_ % 2 == 0 ? nullptr : "idle");
+  watchdog_->progress(3, Phase::compute);
+  watchdog_->progress(3, Phase::none);
   tick();
   EXPECT_FALSE(sleep_until_stopped(1.5 * limit));
   EXPECT_NO_THROW(watchdog_->check());
@@ -122,7 +122,7 @@ TEST_F(WatchdogTest, KeepsStillWhileThingsMove) {
       std::this_thread::sleep_for(std::chrono::milliseconds(250));
     }
   };
-  watchdog_->progress(0, "forward");
+  watchdog_->progress(0, Phase::compute);
   tick(patient);
   go_on([&](int n) {  // operations end, and no word of the main thread
     if (n > 1) leave(n - 1);
@@ -130,52 +130,52 @@ TEST_F(WatchdogTest, KeepsStillWhileThingsMove) {
     enter(n);
   });
   pending_ = 0;
-  go_on([&](int step) { watchdog_->progress(step, "forward"); });  // and no operation
-  watchdog_->progress(10, nullptr);
+  go_on([&](int step) { watchdog_->progress(step, Phase::compute); });  // and no operation
+  watchdog_->progress(10, Phase::none);
   EXPECT_NO_THROW(watchdog_->check());
 }
 
 TEST_F(WatchdogTest, ALongerLimitHoldsAtOnce) {
   if (std::getenv("WEFT_COMM_TIMEOUT") != nullptr) GTEST_SKIP() << "the environment decides";
   tick(2 * limit);
-  watchdog_->progress(0, "forward");
+  watchdog_->progress(0, Phase::compute);
   watchdog_->set_timeout(60);
   EXPECT_EQ(watchdog_->timeout(), 60);
   EXPECT_FALSE(sleep_until_stopped(2.5 * limit));
-  watchdog_->progress(0, nullptr);
+  watchdog_->progress(0, Phase::none);
 }
 
 // The last rank reads for longer than the limit; the others wait for it in a collective.
 TEST_F(WatchdogTest, RanksAreAsPatientAsTheOneThatReads) {
   const int reader = size_ - 1;
-  watchdog_->progress(7, rank_ == reader ? "data" : "backward");
+  watchdog_->progress(7, rank_ == reader ? Phase::data : Phase::sums);
   issue(1, scatter);
   if (rank_ != reader) enter(1);
   tick();
   EXPECT_FALSE(sleep_until_stopped(3 * limit));
   // Once it has read, it is as late as any other.
-  watchdog_->progress(7, "backward");
-  if (size_ == 1) return watchdog_->progress(7, nullptr);
+  watchdog_->progress(7, Phase::sums);
+  if (size_ == 1) return watchdog_->progress(7, Phase::none);
   EXPECT_THAT(cause(verdict()),
               HasSubstr("reduce-scatter 1 (f32, 1.000 MiB) did not end within 1 s"));
 }
 
 // On three ranks one neither reads nor judges, and knows only that it waits.
 TEST_F(WatchdogTest, SoAreRanksThatDoNotJudge) {
-  watchdog_->progress(7, rank_ == 0 ? "data" : "backward");
+  watchdog_->progress(7, rank_ == 0 ? Phase::data : Phase::sums);
   issue(1, scatter);
   if (rank_ != 0) enter(1);
   tick();
   EXPECT_FALSE(sleep_until_stopped(6 * limit));
-  watchdog_->progress(7, nullptr);
+  watchdog_->progress(7, Phase::none);
   if (rank_ != 0) leave(1);
 }
 
 TEST_F(WatchdogTest, ASaveMayTakeTenTimesAsLong) {
   // Rank 0 first: whoever notices, it has stood still for as long.
-  if (rank_ == 0) watchdog_->progress(4, "save");
+  if (rank_ == 0) watchdog_->progress(4, Phase::save);
   tick(0.3);
-  if (rank_ != 0) watchdog_->progress(4, "save");
+  if (rank_ != 0) watchdog_->progress(4, Phase::save);
   const std::string s = verdict();
   EXPECT_THAT(cause(s), HasSubstr("no progress for 3 s; late: rank 0 on "));
   EXPECT_THAT(cause(s), HasSubstr("in save of step 5 for "));
@@ -185,7 +185,7 @@ TEST_F(WatchdogTest, ASaveMayTakeTenTimesAsLong) {
 // The last rank's main thread hangs in its forward; the others wait for it in a collective.
 TEST_F(WatchdogTest, ARankStuckOutsideOfCollectives) {
   const int late = size_ - 1;
-  watchdog_->progress(7, rank_ == late ? "forward" : "backward");
+  watchdog_->progress(7, rank_ == late ? Phase::compute : Phase::sums);
   if (rank_ != late) {
     issue(1, scatter);
     enter(1);
@@ -193,7 +193,7 @@ TEST_F(WatchdogTest, ARankStuckOutsideOfCollectives) {
   tick();
   const std::string s = verdict();
   EXPECT_THAT(cause(s), HasSubstr(fmt::format("late: rank {} on ", late)));
-  EXPECT_THAT(cause(s), HasSubstr("in forward of step 8 for "));
+  EXPECT_THAT(cause(s), HasSubstr("in compute of step 8 for "));
   if (size_ > 1) {
     EXPECT_THAT(s, HasSubstr("reduce-scatter 1 (f32, 1.000 MiB)\n"));
   }
@@ -202,12 +202,12 @@ TEST_F(WatchdogTest, ARankStuckOutsideOfCollectives) {
 
 // No collective anywhere: all ranks hang in their own business.
 TEST_F(WatchdogTest, AllRanksStuck) {
-  if (rank_ == 0) watchdog_->progress(2, "forward");
+  if (rank_ == 0) watchdog_->progress(2, Phase::compute);
   tick();
-  if (rank_ != 0) watchdog_->progress(2, "forward");
+  if (rank_ != 0) watchdog_->progress(2, Phase::compute);
   const std::string s = verdict();
   EXPECT_THAT(cause(s), HasSubstr("no progress for 1 s; late: rank 0 on "));
-  EXPECT_THAT(cause(s), HasSubstr("in forward of step 3 for "));
+  EXPECT_THAT(cause(s), HasSubstr("in compute of step 3 for "));
 }
 
 // One rank took another branch.

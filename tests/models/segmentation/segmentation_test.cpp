@@ -237,7 +237,7 @@ class Twin : public Communicator {
   }
   double wait(Ticket) override { return 0; }
   double busy_seconds() const override { return 0; }
-  void progress(std::int64_t, const char*) override {}
+  void progress(std::int64_t, Phase) override {}
   void set_timeout(double) override {}
   void check() override {}
   std::string describe() const override { return "twin"; }

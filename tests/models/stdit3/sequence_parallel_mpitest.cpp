@@ -205,7 +205,7 @@ class Counting : public Communicator {
   }
   double wait(Ticket ticket) override { return of_.wait(ticket); }
   double busy_seconds() const override { return of_.busy_seconds(); }
-  void progress(std::int64_t step, const char* phase) override { of_.progress(step, phase); }
+  void progress(std::int64_t step, Phase phase) override { of_.progress(step, phase); }
   void set_timeout(double seconds) override { of_.set_timeout(seconds); }
   void check() override { of_.check(); }
   std::string describe() const override { return of_.describe(); }
