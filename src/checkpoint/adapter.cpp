@@ -199,9 +199,7 @@ std::string hash_of_values(const ParameterTable& table) {
 }
 
 std::optional<AdapterFacts> adapter_facts(const Checkpoint& checkpoint) {
-  const auto note = checkpoint.info().notes.find("task");
-  if (note == checkpoint.info().notes.end()) return std::nullopt;
-  return AdapterFacts::from_json(note->second);
+  return AdapterFacts::from_json(checkpoint.info().notes.task);
 }
 
 Adapter adapter_of(const Checkpoint& checkpoint, bool ema, std::optional<double> decay) {

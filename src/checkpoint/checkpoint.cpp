@@ -109,9 +109,8 @@ void verify_blocks(const Manifest& m, const fs::path& dir, int part, int parts) 
 
 // Otherwise a checkpoint copied into the directory of another run would pass for that run's state.
 void check_run(const CheckpointInfo& info, const fs::path& dir, const std::string& run) {
-  const auto note = info.notes.find("run");
-  if (run.empty() || note == info.notes.end() || note->second == run) return;
-  refuse(fmt::format("{} is of another run ({}) than {} ({})", dir.string(), note->second,
+  if (run.empty() || info.notes.run.empty() || info.notes.run == run) return;
+  refuse(fmt::format("{} is of another run ({}) than {} ({})", dir.string(), info.notes.run,
                      (dir.parent_path() / "run.json").string(), run),
          "to resume from it anyway, remove run.json");
 }
@@ -318,9 +317,10 @@ std::string Checkpoint::describe() const {
   // "costs" are measured times, for weft_simulate and the next start's warnings: no text for
   // people.
   const auto adapter = adapter_facts(*this);
-  for (const auto& [key, value] : info_.notes)
-    if (key != "costs" && !(key == "task" && adapter))
-      text += fmt::format("  {}  {}\n", key, value);
+  for (const auto& [name, note] : note_names)
+    if (!(info_.notes.*note).empty() && note != &RunNotes::costs &&
+        !(note == &RunNotes::task && adapter))
+      text += fmt::format("  {}  {}\n", name, info_.notes.*note);
   if (adapter) text += fmt::format("  adapter  {}\n", adapter->describe());
   text += "  arrays (f32)\n";
   for (const auto& [name, elements] : arrays_)

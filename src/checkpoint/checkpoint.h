@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/deck.h"
@@ -41,12 +42,36 @@ struct TensorRange {
   std::int64_t offset = 0;  // in elements
 };
 
+// What a run leaves in its checkpoints for a restart to check or to go on with. "": not in the
+// file.
+struct RunNotes {
+  std::string classes;        // names of the data's classes, one a line
+  std::string costs;          // measured times (train/cost_table.h)
+  std::string data, data_id;  // the training data: clips per bucket, and ClipSource::content_id()
+  std::string kept;           // what a step keeps of its activations (train/memory_plan.h)
+  std::string run;            // the run's id (train/metrics/run_facts.h)
+  std::string task;           // TrainingTask::state()
+  std::string text_encoder;   // that of the captions
+  std::string validation;     // ValidationHistory
+};
+// By their names in the file, in its order.
+constexpr std::pair<const char*, std::string RunNotes::*> note_names[] = {
+    {"classes", &RunNotes::classes},
+    {"costs", &RunNotes::costs},
+    {"data", &RunNotes::data},
+    {"data_id", &RunNotes::data_id},
+    {"kept", &RunNotes::kept},
+    {"run", &RunNotes::run},
+    {"task", &RunNotes::task},
+    {"text_encoder", &RunNotes::text_encoder},
+    {"validation", &RunNotes::validation}};
+
 struct CheckpointInfo {
   std::int64_t step = 0;  // steps done
   std::string deck;       // the effective deck, TOML
   std::string build;      // weft's version and commit
   std::vector<TensorRange> tensors;
-  std::map<std::string, std::string> notes;  // anything else that a restart checks
+  RunNotes notes;
 };
 
 class CheckpointWriter {
@@ -85,7 +110,7 @@ class Checkpoint {
  public:
   // Collective. Finds the newest usable checkpoint of a run: `latest` first, then older ones. Every
   // damaged one is named in a WARN line (file, block, tensor), and so is one of another run than
-  // `run` (notes["run"]; "": any). nullopt when the run has never saved any; Exit::checkpoint when
+  // `run` (its note; "": any). nullopt when the run has never saved any; Exit::checkpoint when
   // there are some and none is usable.
   static std::optional<Checkpoint> newest(const std::filesystem::path& run_dir, MPI_Comm comm,
                                           const std::string& run = "");

@@ -149,7 +149,7 @@ Manifest from_json(const ordered_json& j, const std::string& where) {
   m.info.step = whole_number<std::int64_t>(j.at("step"));
   m.info.build = j.at("build").get<std::string>();
   m.info.deck = j.at("deck").get<std::string>();
-  m.info.notes = j.at("notes").get<std::map<std::string, std::string>>();
+  for (const auto& [name, note] : note_names) m.info.notes.*note = j.at("notes").value(name, "");
   m.layout = layout_from_json(j, where);
   for (const auto& t : j.at("tensors")) {
     TensorRange& tensor = m.info.tensors.emplace_back();
@@ -235,7 +235,9 @@ std::string to_text(const Manifest& m) {
   j["step"] = m.info.step;
   j["build"] = m.info.build;
   j["deck"] = m.info.deck;
-  j["notes"] = m.info.notes;
+  j["notes"] = ordered_json::object();
+  for (const auto& [name, note] : note_names)
+    if (const std::string& text = m.info.notes.*note; !text.empty()) j["notes"][name] = text;
   j["dtype"] = "f32, little-endian";
   j["block_bytes"] = block_bytes;
   j["hash"] = "XXH3-128";

@@ -102,12 +102,7 @@ void ModelSource::add_adapters(const std::string& key, const std::vector<std::st
   }
 }
 
-std::string ModelSource::note(const std::string& name) const {
-  if (!checkpoint_) return "";
-  const auto& notes = checkpoint_->info().notes;
-  const auto found = notes.find(name);
-  return found == notes.end() ? "" : found->second;
-}
+RunNotes ModelSource::notes() const { return checkpoint_ ? checkpoint_->info().notes : RunNotes(); }
 
 std::string ModelSource::describe() const {
   std::string text = weights_;

@@ -39,8 +39,7 @@ class ModelSource {
   const std::string& identity() const { return identity_; }
   // For the log.
   std::string describe() const;
-  // One of the checkpoint's notes; "" where there is none.
-  std::string note(const std::string& name) const;
+  RunNotes notes() const;  // the checkpoint's
   // Allocates the table for inference and fills it. A checkpoint of adapters gets its base from the
   // files that it names. Exit::data or Exit::checkpoint if the weights do not fit.
   void load(ParameterTable& table, const WeightNames& names, bool bf16) const;

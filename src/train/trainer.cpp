@@ -240,55 +240,42 @@ void Trainer::load_state() {
     checkpoints_->check_room(
         flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
   // Without a usable run.json, the newest checkpoint names the run.
-  if (checkpoint && run_id_.empty()) {
-    const auto id = checkpoint->info().notes.find("run");
-    if (id != checkpoint->info().notes.end()) run_id_ = id->second;
-  }
+  if (checkpoint && run_id_.empty()) run_id_ = checkpoint->info().notes.run;
   if (run_id_.empty()) run_id_ = new_run_id();
   if (!checkpoint) return;
   warn_of_changes(*checkpoint, deck_);  // first: what differs may be why it does not fit
   restore_state(*checkpoint, table, data_parallel_->state());
   data_parallel_->spread_weights();
   done_ = saves_.newest = checkpoint->info().step;
-  const auto costs = checkpoint->info().notes.find("costs");
-  if (costs != checkpoint->info().notes.end()) saved_costs_ = costs->second;
-  const auto kept = checkpoint->info().notes.find("kept");
-  if (kept != checkpoint->info().notes.end()) saved_kept_ = kept->second;
-  const auto of_task = checkpoint->info().notes.find("task");
-  if (of_task != checkpoint->info().notes.end()) task_->set_state(of_task->second);
-  const auto validation = checkpoint->info().notes.find("validation");
-  if (validation != checkpoint->info().notes.end()) validation_note_ = validation->second;
-  if (first_rank()) check_data(*checkpoint);
+  saved_ = checkpoint->info().notes;
+  if (!saved_.task.empty()) task_->set_state(saved_.task);
+  validation_note_ = saved_.validation;
+  if (first_rank()) check_data(checkpoint->dir().string());
   // Carries over the notes that the data of this start do not give.
-  for (auto [name, own] : {std::pair("text_encoder", &text_encoder_), {"classes", &class_names_}})
-    if (const auto was = checkpoint->info().notes.find(name);
-        was != checkpoint->info().notes.end() && own->empty())
-      *own = was->second;
+  if (text_encoder_.empty()) text_encoder_ = saved_.text_encoder;
+  if (class_names_.empty()) class_names_ = saved_.classes;
   started_from_ = checkpoint->dir().string();
   log::info("resuming from {} ({} of {} steps done)", started_from_, done_, deck_.train.steps);
 }
 
-void Trainer::check_data(const Checkpoint& checkpoint) const {
-  const auto& notes = checkpoint.info().notes;
-  if (const auto classes = notes.find("classes"); classes != notes.end())
-    check_class_names(classes->second, checkpoint.dir().string(), class_names_, deck_.data.path);
-  if (const auto encoder = notes.find("text_encoder"); encoder != notes.end())
-    WEFT_CHECK(text_encoder_.empty() || encoder->second == text_encoder_, Exit::data,
-               "encode the captions as before, or start from it in a new run.dir (model.weights)",
-               "the captions of data.path = {} were encoded by another text encoder than those of "
-               "{}",
-               deck_.data.path, checkpoint.dir().string());
-  const auto data = notes.find("data"), id = notes.find("data_id");  // old checkpoints have no id
-  if (data != notes.end() && data->second != data_text())
+void Trainer::check_data(const std::string& checkpoint) const {
+  check_class_names(saved_.classes, checkpoint, class_names_, deck_.data.path);
+  WEFT_CHECK(
+      saved_.text_encoder.empty() || text_encoder_.empty() || saved_.text_encoder == text_encoder_,
+      Exit::data,
+      "encode the captions as before, or start from it in a new run.dir (model.weights)",
+      "the captions of data.path = {} were encoded by another text encoder than those of {}",
+      deck_.data.path, checkpoint);
+  if (!saved_.data.empty() && saved_.data != data_text())
     log::warn(
         "data.path = {} is not the data that {} was trained on: clips per bucket {}, now {}. The "
         "order of samples changes",
-        deck_.data.path, checkpoint.dir().string(), data->second, data_text());
-  else if (id != notes.end() && id->second != data_id_ && !data_id_.empty())
+        deck_.data.path, checkpoint, saved_.data, data_text());
+  else if (!saved_.data_id.empty() && !data_id_.empty() && saved_.data_id != data_id_)
     log::warn(
         "data.path = {} is not the data that {} was trained on: the same number of clips, but "
         "different ones",
-        deck_.data.path, checkpoint.dir().string());
+        deck_.data.path, checkpoint);
 }
 
 // Plans the memory of a step and reserves the arena for it.
@@ -310,7 +297,7 @@ void Trainer::plan_step() {
   if (groups_.sync == SyncMode::lockstep)
     recompute_alike(*task_, source_->buckets(), batch_sizes_, memory_);
   if (on_cuda() && keeps_activations(deck_))
-    keep_as_before(memory_, source_->buckets(), saved_kept_);
+    keep_as_before(memory_, source_->buckets(), saved_.kept);
   // A GPU's memory stays taken until the end, so the arena gets no more than the plan and scratch.
   arena_ = Arena::reserve(on_cuda() && deck_.memory.arena_gib <= 0
                               ? std::min(capacity, planned_bytes() + arena_scratch(planned_bytes()))
@@ -442,7 +429,7 @@ void Trainer::open_readers() {
   work_ = std::make_unique<WorkPlan>(*source_, *task_, deck_, batch_sizes_,
                                      planned_costs(source_->buckets(), *task_, batch_sizes_,
                                                    memory_, on_cuda() && groups_.ranks == 1),
-                                     groups_, saved_costs_);
+                                     groups_, saved_.costs);
   if (repeats_) return load_costliest();
   const int readers = deck_.data.readers > 0 ? static_cast<int>(deck_.data.readers)
                                              : Prefetcher::default_readers(threads_);
@@ -716,15 +703,15 @@ void Trainer::save(bool best) {
   ended_.update.reset();  // the next step's time starts after the save
   comm_->progress(done_, Phase::save);
   CheckpointInfo info = describe_state(deck_, params(), done_);
-  info.notes["run"] = run_id_;
-  info.notes["costs"] = work_->costs_text();
-  if (on_cuda()) info.notes["kept"] = kept_text(memory_, source_->buckets());
-  info.notes["data"] = data_text();
-  if (!data_id_.empty()) info.notes["data_id"] = data_id_;
-  if (!text_encoder_.empty()) info.notes["text_encoder"] = text_encoder_;
-  if (!class_names_.empty()) info.notes["classes"] = class_names_;
-  if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;
-  if (!validation_note_.empty()) info.notes["validation"] = validation_note_;
+  info.notes = {.classes = class_names_,
+                .costs = work_->costs_text(),
+                .data = data_text(),
+                .data_id = data_id_,
+                .kept = on_cuda() ? kept_text(memory_, source_->buckets()) : "",
+                .run = run_id_,
+                .task = task_->state(),
+                .text_encoder = text_encoder_,
+                .validation = validation_note_};
   if (before_saves_) before_saves_();
   saves_.newest = done_;
   saves_.writing = true;  // until all ranks have reported that they are done

@@ -131,7 +131,7 @@ class Trainer {
   void check_state_fits();
   void load_state();
   std::string data_text() const;
-  void check_data(const Checkpoint& checkpoint) const;
+  void check_data(const std::string& checkpoint) const;
   void plan_step();
   void choose_ways();
   void try_each_bucket();
@@ -174,7 +174,8 @@ class Trainer {
   std::size_t also_bytes_ = 0;  // of the largest of these
   std::string validation_note_;
   std::string run_id_;  // on rank 0
-  std::string started_from_, ways_, saved_costs_, saved_kept_;
+  std::string started_from_, ways_;
+  RunNotes saved_;  // of the checkpoint that it goes on from
 
   // The parts of a step, made by start().
   std::unique_ptr<StepGraphs> graphs_;

@@ -20,7 +20,7 @@ TEST_F(CheckpointTest, RoundTrip) {
   expect_state(*c, 20);
   EXPECT_EQ(c->info().deck, info(20).deck);
   EXPECT_EQ(c->info().build, "weft test");
-  EXPECT_EQ(c->info().notes.at("samples"), "12");
+  EXPECT_EQ(c->info().notes.data, "squares=12");
   ASSERT_EQ(c->info().tensors.size(), 2u);
   EXPECT_EQ(c->info().tensors[1].name, "blocks.0.bias");
   EXPECT_EQ(c->info().tensors[1].offset, 100'000);

@@ -83,7 +83,7 @@ class CheckpointTest : public testing::Test {
     c.deck = "[run]\ndir = \"x\"\n";
     c.build = "weft test";
     c.tensors = {{"blocks.0.weight", {100, 1000}, 0}, {"blocks.0.bias", {3}, 100'000}};
-    c.notes = {{"samples", "12"}};
+    c.notes.data = "squares=12";
     return c;
   }
 

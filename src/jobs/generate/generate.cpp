@@ -68,7 +68,7 @@ struct ClipModels {
 // too. Exit::data otherwise.
 void check_latents(const Deck& deck, const ClipModels& models) {
   check_codec_of_latents(deck, *models.parts.codec, *models.codec_weights);
-  const std::string trained_on = models.denoiser_weights.note("data_id");
+  const std::string trained_on = models.denoiser_weights.notes().data_id;
   WEFT_CHECK(
       trained_on.empty() || trained_on == open_clip_source(deck.data, deck.media)->content_id(),
       Exit::data,
@@ -277,7 +277,7 @@ int generate(const Deck& written, MPI_Comm world) {
   if (log::rank() == 0 && models.codec_weights && !make_codec(written)->lacks_scale().empty())
     check_latents(deck, models);
   if (models.parts.encodes_texts() && log::rank() == 0)
-    check_text_encoder(models.denoiser_weights.note("text_encoder"),
+    check_text_encoder(models.denoiser_weights.notes().text_encoder,
                        models.denoiser_weights.describe(), *models.parts.texts);
   ListSettings settings = settings_of(deck);
   // Answers of refine are kept in the folder.

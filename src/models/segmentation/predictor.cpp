@@ -41,7 +41,7 @@ std::string SegmentationSource::describe() const {
 void SegmentationSource::check_classes(const std::vector<std::string>& names,
                                        const std::string& data) const {
   if (source_)
-    check_class_names(source_->note("classes"), source_->describe(),
+    check_class_names(source_->notes().classes, source_->describe(),
                       fmt::format("{}", fmt::join(names, "\n")), data);
 }
 
