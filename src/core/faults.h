@@ -1,5 +1,5 @@
 // How a process ends before its time: signals that ask it to stop, crashes, and faults that tests
-// inject.
+// order.
 #pragma once
 
 #include <array>
@@ -7,7 +7,6 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "core/error.h"
@@ -64,29 +63,22 @@ void end_on_stop_signal(Exit code);
 
 }  // namespace weft::crash
 
-// Fault injection, for tests of what the program does about them:
-// WEFT_FAULT="KIND:RANK:AT[:VALUE][,...]" in the environment.
-//   slow:RANK:STEP:FRACTION   the rank sleeps FRACTION of its compute time in every step from STEP
-//                             on
-//   stop:RANK:STEP            the rank's main thread sleeps for ever at STEP
-//   skip:RANK:NUMBER          the rank leaves out its collective NUMBER (the first is 1)
-//   flip:RANK:STEP            one bit of the rank's weights is flipped before STEP
-//   nan:RANK:STEP:ONCE        a gradient of the rank becomes NaN in STEP; ONCE 1: not when the step
-//                             is run again
-//   crash:RANK:STEP:HOW       the rank ends: HOW 0 by SIGSEGV, 1 by abort(), 2 by an exception that
-//                             its thread does not catch, 3 by a limit of memory that an allocation
-//                             meets, 4 by SIGKILL as the system does for want of memory, 5 by a
-//                             stack that overflows; in generate STEP is a clip's number
+// Faults that tests order: places at which a library that they preload (tests/shim/faults.cpp) ends
+// the process, keeps it waiting, or wants something to go wrong. Without it nothing happens here.
 namespace weft::fault {
 
-enum class Kind { slow, stop, skip, flip, nan, crash };
+enum class Place {
+  step,            // `number` begins
+  weights,         // before the step: a bit of this rank's is to flip
+  gradient,        // within the step: one of this rank's is to become NaN
+  gradient_again,  // the same while step `number` is run again
+  computed,        // the step's forward and backward are done
+  collective,      // `number` of this rank, which is to leave it out
+  clip             // `number` is to be made
+};
 
-// The value of the fault of this kind that is due on this rank `at` (0 if it has none), or nothing.
-// `slow` holds from its step on, the others at their step only. Exit::usage for a malformed
-// WEFT_FAULT.
-std::optional<double> ordered(Kind kind, std::int64_t at);
-
-// Ends this process as `crash` says, if one is due here.
-void crash_if_ordered(std::int64_t at);
+bool is_possible();  // with that library
+// This rank comes to a place. True: something is to go wrong.
+bool at(Place place, std::int64_t number = 0);
 
 }  // namespace weft::fault

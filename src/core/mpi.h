@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -119,26 +118,15 @@ inline std::string scatter_texts(const std::vector<std::string>& texts, MPI_Comm
   return texts.at(0);
 }
 
-// Collective. The ranks of `comm` on this rank's host, in their order. Tests set
-// WEFT_COMM_NODE_RANKS: so many consecutive ranks count as those of one host.
+// Collective. The ranks of `comm` on this rank's host, in their order.
 inline MPI_Comm split_by_host(MPI_Comm comm) {
   int rank = 0;
   MPI_Comm_rank(comm, &rank);
   MPI_Comm host = MPI_COMM_NULL;
-  const auto check = [](int failed) {
-    WEFT_CHECK(failed == MPI_SUCCESS, Exit::hardware,
-               "weft doctor checks the nodes and the network between them",
-               "MPI: the ranks of a host cannot be told from others");
-  };
-  check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host));
-  if (const char* text = std::getenv("WEFT_COMM_NODE_RANKS")) {
-    const int ranks = std::atoi(text);
-    WEFT_CHECK(ranks > 0, Exit::usage, "give a number of ranks", "WEFT_COMM_NODE_RANKS = \"{}\"",
-               text);
-    MPI_Comm whole = host;
-    check(MPI_Comm_split(whole, rank / ranks, rank, &host));
-    MPI_Comm_free(&whole);
-  }
+  WEFT_CHECK(
+      MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host) == MPI_SUCCESS,
+      Exit::hardware, "weft doctor checks the nodes and the network between them",
+      "MPI: the ranks of a host cannot be told from others");
   return host;
 }
 

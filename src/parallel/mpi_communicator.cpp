@@ -146,7 +146,7 @@ class MpiCommunicator final : public Communicator {
   Ticket issue(MpiOperation o) {
     if (size_ == 1) return 0;
     check();
-    if (fault::ordered(fault::Kind::skip, ++asked_)) return 0;
+    if (fault::at(fault::Place::collective, static_cast<std::int64_t>(issued_ + 1))) return 0;
     if (o.to.device() == DeviceKind::cuda) o.written = device_runtime().record(Stream::compute);
     const Collective record = o.record();
     Ticket ticket;
@@ -271,7 +271,6 @@ class MpiCommunicator final : public Communicator {
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1;
-  std::int64_t asked_ = 0;  // operations requested, including those that a fault skips
   mutable std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::deque<MpiOperation> queue_;

@@ -293,7 +293,7 @@ class NcclCommunicator final : public Communicator {
                Call&& call) {
     WEFT_ASSERT(to.device() == DeviceKind::cuda);
     check();
-    if (fault::ordered(fault::Kind::skip, ++asked_)) return 0;
+    if (fault::at(fault::Place::collective, static_cast<std::int64_t>(number_ + 1))) return 0;
     DeviceRuntime& device = device_runtime();
     Operation o;
     o.number = ++number_;
@@ -490,7 +490,6 @@ class NcclCommunicator final : public Communicator {
   const int gpu_ = this_device().index;
   // Used by the caller's thread only.
   std::uint64_t number_ = 0;
-  std::int64_t asked_ = 0;  // operations requested, including those that a fault skips
   std::optional<NcclCollectives> collectives_;
   // Shared with the watchdog's thread.
   mutable std::mutex mutex_;

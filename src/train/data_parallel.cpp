@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/faults.h"
 #include "ops/optimizer.h"
 #include "ops/pointwise.h"
 
@@ -58,6 +59,25 @@ double decay_factor(const TrainDeck& d, std::int64_t steps_done) {
   const double left =
       std::max(0.0, 1 - static_cast<double>(steps_done) / static_cast<double>(d.steps));
   return std::pow(left, d.lr_power);
+}
+
+// Flips a bit of a weight in the copy that this rank's forward reads: of the largest parameter that
+// is trained and whole on every rank, for a place in the flat space may be padding.
+void flip_a_bit(ParameterTable& table) {
+  const auto trained = [](const auto& p) {
+    return p->trainable && !p->sharded ? p->shape.numel() : 0;
+  };
+  const auto largest =
+      std::max_element(table.all().begin(), table.all().end(),
+                       [&](const auto& a, const auto& b) { return trained(a) < trained(b); });
+  const Parameter& p = **largest;
+  const std::int64_t n = p.shape.numel(), at = n / 3;
+  const Tensor weights = (p.working.defined() ? p.working : p.value).view({n});
+  const Tensor one = weights.slice(at, at + 1), host = one.to_host();
+  std::vector<std::byte> bytes(host.bytes());
+  std::copy_n(static_cast<const std::byte*>(host.raw()), bytes.size(), bytes.data());
+  bytes[0] ^= std::byte{4};
+  Tensor(one).set(std::span<const std::byte>(bytes));
 }
 
 }  // namespace
@@ -193,22 +213,26 @@ void DataParallel::spread_weights() {
 }
 
 void DataParallel::begin_step(const Tensor& local) {
+  if (fault::at(fault::Place::weights)) {
+    settle();  // what arrives later would overwrite the flipped bit
+    flip_a_bit(table_);
+  }
   local_ = local;
   ops::fill_zero(local_);
   if (blocks_) blocks_->begin_step();
   table_.begin_step([this](int bucket) {
     // Before the sum over ranks: the squares of this rank's own gradients tell which rank a NaN
     // came from.
-    if (corrupt_) corrupt_now(bucket);
+    if (fault::at(fault::Place::gradient)) spoil_gradient(table_, bucket);
     ops::sum_of_squares(table_.gradient_of(bucket), local_, true);
     aside_([this, bucket] { reduce(bucket); });
   });
 }
 
-void DataParallel::corrupt_now(int bucket) {
-  if (bucket != static_cast<int>(sums_.size()) / 2) return;
+void spoil_gradient(ParameterTable& table, int bucket) {
+  if (bucket != static_cast<int>(table.buckets().size()) / 2) return;
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  table_.gradient_of(bucket).slice(0, 1).set(std::span<const float>(&nan, 1));
+  table.gradient_of(bucket).slice(0, 1).set(std::span<const float>(&nan, 1));
 }
 
 Tensor DataParallel::group_of(int bucket, const Tensor& squares) const {

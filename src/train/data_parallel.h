@@ -96,10 +96,6 @@ class DataParallel {
   double update(std::span<const TrainDeck> groups, std::int64_t steps_done, const Tensor& squares);
   // Waits for weights that are still on their way.
   void settle();
-  // Fault injection (core/faults.h): one gradient of this rank becomes NaN, in every step before it
-  // is sent while `on`, or at once if `bucket` has it.
-  void corrupt(bool on) { corrupt_ = on; }
-  void corrupt_now(int bucket);
   // Seconds that forwards were blocked waiting for weights, since the last call.
   double take_blocked();
 
@@ -111,7 +107,7 @@ class DataParallel {
   Communicator& comm_;
   ParameterTable& table_;
   int joint_groups_;
-  bool sharded_, overlap_, corrupt_ = false;
+  bool sharded_, overlap_;
   CommDtype comm_dtype_;
   std::function<void(std::function<void()>)> aside_;
   std::unique_ptr<OptimizerState> state_;
@@ -121,5 +117,8 @@ class DataParallel {
   std::vector<Communicator::Ticket> weights_;  // [bucket], on their way
   double blocked_ = 0;
 };
+
+// For tests (core/faults.h): a gradient of this rank becomes NaN, if it is in this bucket.
+void spoil_gradient(ParameterTable& table, int bucket);
 
 }  // namespace weft

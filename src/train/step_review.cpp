@@ -3,11 +3,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <map>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "core/clock.h"
@@ -24,25 +22,6 @@ constexpr double least_timeout = 60, timeout_in_steps = 10;
 constexpr std::size_t remembered_steps = 50, least_steps = 5;
 
 bool finite(const Tensor& squares) { return std::isfinite(squares.to_host().data<double>()[0]); }
-
-// Flips a bit of a weight in the copy that this rank's forward reads: of the largest parameter that
-// is trained and whole on every rank, for a place in the flat space may be padding.
-void flip_a_bit(ParameterTable& table) {
-  const auto trained = [](const auto& p) {
-    return p->trainable && !p->sharded ? p->shape.numel() : 0;
-  };
-  const auto largest =
-      std::max_element(table.all().begin(), table.all().end(),
-                       [&](const auto& a, const auto& b) { return trained(a) < trained(b); });
-  const Parameter& p = **largest;
-  const std::int64_t n = p.shape.numel(), at = n / 3;
-  const Tensor weights = (p.working.defined() ? p.working : p.value).view({n});
-  const Tensor one = weights.slice(at, at + 1), host = one.to_host();
-  std::vector<std::byte> bytes(host.bytes());
-  std::copy_n(static_cast<const std::byte*>(host.raw()), bytes.size(), bytes.data());
-  bytes[0] ^= std::byte{4};
-  Tensor(one).set(std::span<const std::byte>(bytes));
-}
 
 }  // namespace
 
@@ -239,9 +218,8 @@ std::string find_non_finite(const WorkPlan::Work& work, std::int64_t step, float
     std::set<const Parameter*> bad;
     // Bucket by bucket as they are ready: a sharded one makes room for others.
     const auto look = [&](int bucket) {
-      // An injected NaN with the value 0 recurs, as a fault of the data would.
-      if (fault::ordered(fault::Kind::nan, step).value_or(1) == 0)
-        data_parallel.corrupt_now(bucket);
+      // Recurs, as a fault of the data would.
+      if (fault::at(fault::Place::gradient_again, step)) spoil_gradient(table, bucket);
       for (const auto& p : table.all()) {
         if (!p->trainable || p->bucket != bucket) continue;
         ops::sum_of_squares(p->grad, total, false);
@@ -272,23 +250,6 @@ std::string find_non_finite(const WorkPlan::Work& work, std::int64_t step, float
   }
   data_parallel.end_passes();
   return found;
-}
-
-void inject_faults(std::int64_t step, ParameterTable& table, DataParallel& data_parallel) {
-  fault::crash_if_ordered(step);
-  if (fault::ordered(fault::Kind::stop, step))
-    for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));
-  if (fault::ordered(fault::Kind::flip, step)) {
-    // Weights that arrive later would overwrite the flipped bit.
-    data_parallel.settle();
-    flip_a_bit(table);
-  }
-  data_parallel.corrupt(fault::ordered(fault::Kind::nan, step).has_value());
-}
-
-void inject_slowness(std::int64_t step, double compute_seconds) {
-  if (const auto share = fault::ordered(fault::Kind::slow, step))
-    std::this_thread::sleep_for(std::chrono::duration<double>(*share * compute_seconds));
 }
 
 }  // namespace weft

@@ -89,9 +89,4 @@ std::string find_non_finite(const WorkPlan::Work& work, std::int64_t step, float
                             ParameterTable& table, DataParallel& data_parallel,
                             MicroBatchRunner& runner, const std::string& rank_name);
 
-// Faults that WEFT_FAULT orders (core/faults.h) for the start of a step, and for the end of its
-// compute, which took so many seconds.
-void inject_faults(std::int64_t step, ParameterTable& table, DataParallel& data_parallel);
-void inject_slowness(std::int64_t step, double compute_seconds);
-
 }  // namespace weft

@@ -160,9 +160,8 @@ void Trainer::start() {
              Exit::usage, "leave one of them out",
              "device.try = [\"five\"] adds in no fixed order, parallel.deterministic = true wants "
              "one");
-  // No graph may hold an injected fault.
-  const bool recordable = std::getenv("WEFT_FAULT") == nullptr;
-  graphs_ = std::make_unique<StepGraphs>(on_cuda() && deck_.device.graphs && recordable);
+  // No graph may hold a fault that a test orders.
+  graphs_ = std::make_unique<StepGraphs>(on_cuda() && deck_.device.graphs && !fault::is_possible());
   params().set_aside([this](std::function<void()> act) { graphs_->aside(act); });
   data_parallel_ = std::make_unique<DataParallel>(
       deck_.parallel, *comm_, params(), [this](std::function<void()> act) { graphs_->aside(act); },
@@ -479,7 +478,7 @@ void Trainer::step() {
   // On a GPU a step reports the busy times of an earlier one, the last whose times the host knows.
   step.expected_of_busy = on_cuda() ? ended_.expected : step.expected;
   crash::at("step", done_ + 1);
-  inject_faults(done_, params(), *data_parallel_);
+  fault::at(fault::Place::step, done_);
 
   // 1. Forward and backward of this rank's micro-batches; a bucket's sum over ranks starts when its
   // last gradient is in.
@@ -487,7 +486,7 @@ void Trainer::step() {
   report_->clear();
   data_parallel_->begin_step(report_->slot(StepReport::squares));
   compute(work.mine, work.most, step);
-  inject_slowness(done_, now_seconds() - start);
+  fault::at(fault::Place::computed);
   // Also on a rank without micro-batches: it announces all buckets, as the sums are collective.
   params().finish_step();
   step.blocked_in_compute += take_blocked();

@@ -100,15 +100,16 @@ def threads_of(process):
 
 
 class Job:
-    """One run of weft, or of weft_probe (`program`). `ranks=0` starts it without mpiexec. `shim`: faults to order
-    (tests/shim/shim.cpp)."""
+    """One run of weft, or of weft_probe (`program`). `ranks=0` starts it without mpiexec. `shim`: faults to order, beside
+    those that the environment's WEFT_SHIM and WEFT_FAULT order (tests/shim)."""
 
     def __init__(self, arguments, ranks, cwd, preexec=None, shim=None, program=None):
         self.mark = uuid.uuid4().hex
         environment = dict(os.environ, OMP_NUM_THREADS="1", TMPDIR=str(cwd), **MPI_ON_ONE_HOST)
         environment[MARK] = self.mark
-        if shim:
-            environment.update(LD_PRELOAD=SHIM, WEFT_SHIM=shim)
+        orders = ",".join(filter(None, (environment.get("WEFT_SHIM"), shim)))
+        if orders or environment.get("WEFT_FAULT"):
+            environment.update(LD_PRELOAD=SHIM, WEFT_SHIM=orders)
         self.name = pathlib.Path(program or WEFT).name
         command = [str(program or WEFT), *map(str, arguments)]
         if ranks:

@@ -128,10 +128,6 @@ class Faults(WeftTest):
         self.assertIn("10 of 20 steps done", self.train("run").err)
         self.assert_same_run("whole", "run")
 
-    def test_a_fault_that_cannot_be_read(self):
-        job = self.faulty("halt:1:2", expect=2)
-        self.refused(job, 2, "WEFT_FAULT", "stop:RANK:STEP")
-
 
 if __name__ == "__main__":
     unittest.main()

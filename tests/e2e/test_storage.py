@@ -118,7 +118,7 @@ class Stage(WeftTest):
 
     def setUp(self):
         super().setUp()
-        two_nodes = mock.patch.dict(os.environ, WEFT_COMM_NODE_RANKS="1")
+        two_nodes = mock.patch.dict(os.environ, WEFT_SHIM="node_ranks=1")
         two_nodes.start()
         self.addCleanup(two_nodes.stop)
         self.ingest(seconds=12, size=16)
@@ -168,12 +168,12 @@ class Stage(WeftTest):
         self.assertIn("stage     nothing to copy: run has all 4 steps", job.err)
 
     def test_all_ranks_of_a_node_share_a_copy(self):
-        os.environ["WEFT_COMM_NODE_RANKS"] = "2"
+        os.environ["WEFT_SHIM"] = "node_ranks=2"
         job = self.staged("run", "train.steps=1")
         self.assertIn("of 1 node: copied on 1, there already on 0", job.err)
         self.assertEqual([len(c) for c in self.copies()], [1, 0])
         # Two nodes with one folder, which a test may have: the second waits for the first.
-        os.environ["WEFT_COMM_NODE_RANKS"] = "1"
+        os.environ["WEFT_SHIM"] = "node_ranks=1"
         (self.dir / "disk").mkdir()
         job = self.staged("run", "train.steps=2", "data.stage=disk")
         self.assertIn("of 2 nodes: copied on 1, there already on 1", job.err)

@@ -3,6 +3,7 @@
 //   init_signal=N   sends the process signal N within MPI_Init_thread, as somebody does who stops a
 //                   job at once
 //   mpi_version=TEXT    the MPI calls itself TEXT
+//   node_ranks=N    so many consecutive ranks share a host's memory, and no more
 //   slow_reads=MS:AT:FILE   the AT-th pread of a clip (and all behind it) by a rank, of a file
 //                           whose name ends with FILE, takes MS milliseconds longer
 //   held_read=LOOKS:FILE    a rank's first pread of a clip of such a file returns when its main
@@ -325,6 +326,16 @@ int MPI_Get_library_version(char* text, int* length) {
     return next<decltype(&MPI_Get_library_version)>("MPI_Get_library_version")(text, length);
   *length = std::snprintf(text, MPI_MAX_LIBRARY_VERSION_STRING, "%s", other[0].c_str());
   return MPI_SUCCESS;
+}
+
+int MPI_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm* part) {
+  const auto ranks = wish("node_ranks");
+  if (ranks.empty() || type != MPI_COMM_TYPE_SHARED)
+    return next<decltype(&MPI_Comm_split_type)>("MPI_Comm_split_type")(comm, type, key, info, part);
+  int rank = 0;
+  next<decltype(&MPI_Comm_rank)>("MPI_Comm_rank")(comm, &rank);
+  return next<decltype(&MPI_Comm_split)>("MPI_Comm_split")(comm, rank / std::stoi(ranks[0]), key,
+                                                           part);
 }
 
 int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {

@@ -107,7 +107,7 @@ ClipMaker::ClipMaker(const Deck& deck, const GenerateJob& job, Denoiser& model, 
 // know of them goes through on_first(), at the beginning of each loop.
 std::int64_t ClipMaker::make(const ClipBatch& batch, ClipWriter& writer, const Failed& failed) {
   crash::at("clip", item_of(batch.front()).name.c_str());
-  fault::crash_if_ordered(batch.front());
+  fault::at(fault::Place::clip, batch.front());
   references_.clear();
   masks_ = all_masks(deck_, job_, item_of(batch.front()));
   const std::int64_t loops = deck_.get<GenerateDeck>().loop;
