@@ -87,8 +87,8 @@ std::int64_t ParameterTable::lay_out_fixed(
   return at;
 }
 
-void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients,
-                              const std::optional<Sharding>& sharding, int ranks) {
+void ParameterTable::lay_out(std::int64_t bucket_elements, bool bf16_working,
+                             const std::optional<Sharding>& sharding, int ranks) {
   const std::int64_t pad = bucket_pad(ranks);
   std::int64_t at = 0;
   buckets_.clear();
@@ -136,10 +136,15 @@ void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, b
   if (buckets_.empty()) buckets_.push_back(Bucket{});
   close_bucket();
   values_begin_ = sharded_end_;
+}
 
-  values_ = memory_({at - sharded_end_}, DType::f32);
-  if (gradients) grads_ = memory_({at - sharded_end_}, DType::f32);
-  if (bf16_working) working_ = memory_({at - sharded_end_}, DType::bf16);
+void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients,
+                              const std::optional<Sharding>& sharding, int ranks) {
+  lay_out(bucket_elements, bf16_working, sharding, ranks);
+  const std::int64_t whole = buckets_.back().end - sharded_end_;
+  values_ = memory_({whole}, DType::f32);
+  if (gradients) grads_ = memory_({whole}, DType::f32);
+  if (bf16_working) working_ = memory_({whole}, DType::bf16);
   const std::int64_t fixed =
       lay_out_fixed([](const Parameter& p) { return !p.trainable && p.role != base_role; },
                     [](Parameter& p, std::int64_t offset) { p.offset = offset; });

@@ -99,6 +99,9 @@ class ParameterTable {
   // into its slot while its neighbour in the other is used.
   void allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients,
                 const std::optional<Sharding>& sharding = std::nullopt, int ranks = 1);
+  // Its beginning: buckets() and offsets, without any memory.
+  void lay_out(std::int64_t bucket_elements, bool bf16_working,
+               const std::optional<Sharding>& sharding, int ranks);
   // Where weights and gradients that ranks send each other lie: zeroed memory of the device. Before
   // allocate(); Tensor::persistent unless set.
   using NewTensor = std::function<Tensor(const Shape&, DType)>;

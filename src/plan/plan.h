@@ -97,27 +97,6 @@ class SchedulesByRanks {
   std::map<std::int64_t, std::vector<BucketSchedule>> by_size_;  // elements of a bucket
 };
 
-// Bytes on one rank.
-struct MemoryKinds {
-  std::size_t weights = 0;    // that products read: bf16 in a bf16 model
-  std::size_t masters = 0;    // f32: whole, or this rank's share
-  std::size_t fixed = 0;      // parameters that are not trained
-  std::size_t gradients = 0;  // f32
-  std::size_t moments = 0, ema = 0;
-  std::size_t samples = 0;      // weights that [samples] keeps beside the training's
-  std::size_t activations = 0;  // peak of the largest bucket
-  std::size_t staging = 0;      // clips in flight to the device
-  std::size_t reserve = 0;  // left for libraries, and for what operations need inside themselves
-  std::size_t state() const {
-    return weights + masters + fixed + gradients + moments + ema + samples;
-  }
-  std::size_t total() const { return state() + activations + staging + reserve; }
-};
-// The state's part of it, as the trainer lays it out (train/data_parallel.h), on the rank with most
-// of it. `averages`: decays of train.ema_decay.
-MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks,
-                        bool squares = true, std::size_t averages = 1);
-
 struct BucketPlan {
   std::string name;
   std::int64_t batch = 0, tokens = 0;  // of a micro-batch; tokens of STDiT3, latents of the VAE

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "core/parts.h"
 
 namespace weft {
 namespace {
@@ -220,6 +221,42 @@ std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host, int ranks)
 std::size_t arena_capacity(const MemoryDeck& deck, const RankDevice& device) {
   const std::size_t bytes = arena_capacity(deck, device.host_ranks);
   return device.shared ? bytes / static_cast<std::size_t>(device.host_ranks) : bytes;
+}
+
+MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks,
+                        bool squares, std::size_t averages) {
+  std::size_t fixed = 0, largest = 0;
+  MemoryKinds m;
+  const std::size_t working = bf16 ? 2 : 4;  // bytes
+  for (const ParameterTable::Bucket& b : table.buckets()) {
+    const auto elements = static_cast<std::size_t>(b.end - b.begin);
+    // The last part takes the remainder: it is the largest.
+    const auto part = static_cast<std::size_t>(
+        sharded ? part_of(b.begin, b.end, ranks - 1, ranks).size() : b.end - b.begin);
+    m.moments += (squares ? 8 : 4) * part;
+    m.ema += 4 * averages * part;
+    // On one rank nothing is sharded.
+    if (b.sharded && ranks > 1) {
+      m.masters += 4 * part;
+      m.gradients += 4 * part;
+      largest = std::max(largest, elements);
+      continue;
+    }
+    // A sharded bf16 model keeps the f32 values of bf16_only weights in shards; everything else has
+    // them whole.
+    m.weights += working * elements;
+    if (bf16) m.masters += 4 * (sharded && b.bf16_only ? part : elements);
+    m.gradients += 4 * elements;
+  }
+  // The slots of sharded buckets (nn/parameters.h).
+  const std::size_t slots = std::min(2, table.sharded_buckets());
+  m.weights += slots * working * largest;
+  m.gradients += slots * 4 * largest;
+  for (const auto& p : table.all())
+    if (!p->trainable && p->role != Parameter::Role::base)
+      fixed += static_cast<std::size_t>(p->shape.numel());
+  m.fixed = (bf16 ? 6 : 4) * fixed + table.base_bytes(bf16);
+  return m;
 }
 
 std::size_t free_memory(MPI_Comm world) {

@@ -79,6 +79,27 @@ std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host, int ranks 
 // The same where ranks may share a GPU: each gets its part of what is free on it.
 std::size_t arena_capacity(const MemoryDeck& deck, const RankDevice& device);
 
+// Bytes on one rank.
+struct MemoryKinds {
+  std::size_t weights = 0;    // that products read: bf16 in a bf16 model
+  std::size_t masters = 0;    // f32: whole, or this rank's share
+  std::size_t fixed = 0;      // parameters that are not trained
+  std::size_t gradients = 0;  // f32
+  std::size_t moments = 0, ema = 0;
+  std::size_t samples = 0;      // weights that [samples] keeps beside the training's
+  std::size_t activations = 0;  // peak of the largest bucket
+  std::size_t staging = 0;      // clips in flight to the device
+  std::size_t reserve = 0;  // left for libraries, and for what operations need inside themselves
+  std::size_t state() const {
+    return weights + masters + fixed + gradients + moments + ema + samples;
+  }
+  std::size_t total() const { return state() + activations + staging + reserve; }
+};
+// The state's part of it, as the trainer lays it out (train/data_parallel.h), on the rank with most
+// of it. `averages`: decays of train.ema_decay.
+MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks,
+                        bool squares = true, std::size_t averages = 1);
+
 // Collective. Bytes that this rank may still take: its even share of the GPU's free memory, or of
 // the host's available memory. A 16th stays free for what weft does not count.
 std::size_t free_memory(MPI_Comm world);

@@ -53,24 +53,9 @@ std::size_t least(std::size_t value, MPI_Comm world) {
   return static_cast<std::size_t>(all);
 }
 
-// Bytes of weights, gradients and optimizer on a rank that holds a `ranks`th of what is sharded:
-// without padding, so never more than there will be. `blocks`: the beginnings of names whose
-// weights and gradients are sharded too.
-std::size_t least_state_bytes(const ParameterTable& table, bool bf16, bool squares, int ranks,
-                              std::size_t averages, const std::vector<std::string>& blocks) {
-  std::size_t bytes = table.base_bytes(bf16);
-  for (const auto& p : table.all()) {
-    if (p->role == Parameter::Role::base) continue;
-    const auto n = static_cast<std::size_t>(p->shape.numel());
-    const std::size_t share = n / static_cast<std::size_t>(ranks);
-    const bool in_parts =
-        p->trainable && (!bf16 || p->bf16_only) && !block_of(p->name, blocks).empty();
-    const std::size_t masters = in_parts || (bf16 && p->bf16_only) ? share : n;
-    const std::size_t held = in_parts ? share : n;
-    bytes += 4 * masters + (bf16 && !in_parts ? 2 * n : 0);
-    if (p->trainable) bytes += 4 * held + ((squares ? 8 : 4) + 4 * averages) * share;
-  }
-  return bytes;
+// Whether some optimizer keeps squares of gradients.
+bool keeps_squares(const std::vector<TrainDeck>& optimizers) {
+  return std::ranges::any_of(optimizers, [](const auto& o) { return o.optimizer != "sgd"; });
 }
 
 DeviceEvent mark() { return on_cuda() ? device_runtime().record(Stream::compute) : DeviceEvent(); }
@@ -187,11 +172,12 @@ void Trainer::set_timeout(double seconds) {
 // others free, may be enough.
 void Trainer::check_state_fits() {
   if (on_cuda()) return;
-  const bool squares = std::any_of(optimizers_.begin(), optimizers_.end(),
-                                   [](const auto& o) { return o.optimizer != "sgd"; });
-  const std::size_t state = least_state_bytes(
-      params(), task_->bf16(), squares, deck_.parallel.zero >= 1 ? comm_->size() : 1,
-      deck_.train.ema_decay.size(), sharding() ? sharding()->blocks : std::vector<std::string>());
+  params().lay_out(bucket_elements(deck_.parallel, comm_->size()), task_->bf16(), sharding(),
+                   comm_->size());
+  const std::size_t state =
+      state_bytes(params(), task_->bf16(), deck_.parallel.zero >= 1, comm_->size(),
+                  keeps_squares(optimizers_), deck_.train.ema_decay.size())
+          .state();
   // Before any rank allocates: least() waits for all.
   const std::size_t room =
       least(host_memory().available / static_cast<std::size_t>(device_.host_ranks), world_);
@@ -232,9 +218,7 @@ void Trainer::load_state() {
   if (!checkpoint) started_from_ = task_->start_weights();
   if (started_from_.empty())
     started_from_ = fmt::format("drawn from run.seed = {}", deck_.run.seed);
-  data_parallel_->make_state(std::any_of(optimizers_.begin(), optimizers_.end(),
-                                         [](const auto& o) { return o.optimizer != "sgd"; }),
-                             deck_.train.ema_decay);
+  data_parallel_->make_state(keeps_squares(optimizers_), deck_.train.ema_decay);
   if (!repeats_)
     checkpoints_->check_room(
         flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
