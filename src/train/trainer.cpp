@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <utility>
 
@@ -14,8 +12,6 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/faults.h"
-#include "core/file.h"
-#include "core/hash.h"
 #include "core/host.h"
 #include "core/log.h"
 #include "core/mpi.h"
@@ -23,8 +19,8 @@
 #include "data/clip_store.h"
 #include "data/images/labelled_images.h"
 #include "ops/optimizer.h"
-#include "ops/ways.h"
 #include "tensor/device.h"
+#include "train/gpu_ways.h"
 #include "train/metrics/run_facts.h"
 #include "train/validation.h"
 
@@ -155,7 +151,9 @@ void Trainer::start() {
   check_state_fits();
   load_state();
   plan_step();
-  choose_ways();
+  if (on_cuda())
+    ways_ =
+        choose_ways(deck_, *source_, batch_sizes_, memory_, world_, [this] { try_each_bucket(); });
   open_readers();
   // Not before: reading a checkpoint may take longer than a step.
   if (deck_.parallel.hang_timeout > 0) set_timeout(deck_.parallel.hang_timeout);
@@ -317,53 +315,6 @@ std::size_t Trainer::planned_bytes() const {
   std::size_t most = also_bytes_;
   for (const StepMemory& m : memory_) most = std::max(most, m.bytes);
   return most;
-}
-
-// On a GPU the ways of computing are measured once a run, by rank 0, on a micro-batch of each
-// bucket, and stored, so that a restart repeats the choices; other ranks, whose measurements would
-// disturb and contradict each other, are told. Another run may choose differently, with other last
-// bits: with parallel.deterministic nothing is measured.
-void Trainer::choose_ways() {
-  // A weak symbol: null in a build without CUDA.
-  if (!on_cuda() || &kernels::set_ways == nullptr) return;
-  if (first_rank() && deck_.model.dtype == "fp8" &&
-      (deck_.parallel.deterministic || !std::ranges::count(deck_.device.tried, "fp8")))
-    log::warn(
-        "model.dtype = \"fp8\": products run in bf16, on operands rounded to e4m3, and are slower "
-        "than with bf16: the library's e4m3 products are untested. device.try = [\"fp8\"] lets "
-        "them compete (not with parallel.deterministic); by count they are worth it from 3,072 "
-        "channels on");
-  if (deck_.parallel.deterministic) {
-    ways_ = "the first of each, not measured (parallel.deterministic)";
-    return kernels::set_ways({.tried = deck_.device.tried});
-  }
-  const std::filesystem::path file = std::filesystem::path(deck_.run.dir) / "matmul.txt";
-  std::string table;
-  if (first_rank() && std::filesystem::exists(file))
-    table = read_whole(file, 64 << 20, Exit::usage, "delete it: products are measured again");
-  const std::string before = table;
-  const auto set = [&](bool measure) {
-    broadcast_sized(table, world_);
-    kernels::set_ways({.tried = deck_.device.tried, .table = table, .measure = measure});
-  };
-  set(first_rank());
-  // An entry of the table that is no choice: a micro-batch of each bucket has been measured on this
-  // GPU, with these shapes. A new value of device.try counts only without a table.
-  std::string shapes = fmt::format("{} {}", deck_.model.dtype, deck_.parallel.sp);
-  for (std::size_t b = 0; b < memory_.size(); ++b)
-    shapes += fmt::format("; {} {} {} {}", source_->buckets()[b].name, batch_sizes_[b],
-                          memory_[b].recompute, memory_[b].kept);
-  std::string measured = fmt::format("{}\tmicro-batches {}\tmeasured\t0\n",
-                                     kernels::ways_identity(), to_hex(hash128(shapes)));
-  broadcast_sized(measured, world_);
-  if (table.find(measured) == table.npos) try_each_bucket();
-  const std::string taken = kernels::ways_taken();
-  ways_ = fmt::format("the fastest by measurement; untested ones: {}",
-                      taken.empty() ? "none tried" : taken);
-  if (first_rank()) table = kernels::ways_table();
-  if (table.find(measured) == table.npos) table += measured;
-  set(false);
-  if (first_rank() && table != before) replace_file(file, table, Exit::checkpoint, Durable::no);
 }
 
 // Forward and backward of a micro-batch of each bucket, of which nothing is left: all ranks run the

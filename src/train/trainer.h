@@ -133,7 +133,6 @@ class Trainer {
   std::string data_text() const;
   void check_data(const std::string& checkpoint) const;
   void plan_step();
-  void choose_ways();
   void try_each_bucket();
   void open_readers();
   void load_costliest();
