@@ -64,20 +64,16 @@ double decay_factor(const TrainDeck& d, std::int64_t steps_done) {
 // Flips a bit of a weight in the copy that this rank's forward reads: of the largest parameter that
 // is trained and whole on every rank, for a place in the flat space may be padding.
 void flip_a_bit(ParameterTable& table) {
-  const auto trained = [](const auto& p) {
+  const auto size = [](const auto& p) {
     return p->trainable && !p->sharded ? p->shape.numel() : 0;
   };
-  const auto largest =
-      std::max_element(table.all().begin(), table.all().end(),
-                       [&](const auto& a, const auto& b) { return trained(a) < trained(b); });
-  const Parameter& p = **largest;
-  const std::int64_t n = p.shape.numel(), at = n / 3;
-  const Tensor weights = (p.working.defined() ? p.working : p.value).view({n});
-  const Tensor one = weights.slice(at, at + 1), host = one.to_host();
-  std::vector<std::byte> bytes(host.bytes());
-  std::copy_n(static_cast<const std::byte*>(host.raw()), bytes.size(), bytes.data());
+  const Parameter& p = **std::ranges::max_element(table.all(), {}, size);
+  const std::int64_t n = p.shape.numel();
+  Tensor one = (p.working.defined() ? p.working : p.value).view({n}).slice(n / 3, n / 3 + 1);
+  const Tensor host = one.to_host();
+  auto* const bytes = static_cast<std::byte*>(host.raw());
   bytes[0] ^= std::byte{4};
-  Tensor(one).set(std::span<const std::byte>(bytes));
+  one.set(std::span<const std::byte>(bytes, host.bytes()));
 }
 
 }  // namespace
