@@ -3,7 +3,7 @@
 #include "config/deck_table.h"
 #include "models/lora.h"
 #include "models/stdit3/rectified_flow.h"
-#include "models/wan/vae_networks.h"
+#include "models/wan/vae.h"
 
 namespace weft {
 namespace {
@@ -89,8 +89,19 @@ void vae_rows(Rows& r, WanVaeDeck& d) {
          "Safetensors file, index or folder with Wan's VAE under the released names or those of "
          "diffusers; empty takes the newest checkpoint of run.dir.")
       .decides = false;
+  r.text("variant", d.variant,
+         "Wan's VAE: that of Wan2.1 (also of Wan2.2's 14B models), or that of Wan2.2's TI2V-5B, "
+         "with shortcuts around its levels.",
+         {"2.1", "2.2"})
+      .alias = "model.variant";
   r.number("filters", d.filters, 1, 65536, "Channels of Wan's VAE at the frames' full size.")
       .alias = "model.filters";
+  r.number("decoder_filters", d.decoder_filters, 0, 65536,
+           "Channels of its decoder at the frames' full size; 0: filters.")
+      .alias = "model.decoder_filters";
+  r.number("patch_size", d.patch_size, 1, 2,
+           "Wan's VAE: rows and columns of pixels that are channels of its input.")
+      .alias = "model.patch_size";
   r.number("z_channels", d.z_channels, 1, 4096, "Channels of its latents.").alias =
       "model.z_channels";
   r.number("channel_multipliers", d.channel_multipliers, 1, 1024,
@@ -115,15 +126,23 @@ void check_vae(const WanVaeDeck& v, const DeckDemand& demand) {
          fmt::format("vae.channel_multipliers has {} levels and vae.temporal_downsample {}",
                      v.channel_multipliers.size(), v.temporal_downsample.size()),
          "give temporal_downsample one entry fewer than there are levels");
-  demand(v.z_channels == CausalVae::latent_channels,
-         fmt::format("vae.z_channels = {}", v.z_channels),
+  const auto known = std::ssize(wan_latents(v.variant).means);
+  demand(v.z_channels == known,
+         fmt::format("vae.z_channels = {} with vae.variant = \"{}\"", v.z_channels, v.variant),
          fmt::format("set it to {}: means and deviations of Wan's latents are known for these",
-                     CausalVae::latent_channels));
-  for (std::size_t i = 0; i + 1 < v.channel_multipliers.size(); ++i)
-    demand(v.filters * v.channel_multipliers[i + 1] % 2 == 0,
+                     known));
+  const std::vector<std::int64_t>& m = v.channel_multipliers;
+  for (std::size_t i = 0; i + 1 < m.size(); ++i) {
+    demand(v.variant == "2.2" || v.filters * m[i + 1] % 2 == 0,
            fmt::format("vae.filters = {} times vae.channel_multipliers[{}] = {} is odd", v.filters,
-                       i + 1, v.channel_multipliers[i + 1]),
+                       i + 1, m[i + 1]),
            "upsampling halves the channels: make the product even");
+    const bool last = i + 2 == m.size();
+    demand(v.variant == "2.1" || m[i + 1] == m[i] || (m[i + 1] == 2 * m[i] && !last),
+           fmt::format("vae.channel_multipliers[{}] = {} behind {} with vae.variant = \"2.2\"",
+                       i + 1, m[i + 1], m[i]),
+           "take the same or, but at the last, its double: so a shortcut goes around each level");
+  }
 }
 
 }  // namespace

@@ -50,13 +50,15 @@ struct WanSamplerDeck : SamplerDeck {
 };
 std::vector<DeckTable> wan_tables();
 
-// The table [vae] of the deck where the model is Wan2.1 or its VAE.
-// Shape of Wan2.1's VAE (docs/models/wan_vae.md) and how it is run. The released one is the
-// default.
+// The table [vae] of the deck where the model is Wan or its VAE.
+// Shape of Wan's VAE (docs/models/wan_vae.md) and how it is run. That of Wan2.1 is the default.
 struct WanVaeDeck {
+  std::string variant = "2.1";
   std::string weights;
   std::int64_t filters = 96;
+  std::int64_t decoder_filters = 0;  // 0: filters
   std::int64_t z_channels = 16;
+  std::int64_t patch_size = 1;
   std::vector<std::int64_t> channel_multipliers = {1, 2, 4, 4};
   std::int64_t num_res_blocks = 2;
   std::vector<bool> temporal_downsample = {false, true, true};
