@@ -52,7 +52,9 @@ struct DenoiserInput {
   Tensor fps;                    // f32 [B]
   double height = 0, width = 0;  // of the footage in pixels
   Captions captions;
-  Tensor x_mask;  // u8 [B, T], 1 = frame is being generated; undefined: all are
+  Tensor x_mask;     // u8 [B, T], 1 = frame is being generated; undefined: all are
+  Tensor condition;  // f32 [B, condition_channels(), T, h, w] of a model that has some
+  bool high_noise = false;  // the step is one for the expert of high noise (SamplerDeck::boundary)
   // For a step cache, of a model with a cache_signal(): `blocks`, if not null, gets what all blocks
   // together add to the tokens, in a form of the model's own; with `reuse_blocks` it is taken as
   // an earlier step left it, and the blocks are not run.
@@ -84,6 +86,8 @@ class Denoiser : public ModelPart {
   virtual bool has_null_caption() const { return true; }
   // Whether DenoiserInput::x_mask is heeded: frames that are given, and frames to edit.
   virtual bool takes_given_frames() const { return true; }
+  // Channels of what it reads beside the noisy latent.
+  virtual std::int64_t condition_channels() const { return 0; }
   virtual ClipDefaults clip_defaults() const { return {}; }
   // The deck's table [sampler]; a model with defaults of its own has a table of its own.
   virtual const SamplerDeck& sampler(const Deck& deck) const;

@@ -262,7 +262,7 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
   if (!placements.empty()) request.edit = edit_ratios(placements, item.latent_frames);
   request.fresh_noise = [&](int step, Tensor& noise) {
     ops::fill_normal(seed, static_cast<int>(Purpose::noise),
-                     static_cast<std::uint64_t>(loop * sampler.steps + step), id, noise);
+                     static_cast<std::uint64_t>(loop * sampler.count() + step), id, noise);
   };
   add_captions(clips, request);
   double reported = begin;
@@ -285,12 +285,12 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
   const Tensor z = flow_sample(model_, sampler, deck_.get<DiffusionDeck>(), request);
   z.to_host();  // waits for the GPU, for the time below
   if (first()) {
-    times_.steps += sampler.steps;
+    times_.steps += sampler.count();
     times_.skipped += skipped;
     if (sampler.caches())
       log::info("sample    {}{}: loop {}, {} of {} steps skipped ({})", item.name,
                 clips > 1 ? fmt::format(" and {} more", clips - 1) : "", loop, skipped,
-                sampler.steps, sampler.cache);
+                sampler.count(), sampler.cache);
   }
   times_.sample += now_seconds() - begin;
   return z;
@@ -409,6 +409,7 @@ MemoryNeed plan_sampling(const Deck& deck, const ClipParts& parts, const ClipIte
   SamplerDeck sampler = model.sampler(deck);
   // All steps need the same memory.
   sampler.steps = 1;
+  sampler.timesteps.clear();
   flow_sample(model, sampler, deck.get<DiffusionDeck>(), request);
   return arena->need();
 }

@@ -314,8 +314,9 @@ ClipItem item_of_prompt(const Deck& deck, const Prompt& p, const ClipParts& part
   check_references(p.references, p.named_by, where);
   check_masks(item, p, g, loops, where);
   check_model(deck, p, item, parts, loops, where);
+  const SamplerDeck& sampler = parts.denoiser->sampler(deck);
   const double sampling =
-      2.0 * static_cast<double>(parts.denoiser->sampler(deck).steps) *
+      static_cast<double>((sampler.guided() ? 2 : 1) * sampler.count()) *
       parts.denoiser->flops(item.latent_frames, item.latent_height, item.latent_width);
   const double decoding =
       static_cast<double>(frames) *

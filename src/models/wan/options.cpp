@@ -9,7 +9,17 @@ namespace weft {
 namespace {
 
 void model_rows(Rows& r, WanDeck& d) {
-  r.number("in_channels", d.in_channels, 1, 4096, "Channels of its input: those of the latents.");
+  r.text("variant", d.variant,
+         "Wan: text to video; a picture's latents beside the noisy ones (i2v); a first frame that "
+         "is given, or none (ti2v).",
+         {"t2v", "i2v", "ti2v"})
+      .decides = d.variant != "t2v";
+  r.number("in_channels", d.in_channels, 1, 4096,
+           "Channels of its input: those of the latents, and with variant = \"i2v\" 4 of a mask and "
+           "those of the picture's.");
+  r.number("out_channels", d.out_channels, 0, 4096,
+           "Wan: channels of the latents that it denoises; 0: in_channels.")
+      .decides = d.out_channels > 0;
   r.number("patch_size", d.patch_size, 1, 64, "Patch in frames, rows and columns of the input.");
   r.number("hidden_size", d.hidden_size, 8, 10240, "Channels of a token.");
   r.number("depth", d.depth, 1, 1000, "Blocks.");
@@ -30,6 +40,13 @@ void check_model(const Deck& deck, const DeckDemand& demand) {
   demand(deck.model.name != "wan" || !masks_wanted(deck.get<MaskDeck>()),
          "[mask] has shares of samples, and model.name is \"wan\"",
          "leave [mask] out: this model denoises whole clips, and takes no frame as given");
+  const std::int64_t latent = m.latent_channels(), i2v = 2 * latent + 4;
+  demand(m.in_channels == (m.variant == "i2v" ? i2v : latent),
+         fmt::format("model.in_channels = {} with out_channels = {} and variant = \"{}\"",
+                     m.in_channels, m.out_channels, m.variant),
+         m.variant == "i2v"
+             ? fmt::format("set it to {}: the latents', 4 of a mask, the picture's", i2v)
+             : std::string("set both to the channels of the latents, or variant = \"i2v\""));
   demand(m.patch_size.size() == 3,
          fmt::format("model.patch_size has {} numbers", m.patch_size.size()),
          "give three: frames, rows and columns, as [1, 2, 2]");

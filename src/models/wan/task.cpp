@@ -47,16 +47,16 @@ double sigma_weight(const WanDiffusionDeck& d, double sigma) {
 Tensor wan_loss(Tape& tape, Wan& model, const Tensor& x0, const Tensor& eps, WanInput in,
                 const Tensor& factors, const Tensor& weight) {
   in.x = Tensor::empty(x0.shape(), DType::f32);
-  ops::flow_interpolate(x0, eps, in.timestep, Tensor(), in.x);
+  ops::flow_interpolate(x0, eps, in.timestep, in.x_mask, in.x);
   const Var out = model.forward(tape, in);
   const std::int64_t B = x0.dim(0);
   Tensor loss = Tensor::empty({B}, DType::f32);
   // The operation's target is its first latent less the second: here noise less data.
-  ops::velocity_loss_forward(out->value, eps, x0, Tensor(), loss);
+  ops::velocity_loss_forward(out->value, eps, x0, in.x_mask, loss);
   if (tape.recording()) out->grad = Tensor::empty(out->value.shape(), DType::f32);
   if (!factors.defined()) {
     if (tape.recording())
-      ops::velocity_loss_backward(out->value, eps, x0, Tensor(), weight, out->grad);
+      ops::velocity_loss_backward(out->value, eps, x0, in.x_mask, weight, out->grad);
     return loss;
   }
   for (std::int64_t b = 0; b < B; ++b) {
@@ -66,7 +66,8 @@ Tensor wan_loss(Tape& tape, Wan& model, const Tensor& x0, const Tensor& eps, Wan
     if (!tape.recording()) continue;
     Tensor factor = Tensor::empty({1}, DType::f32), grad = of(out->grad);
     ops::scaled_add(weight, 1, of(factors), factor, false);
-    ops::velocity_loss_backward(of(out->value), of(eps), of(x0), Tensor(), factor, grad);
+    const Tensor mask = in.x_mask.defined() ? of(in.x_mask) : Tensor();
+    ops::velocity_loss_backward(of(out->value), of(eps), of(x0), mask, factor, grad);
   }
   return loss;
 }

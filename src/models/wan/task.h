@@ -16,7 +16,8 @@ double draw_sigma(const WanDiffusionDeck& d, std::uint64_t seed, std::uint64_t s
 double sigma_weight(const WanDiffusionDeck& d, double sigma);
 
 // Loss of each sample, f32 [B]: factor[b] times the mean of (v - (eps - x0))^2 at
-//   x = (1 - sigma) x0 + sigma eps, sigma = in.timestep / 1000.
+//   x = (1 - sigma) x0 + sigma eps, sigma = in.timestep / 1000,
+// over the frames that in.x_mask does not give; those are x0 in x.
 // `factors` f32 [B] or undefined (1). in.x is made here. When the tape records, the gradient of
 // weight * sum(loss), weight f32 [1], waits in the tape, and tape.backward() sends it to the
 // parameters.

@@ -80,7 +80,7 @@ class WanModel {
     table.set_counting(true);
     Tape tape;
     const Var x = make_var(in.x), y = make_var(in.captions.y);
-    const Var out = net.forward(tape, in, x, y);
+    const Var out = net.forward(tape, in, {x, nullptr, y});
     o.out = to_values(out->value);
     out->grad = to_tensor(g, out->value.shape());
     tape.backward();
