@@ -149,11 +149,11 @@ void ModelSource::read(ParameterTable& table, const WeightNames& names) const {
   } else {
     load_weights(weights_, table, names);
   }
-  merge(table);
+  merge(table, names);
 }
 
 // Reads the adapters and adds them to the weights, which are loaded.
-void ModelSource::merge(ParameterTable& table) const {
+void ModelSource::merge(ParameterTable& table, const WeightNames& names) const {
   std::vector<WeightedAdapter> adapters;
   if (of_checkpoint_) adapters.push_back({adapter_of(*checkpoint_, ema_), 1});
   for (const NamedAdapter& n : adapters_) adapters.push_back({n.read(ema_), n.factor});
@@ -166,7 +166,7 @@ void ModelSource::merge(ParameterTable& table) const {
   const std::string values = known ? hash_of_values(table) : "";
   if (!is_random_source(weights_))
     for (const auto& [a, factor] : adapters) check_base(a.path, a.facts, base, values);
-  merge_adapters(table, adapters);
+  merge_adapters(table, adapters, names);
 }
 
 }  // namespace weft

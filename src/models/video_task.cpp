@@ -92,7 +92,7 @@ std::string VideoTask::start_weights() {
   std::string read = load_base();
   for (const std::string& text : lora_deck(deck_).adapters) {
     const NamedAdapter from = find_adapter("model.adapters", text, world_);
-    const Adapter adapter = from.read(true);
+    const Adapter adapter = by_model(from.read(true), params(), model().weight_names());
     check_base(adapter.path, adapter.facts, deck_.model.weights, adapters_.base_hash);
     start_from(lora_deck(deck_), params(), adapter, from.factor);
     read += fmt::format("; goes on from {}{}",

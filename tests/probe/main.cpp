@@ -115,6 +115,7 @@ Command probe_command() {
   c.option("--weights", r->weights, "safetensors");
   c.option("--inputs", r->inputs, "safetensors").required = true;
   c.option("--outputs", r->outputs, "safetensors to write").required = true;
+  c.option("--adapter", r->adapters, "FILE=FACTOR, added to the weights (wan, forward)");
   c.option("--backward", r->backward, "also gradients");
   c.key_option<std::string>("--device", "device.kind", "cpu or cuda");
   c.key_option<std::string>("--dtype", "model.dtype", "f32, bf16 or fp8");

@@ -15,6 +15,7 @@ struct ProbeRequest {
   std::string deck;  // its file; empty: none is given
   std::string weights, inputs, outputs;
   bool backward = false;
+  std::vector<std::string> adapters;  // FILE=FACTOR
 };
 
 int probe_stdit3(const Deck& deck, const ProbeRequest& request);

@@ -1,5 +1,6 @@
 #include <numeric>
 
+#include "checkpoint/adapter.h"
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "models/wan/dit.h"
@@ -41,6 +42,12 @@ int probe_wan(const Deck& deck, const ProbeRequest& request) {
   Wan model(wan_config(deck));
   model.params().allocate(1 << 22, model.bf16(), request.backward);
   load_weights(request.weights, model.params(), model.weight_names());
+  std::vector<WeightedAdapter> adapters;
+  for (const std::string& text : request.adapters) {
+    const NamedAdapter named = find_adapter("--adapter", text, MPI_COMM_SELF);
+    adapters.push_back({named.read(false), named.factor});
+  }
+  if (!adapters.empty()) merge_adapters(model.params(), adapters, model.weight_names());
   const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
   const ArenaScope scope(*arena);
   const ProbeInputs inputs(request.inputs);
