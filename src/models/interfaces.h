@@ -63,6 +63,32 @@ struct DenoiserInput {
 };
 
 struct SamplerDeck;  // models/flow_sampler.h
+struct RgbView;      // media/resize.h
+class VideoCodec;
+
+// The clip that a picture asks for, in pixels, and how the picture is brought to its size: scaled,
+// then cut.
+struct PictureFit {
+  std::int64_t width = 0, height = 0;
+  std::int64_t scaled_width = 0, scaled_height = 0, left = 0, top = 0;
+};
+// How a model takes the picture that a clip begins with.
+class PictureStart {
+ public:
+  virtual ~PictureStart() = default;
+  // Whether it makes no clip without one.
+  virtual bool required() const = 0;
+  // For a clip of about `area` pixels, of a codec with `side` pixels a latent.
+  virtual PictureFit fit(std::int64_t width, std::int64_t height, std::int64_t area,
+                         std::int64_t side) const = 0;
+  // The picture at that size, f32 [1,height,width,3] in -1..1 on this rank's device.
+  virtual Tensor pixels(const RgbView& picture, const PictureFit& fit) const = 0;
+  // DenoiserInput::condition of one clip of `frames` that begins with it, [1,c,T,h,w]; undefined:
+  // its latent is the clip's first frame, which is given.
+  virtual Tensor condition(VideoCodec& codec, const Tensor& pixels, std::int64_t frames) const {
+    return {};
+  }
+};
 
 // What [generate] takes where the deck leaves it to the model.
 struct ClipDefaults {
@@ -88,6 +114,8 @@ class Denoiser : public ModelPart {
   virtual bool takes_given_frames() const { return true; }
   // Channels of what it reads beside the noisy latent.
   virtual std::int64_t condition_channels() const { return 0; }
+  // Null: it knows no such picture; references go where a mask strategy says.
+  virtual const PictureStart* picture_start() const { return nullptr; }
   virtual ClipDefaults clip_defaults() const { return {}; }
   // The deck's table [sampler]; a model with defaults of its own has a table of its own.
   virtual const SamplerDeck& sampler(const Deck& deck) const;

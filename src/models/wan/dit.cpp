@@ -54,6 +54,7 @@ std::vector<float> add_padding_keys(CaptionBatch& captions, std::int64_t text_le
 
 Wan::Wan(const WanConfig& config, ParameterTable* shared, const std::string& prefix)
     : config_(config),
+      picture_(config.variant == "i2v", config.patch_size[1]),
       heads_(config.num_heads),
       head_(config.hidden_size / config.num_heads),
       params_(shared != nullptr ? *shared : own_) {
@@ -166,8 +167,9 @@ WanInput Wan::complete(const DenoiserInput& in) const {
   whole.captions = upload(captions, in.captions.y, count_tokens(in.x, config_.patch_size));
   whole.last_bias = Tensor::from_host(std::span<const float>(bias), {std::ssize(bias)});
   if (in.x_mask.defined() && !group_.alone()) {
-    const Tensor mask = in.x_mask.to_host();
-    whole.rows = token_rows(in.x, mask.span<std::uint8_t>());
+    const Tensor mask = Arena::current().is_planning() ? Tensor() : in.x_mask.to_host();
+    whole.rows = token_rows(
+        in.x, mask.defined() ? mask.span<std::uint8_t>() : std::span<const std::uint8_t>());
   }
   return whole;
 }

@@ -13,6 +13,7 @@
 #include "models/flow_sampler.h"
 #include "models/interfaces.h"
 #include "models/wan/options.h"
+#include "models/wan/picture.h"
 #include "nn/exchange.h"
 #include "nn/nn.h"
 
@@ -87,7 +88,12 @@ class Wan : public Denoiser {
   std::string caption_keys() const override { return "model.text_dim and model.text_len"; }
   bool has_null_caption() const override { return false; }
   bool takes_given_frames() const override { return config_.variant == "ti2v"; }
-  ClipDefaults clip_defaults() const override { return {16, 0, wan_negative_prompt}; }
+  const PictureStart* picture_start() const override {
+    return config_.variant == "t2v" ? nullptr : &picture_;
+  }
+  ClipDefaults clip_defaults() const override {
+    return {config_.variant == "ti2v" ? 24.0 : 16.0, 0, wan_negative_prompt};
+  }
   const SamplerDeck& sampler(const Deck& deck) const override { return deck.get<WanSamplerDeck>(); }
   std::int64_t side_multiple() const override {
     return std::lcm(config_.patch_size[1], config_.patch_size[2]);
@@ -142,6 +148,7 @@ class Wan : public Denoiser {
   Var to_tokens(nn::Context c, const Var& x);
 
   WanConfig config_;
+  WanPicture picture_;
   std::int64_t heads_, head_;  // H, D
   nn::SequenceGroup group_;
   ParameterTable own_;
@@ -171,6 +178,7 @@ class WanExperts : public Denoiser {
   std::string caption_keys() const override { return low_.caption_keys(); }
   bool has_null_caption() const override { return false; }
   bool takes_given_frames() const override { return low_.takes_given_frames(); }
+  const PictureStart* picture_start() const override { return low_.picture_start(); }
   ClipDefaults clip_defaults() const override { return low_.clip_defaults(); }
   const SamplerDeck& sampler(const Deck& deck) const override { return low_.sampler(deck); }
   std::int64_t side_multiple() const override { return low_.side_multiple(); }

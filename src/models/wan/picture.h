@@ -10,12 +10,6 @@
 
 namespace weft {
 
-// The clip that a picture asks for, in pixels, and how the picture is brought to its size: scaled,
-// then cut.
-struct PictureFit {
-  std::int64_t width = 0, height = 0;
-  std::int64_t scaled_width = 0, scaled_height = 0, left = 0, top = 0;
-};
 // I2V-A14B: as many pixels as `area`, at most, with the picture's aspect; sides are multiples of
 // `latent` pixels times `patch`. The picture is stretched.
 PictureFit stretched_fit(std::int64_t width, std::int64_t height, std::int64_t area,
@@ -34,5 +28,28 @@ Tensor covering(const RgbView& picture, const PictureFit& fit, std::vector<std::
 // channels of a mask, 1 in the first latent frame; then the latents' means of the picture f32
 // [1,H,W,3] with grey frames behind it.
 Tensor picture_condition(VideoCodec& codec, const Tensor& picture, std::int64_t frames);
+
+// Of model.variant "i2v" or "ti2v"; `patch`: latents a token, each way.
+class WanPicture : public PictureStart {
+ public:
+  WanPicture(bool beside, std::int64_t patch) : beside_(beside), patch_(patch) {}
+
+  bool required() const override { return beside_; }
+  PictureFit fit(std::int64_t width, std::int64_t height, std::int64_t area,
+                 std::int64_t side) const override {
+    return beside_ ? stretched_fit(width, height, area, side, patch_)
+                   : covering_fit(width, height, area, side * patch_);
+  }
+  Tensor pixels(const RgbView& picture, const PictureFit& fit) const override {
+    return beside_ ? stretched(picture, fit) : covering(picture, fit);
+  }
+  Tensor condition(VideoCodec& codec, const Tensor& pixels, std::int64_t frames) const override {
+    return beside_ ? picture_condition(codec, pixels, frames) : Tensor();
+  }
+
+ private:
+  bool beside_;
+  std::int64_t patch_;
+};
 
 }  // namespace weft
