@@ -77,6 +77,17 @@ void diffusion_rows(Rows& r, WanDiffusionDeck& d) {
   r.text("weighting", d.weighting,
          "Wan: factor of a sample's loss: none, or shift for 1 + shift times its noise level.",
          {"none", "shift"});
+  r.number("first_frame", d.first_frame, 0, 1,
+           "Wan, model.variant = \"ti2v\": share of the samples whose first latent frame is given, "
+           "and is left out of the loss; the others learn from text alone.");
+}
+
+void check_diffusion(const Deck& deck, const DeckDemand& demand) {
+  demand(deck.get<WanDiffusionDeck>().first_frame == 0 || deck.model.name != "wan" ||
+             deck.get<WanDeck>().variant == "ti2v",
+         fmt::format("diffusion.first_frame = {} with model.variant = \"{}\"",
+                     deck.get<WanDiffusionDeck>().first_frame, deck.get<WanDeck>().variant),
+         "set model.variant = \"ti2v\", or leave it out");
 }
 
 }  // namespace
@@ -89,7 +100,8 @@ std::vector<DeckTable> wan_tables() {
   std::vector<DeckTable> tables = {deck_table("model", model_rows),
                                    deck_table("diffusion", diffusion_rows), wan_lora_table(),
                                    wan_adapters_table()};
-  tables.front().check = check_model;
+  tables[0].check = check_model;
+  tables[1].check = check_diffusion;
   for (DeckTable& t : tables) {
     t.next = t.section == "model" ? "model" : "train";
     t.fixed = true;

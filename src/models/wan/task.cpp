@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/philox.h"
 #include "models/lora.h"
 #include "models/registry.h"
 #include "ops/pointwise.h"
@@ -91,6 +92,24 @@ std::string WanTask::describe() const {
                      lora.on() ? fmt::format(", LoRA of rank {}", lora.rank) : "");
 }
 
+// The mask of a batch in which a share of the samples has its first frame given.
+void WanTask::give_first_frames(const LoadedBatch& clips, const Tensor& x0, WanInput& in) const {
+  const std::int64_t B = x0.dim(0), T = x0.dim(2);
+  in.x_mask = Tensor::empty({B, T}, DType::u8);
+  std::vector<std::uint8_t> mask(static_cast<std::size_t>(B * T), 1);
+  if (!is_planned(clips)) {
+    for (std::int64_t b = 0; b < B; ++b) {
+      const Philox random(static_cast<std::uint64_t>(deck_.run.seed), Purpose::frame_mask,
+                          static_cast<std::uint64_t>(clips.step),
+                          static_cast<std::uint64_t>(clips.what.samples[b]));
+      const bool given = random.uniform(0) < deck_.get<WanDiffusionDeck>().first_frame;
+      mask[static_cast<std::size_t>(b * T)] = given ? 0 : 1;
+    }
+    in.x_mask.set(std::span<const std::uint8_t>(mask));
+  }
+  if (!model_.sequence_group().alone()) in.rows = model_.token_rows(x0, mask);
+}
+
 VideoTask::Flow WanTask::make_flow(const Bucket& bucket, const LoadedBatch& clips,
                                    const Tensor& bytes, double recompute, bool held_out) {
   const std::int64_t B = std::ssize(clips.what.clips);
@@ -104,6 +123,8 @@ VideoTask::Flow WanTask::make_flow(const Bucket& bucket, const LoadedBatch& clip
   if (held_out) shape.drop = 0;
   in.captions = pack_padded(captions_of(deck_, shape, bucket, clips, features()), m.text_len,
                             count_tokens(made.x0, m.patch_size), in.last_bias);
+  if (d.first_frame > 0 && made.x0.dim(2) > 1 && !held_out)
+    give_first_frames(clips, made.x0, in);
   Tensor factors;
   if (d.weighting != "none" && !held_out) factors = Tensor::empty({B}, DType::f32);
   if (!is_planned(clips) && !held_out) {

@@ -40,6 +40,8 @@ class WanTask : public VideoTask {
                  double recompute, bool held_out) override;
 
  private:
+  void give_first_frames(const LoadedBatch& clips, const Tensor& x0, WanInput& in) const;
+
   Wan model_;
 };
 
