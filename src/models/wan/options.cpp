@@ -77,12 +77,19 @@ void diffusion_rows(Rows& r, WanDiffusionDeck& d) {
   r.text("weighting", d.weighting,
          "Wan: factor of a sample's loss: none, or shift for 1 + shift times its noise level.",
          {"none", "shift"});
+  r.number("noise_range", d.noise_range, 0, 1,
+           "Wan2.2: levels of noise, lowest and highest, that this model trains at: an expert's, "
+           "such as [0.875, 1] (text) or [0.9, 1] (picture) for high noise.");
   r.number("first_frame", d.first_frame, 0, 1,
            "Wan, model.variant = \"ti2v\": share of the samples whose first latent frame is given, "
            "and is left out of the loss; the others learn from text alone.");
 }
 
 void check_diffusion(const Deck& deck, const DeckDemand& demand) {
+  const std::vector<double>& range = deck.get<WanDiffusionDeck>().noise_range;
+  demand(range.size() == 2 && range[0] < range[1],
+         fmt::format("diffusion.noise_range = [{}]", fmt::join(range, ", ")),
+         "give the lowest and the highest level, as [0.875, 1]");
   demand(deck.get<WanDiffusionDeck>().first_frame == 0 || deck.model.name != "wan" ||
              deck.get<WanDeck>().variant == "ti2v",
          fmt::format("diffusion.first_frame = {} with model.variant = \"{}\"",

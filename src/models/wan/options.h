@@ -41,6 +41,7 @@ struct WanDiffusionDeck {
   double scale = 1.0;
   double shift = 3.0;
   std::string weighting = "none";
+  std::vector<double> noise_range = {0, 1};
   double first_frame = 0;
 };
 // Sampling as Wan2.1 is released: [sampler] with other defaults (docs/generate.md, Solvers).

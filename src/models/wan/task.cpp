@@ -37,8 +37,14 @@ Captions pack_padded(const ClipCaptions& captions, std::int64_t text_len, std::i
 
 double draw_sigma(const WanDiffusionDeck& d, std::uint64_t seed, std::uint64_t step,
                   std::uint64_t sample) {
-  const double u = draw_level(d.sample_method, d.loc, d.scale, seed, step, sample);
-  return d.shift * u / (1 + (d.shift - 1) * u);
+  const double low = d.noise_range[0], high = d.noise_range[1];
+  double sigma = 0;
+  for (std::uint32_t again = 0; again < 1000; ++again) {
+    const double u = draw_level(d.sample_method, d.loc, d.scale, seed, step, sample, again);
+    sigma = d.shift * u / (1 + (d.shift - 1) * u);
+    if (low <= sigma && (sigma < high || high == 1)) return sigma;
+  }
+  return low + (high - low) * sigma;
 }
 
 double sigma_weight(const WanDiffusionDeck& d, double sigma) {

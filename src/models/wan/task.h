@@ -8,7 +8,8 @@
 namespace weft {
 
 // The noise level sigma in [0, 1] that sample `sample` trains at in step `step`: a function of
-// (seed, step, sample).
+// (seed, step, sample). Drawn again until it is in diffusion.noise_range; where a thousand draws
+// are not, scaled into it.
 double draw_sigma(const WanDiffusionDeck& d, std::uint64_t seed, std::uint64_t step,
                   std::uint64_t sample);
 
@@ -34,6 +35,10 @@ class WanTask : public VideoTask {
   std::string describe() const override;
   std::vector<std::string> blocks_named() const override { return {"blocks."}; }
   std::int64_t blocks(const Bucket&) const override { return deck_.get<WanDeck>().depth; }
+  std::pair<double, double> noise_range() const override {
+    const std::vector<double>& range = deck_.get<WanDiffusionDeck>().noise_range;
+    return {range[0], range[1]};
+  }
 
  protected:
   Flow make_flow(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
