@@ -20,6 +20,7 @@ constexpr const char* random_prefix = "random:";
 
 // Parameters that start at zero get small random values: otherwise the branches that they scale
 // would add nothing.
+// Of experts' random weights the last seed counts for both.
 void draw(ParameterTable& table, std::uint64_t seed) {
   table.initialise(seed);
   std::uint64_t number = 0;
@@ -142,6 +143,9 @@ void ModelSource::read(ParameterTable& table, const WeightNames& names) const {
         of_checkpoint_->base);
     load_weights(of_checkpoint_->base, table, names);
   } else if (checkpoint_) {
+    WEFT_CHECK(names.prefix.empty(), Exit::usage,
+               "write its weights into a file (weft export RUN FILE), and name that",
+               "{} = {} is a run; experts are read from files", key_, checkpoint_->dir().string());
     if (ema_)
       restore_ema(*checkpoint_, table, std::nullopt, names.spare);
     else

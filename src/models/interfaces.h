@@ -97,6 +97,12 @@ struct ClipDefaults {
   std::string negative_prompt;  // empty: the null caption, or an empty text where there is none
 };
 
+// Weights that are files of their own, of a model that has several: for low noise, and for high.
+struct WeightSet {
+  WeightNames names;                 // `prefix`: of its parameters
+  std::vector<std::string> folders;  // what releases call its folder, beside the other's
+};
+
 // Predicts in which direction a noisy latent becomes data. Samplers (models/flow_sampler.h) know
 // no other side of a model.
 class Denoiser : public ModelPart {
@@ -107,6 +113,8 @@ class Denoiser : public ModelPart {
   virtual std::int64_t max_caption() const { return 1; }
   // The keys of the deck that say so, for hints.
   virtual std::string caption_keys() const { return ""; }
+  // Of two experts: low noise, high noise. Empty: all weights are one set.
+  virtual std::vector<WeightSet> weight_sets() const { return {}; }
   // Whether it has learned a caption for no text at all. One that has not takes its captions from
   // a text encoder, and classifier-free guidance takes the negative prompt's.
   virtual bool has_null_caption() const { return true; }

@@ -469,25 +469,20 @@ std::string name_in_diffusers(const std::string& name) {
 
 }  // namespace
 
-WeightNames WanExperts::weight_names() const {
-  WeightNames names;
-  names.others = [](const std::string& name) {
-    const std::size_t dot = name.find('.') + 1;
-    const std::string expert = name.substr(0, dot), inner = name.substr(dot);
-    return std::vector<std::string>{
-        expert + name_in_diffusers(inner),
-        (expert == "high_noise_model." ? "transformer." : "transformer_2.") +
-            name_in_diffusers(inner)};
-  };
-  return names;
-}
-
 WeightNames wan_weight_names() {
   WeightNames names;
   names.others = [](const std::string& name) {
     return std::vector<std::string>{"model.diffusion_model." + name, name_in_diffusers(name)};
   };
   return names;
+}
+
+std::vector<WeightSet> WanExperts::weight_sets() const {
+  WeightSet low{wan_weight_names(), {"low_noise_model", "transformer_2"}};
+  WeightSet high{wan_weight_names(), {"high_noise_model", "transformer"}};
+  low.names.prefix = "low_noise_model.";
+  high.names.prefix = "high_noise_model.";
+  return {low, high};
 }
 
 }  // namespace weft

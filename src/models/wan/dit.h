@@ -168,7 +168,7 @@ class WanExperts : public Denoiser {
 
   std::string name() const override { return "Wan's two experts"; }
   ParameterTable& params() override { return params_; }
-  WeightNames weight_names() const override;
+  std::vector<WeightSet> weight_sets() const override;
   bool bf16() const override { return low_.bf16(); }
   std::set<std::string> tables() const override { return low_.tables(); }
   std::int64_t channels() const override { return low_.channels(); }
