@@ -250,8 +250,9 @@ void guided_euler_step(const Tensor& out, float guidance, const Tensor& dt, cons
       f.size,
       [&]<int pack>() {
         launch(euler_kernel<pack>, f.grid(z), dim3(threads), 0, f,
-               static_cast<int>(out.dim(0) - z.dim(0)), static_cast<int>(out.dim(1)), data<float>(out), guidance, data<float>(dt),
-               data_or_null<std::uint8_t>(act), data<float>(z));
+               static_cast<int>(out.dim(0) - z.dim(0)), static_cast<int>(out.dim(1)),
+               data<float>(out), guidance, data<float>(dt), data_or_null<std::uint8_t>(act),
+               data<float>(z));
       },
       out, z);
 }

@@ -101,9 +101,9 @@ void depth_to_time(const Tensor& deep, const Tensor& from, Tensor& to) {
       from, to);
 }
 
-// A frame of the deep side [h,w,G] and the frames of the wide one [.,h side,w side,C] that it stands
-// for. Entry e of a block is offset[e] elements behind its first pixel; bit e of `missing`: it lies
-// before the clip.
+// A frame of the deep side [h,w,G] and the frames of the wide one [.,h side,w side,C] that it
+// stands for. Entry e of a block is offset[e] elements behind its first pixel; bit e of `missing`:
+// it lies before the clip.
 struct BlockMap {
   std::int64_t offset[8];
   std::int64_t first, row, column;  // of the wide side: the frame's, and from block to block
@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(threads)
   const std::int64_t at = map.first + row * map.row + column * map.column + map.offset[entry] + c;
   const unsigned g = map.group.divide(c * map.entries.divisor() + entry);
   float value[1], result[1] = {0};
-  unpack(load_vec<1>(y, (static_cast<std::int64_t>(row) * map.w.divisor() + column) *
-                                map.G.divisor() + g),
+  unpack(load_vec<1>(
+             y, (static_cast<std::int64_t>(row) * map.w.divisor() + column) * map.G.divisor() + g),
          value);
   if (map.accumulate) unpack(load_vec<1>(x, at), result);
   result[0] += map.scale * value[0];
@@ -165,12 +165,15 @@ void for_blocks(const Tensor& deep, const Tensor& wide, ops::Blocks k, float sca
   WEFT_ASSERT(t * k.frames == T + k.front && h * k.side == H && w * k.side == W);
   WEFT_ASSERT(k.entries() <= 8 && C * k.entries() % G == 0 && deep.dtype() == wide.dtype());
   const std::int64_t n = C * k.entries() / G;
-  BlockMap map{{}, 0, k.side * W * C, k.side * C, 0, Divisor(k.entries()), Divisor(n), Divisor(h),
-               Divisor(w), Divisor(G), Divisor(C), static_cast<unsigned>(n), scale, accumulate};
+  BlockMap map{
+      {},         0,          k.side * W * C, k.side * C, 0,          Divisor(k.entries()),
+      Divisor(n), Divisor(h), Divisor(w),     Divisor(G), Divisor(C), static_cast<unsigned>(n),
+      scale,      accumulate};
   for (int e = 0; e < k.entries(); ++e) {
     const int inner = e / k.side % k.side, last = e % k.side;
     map.offset[e] = ((e / (k.side * k.side) * H + (k.columns_first ? last : inner)) * W +
-                     (k.columns_first ? inner : last)) * C;
+                     (k.columns_first ? inner : last)) *
+                    C;
   }
   for (std::int64_t frame = 0; frame < deep.dim(0) * t; ++frame) {
     const std::int64_t first = frame % t * k.frames - k.front;

@@ -38,14 +38,20 @@ struct AdapterPart {
 std::optional<AdapterPart> piece_of(std::string_view name) {
   using enum AdapterPart::Kind;
   constexpr std::pair<std::string_view, AdapterPart::Kind> endings[] = {
-      {a_ending, a},           {".lora_A.default.weight", a}, {".lora_down.weight", a},
-      {b_ending, b},           {".lora_B.default.weight", b}, {".lora_up.weight", b},
-      {".alpha", alpha},       {".diff", weight},             {".diff_b", bias},
+      {a_ending, a},
+      {".lora_A.default.weight", a},
+      {".lora_down.weight", a},
+      {b_ending, b},
+      {".lora_B.default.weight", b},
+      {".lora_up.weight", b},
+      {".alpha", alpha},
+      {".diff", weight},
+      {".diff_b", bias},
       {".diff_m", modulation}};
-  for (const std::string_view prefix : {peft_prefix, std::string_view("model.diffusion_model."),
-                                        std::string_view("diffusion_model."),
-                                        std::string_view("transformer_2."),
-                                        std::string_view("transformer.")})
+  for (const std::string_view prefix :
+       {peft_prefix, std::string_view("model.diffusion_model."),
+        std::string_view("diffusion_model."), std::string_view("transformer_2."),
+        std::string_view("transformer.")})
     if (name.starts_with(prefix)) {
       name.remove_prefix(prefix.size());
       break;
@@ -96,8 +102,7 @@ std::vector<float>& add_half(Adapter& adapter, const std::string& name, const Ad
 
 void check_halves(const Adapter& adapter) {
   WEFT_CHECK(!adapter.layers.empty() || !adapter.differences.empty(), Exit::data,
-             "name the files of an adapter",
-             "{} holds no adapter", adapter.path);
+             "name the files of an adapter", "{} holds no adapter", adapter.path);
   for (const auto& [name, layer] : adapter.layers)
     WEFT_CHECK(!layer.a.empty() && !layer.b.empty(), Exit::data,
                "the file is incomplete: write it again", "{}: layer {} has no matrix {}",
@@ -241,9 +246,10 @@ Adapter adapter_of(const Checkpoint& checkpoint, bool ema, std::optional<double>
   const std::string array = ema ? ema_array(checkpoint, decay) : "master";
   for (const TensorRange& t : checkpoint.info().tensors) {
     const std::optional<AdapterPart> piece = piece_of(t.name);
-    WEFT_CHECK(piece && (piece->kind == AdapterPart::Kind::a || piece->kind == AdapterPart::Kind::b),
-               Exit::data, "the checkpoint is damaged", "{}: tensor \"{}\" is no adapter's",
-               adapter.path, t.name);
+    WEFT_CHECK(
+        piece && (piece->kind == AdapterPart::Kind::a || piece->kind == AdapterPart::Kind::b),
+        Exit::data, "the checkpoint is damaged", "{}: tensor \"{}\" is no adapter's", adapter.path,
+        t.name);
     checkpoint.read(array, t.offset, add_half(adapter, t.name, *piece, t.shape));
   }
   check_halves(adapter);
@@ -284,8 +290,8 @@ void read_pieces(const SafetensorsFile& tensors, Adapter& adapter,
     WEFT_CHECK(piece.has_value(), Exit::data,
                "weft takes LoRA: matrices NAME.lora_A.weight and NAME.lora_B.weight (or lora_down, "
                "lora_up), NAME.alpha, and differences NAME.diff, .diff_b, .diff_m",
-               "{}: tensor \"{}\" with shape [{}] is none of them", adapter.path,
-               printable(e.name), fmt::join(e.shape, ", "));
+               "{}: tensor \"{}\" with shape [{}] is none of them", adapter.path, printable(e.name),
+               fmt::join(e.shape, ", "));
     adapter.layout = layout_of(e.name);
     if (is_of_pictures(piece->layer)) {
       ++adapter.left_out;

@@ -94,9 +94,9 @@ struct WeightedAdapter {
 // hash and `weights` are no files.
 void check_base(const std::string& adapter, const AdapterFacts& facts, const std::string& weights,
                 const std::string& values);
-// w += factor * (scale * B A + difference) for each layer of each adapter, summed in f32 and rounded
-// once to the formats that the table keeps. Exit::data for a layer that the model lacks or has in
-// another size.
+// w += factor * (scale * B A + difference) for each layer of each adapter, summed in f32 and
+// rounded once to the formats that the table keeps. Exit::data for a layer that the model lacks or
+// has in another size.
 void merge_adapters(ParameterTable& table, std::span<const WeightedAdapter> adapters,
                     const WeightNames& names = {});
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <numeric>
 #include <optional>
-#include <map>
 #include <set>
 
 #include "checkpoint/adapter.h"

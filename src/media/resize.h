@@ -85,9 +85,9 @@ void pillow_resize_window(const RgbView& in, std::int64_t height, std::int64_t w
                           PillowFilter filter, const PixelWindow& window, std::uint8_t* out,
                           std::int64_t out_stride);
 
-// Scales to f32 [height, width, 3] at `out`, of bytes as -1 to 1, as PyTorch's interpolate does with
-// mode "bicubic": Keys' cubic with a = -0.75 at pixels' centres, edges repeated, not widened when
-// shrinking. Values leave -1 to 1.
+// Scales to f32 [height, width, 3] at `out`, of bytes as -1 to 1, as PyTorch's interpolate does
+// with mode "bicubic": Keys' cubic with a = -0.75 at pixels' centres, edges repeated, not widened
+// when shrinking. Values leave -1 to 1.
 void bicubic_resize(const RgbView& in, std::int64_t height, std::int64_t width, float* out);
 
 // The sample that NEAREST takes for each of `out` along an axis of `in` samples. The position is a

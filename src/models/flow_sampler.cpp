@@ -134,8 +134,8 @@ class EditedFrames {
   // u8 [B,T], of the step that has begun.
   const Tensor& active() const { return active_; }
 
-  // `tau` gives a sample's timestep; `mask` u8 [B or 2B,T] gets the frames of each half. Whether some
-  // have joined.
+  // `tau` gives a sample's timestep; `mask` u8 [B or 2B,T] gets the frames of each half. Whether
+  // some have joined.
   bool begin_step(std::int64_t step, const std::function<double(std::int64_t b)>& tau, Tensor& z,
                   Tensor& mask) {
     std::vector<std::uint8_t> joins(seen_.size()), active(seen_.size());

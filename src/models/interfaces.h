@@ -52,8 +52,8 @@ struct DenoiserInput {
   Tensor fps;                    // f32 [B]
   double height = 0, width = 0;  // of the footage in pixels
   Captions captions;
-  Tensor x_mask;     // u8 [B, T], 1 = frame is being generated; undefined: all are
-  Tensor condition;  // f32 [B, condition_channels(), T, h, w] of a model that has some
+  Tensor x_mask;            // u8 [B, T], 1 = frame is being generated; undefined: all are
+  Tensor condition;         // f32 [B, condition_channels(), T, h, w] of a model that has some
   bool high_noise = false;  // the step is one for the expert of high noise (SamplerDeck::boundary)
   // For a step cache, of a model with a cache_signal(): `blocks`, if not null, gets what all blocks
   // together add to the tokens, in a form of the model's own; with `reuse_blocks` it is taken as

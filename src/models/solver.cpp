@@ -37,8 +37,8 @@ SamplerTimes sampler_times(const SamplerDeck& sampler, const DiffusionDeck& diff
   for (std::int64_t i = 0; i < K; ++i) {
     const auto at = static_cast<double>(i);
     if (sampler.shift > 0) {
-      const double level =
-          sampler.timesteps.empty() ? 1.0 - at / static_cast<double>(K) : sampler.timesteps[i] / 1000;
+      const double level = sampler.timesteps.empty() ? 1.0 - at / static_cast<double>(K)
+                                                     : sampler.timesteps[i] / 1000;
       const double s =
           euler ? shifted(sampler.shift, level)
                 : shifted(sampler.shift, times(at, -first / static_cast<double>(K)) + first);

@@ -51,8 +51,8 @@ class VideoTask : public TrainingTask {
   // Levels of noise that it trains at, lowest and highest.
   virtual std::pair<double, double> noise_range() const { return {0, 1}; }
   // f32 [validation.timesteps]: the loss of one held-out clip at k / (timesteps + 1) of that range,
-  // k = 1, 2, ..., as Open-Sora's eval_loss. Without what is random in training alone; its noise is a
-  // function of (seed, k, sample).
+  // k = 1, 2, ..., as Open-Sora's eval_loss. Without what is random in training alone; its noise is
+  // a function of (seed, k, sample).
   Tensor held_out_losses(const Bucket& bucket, const LoadedBatch& clip, const Tensor& bytes);
 
  protected:

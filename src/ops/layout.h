@@ -29,11 +29,11 @@ struct Blocks {
   int entries() const { return frames * side * side; }
 };
 // y (+)= scale times the sum of the entries that each of its channels stands for.
-WEFT_MEMORY_OP(space_to_depth, void(const Tensor& x, Blocks blocks, float scale, bool accumulate,
-                                    Tensor& y));
+WEFT_MEMORY_OP(space_to_depth,
+               void(const Tensor& x, Blocks blocks, float scale, bool accumulate, Tensor& y));
 // x (+)= scale y, each entry from its channel: the transpose.
-WEFT_MEMORY_OP(depth_to_space, void(const Tensor& y, Blocks blocks, float scale, bool accumulate,
-                                    Tensor& x));
+WEFT_MEMORY_OP(depth_to_space,
+               void(const Tensor& y, Blocks blocks, float scale, bool accumulate, Tensor& x));
 
 struct PatchGeometry {
   int pt, ph, pw;  // patch size

@@ -112,8 +112,8 @@ int probe_wan_condition(const Deck& deck, const ProbeRequest& request) {
     const Tensor pixels = covering(picture, fit, &bytes);
     outputs.add("resized", bytes, {fit.height, fit.width, 3});
     const Tensor z = vae.encode(
-        vae.whole(1), fit.height, fit.width,
-        [&](std::int64_t, std::int64_t) { return pixels; }, nullptr);
+        vae.whole(1), fit.height, fit.width, [&](std::int64_t, std::int64_t) { return pixels; },
+        nullptr);
     outputs.add("latent", z.view({z.dim(1), z.dim(2), z.dim(3), z.dim(4)}));
   }
   outputs.add("size", std::vector<std::int64_t>{fit.width, fit.height}, {2});

@@ -201,16 +201,15 @@ LatentReference ClipMaker::encode(const ClipItem& item, std::int64_t loop, std::
   const Prompt& prompt = prompt_of(item);
   const MediaSource file{prompt.references[i], prompt.named_by};
   if (item.picture && i == 0)
-    return encode_picture(file, {deck_.media, {}}, *model_.picture_start(), item.pixels,
-                          item.area, codec_);
+    return encode_picture(file, {deck_.media, {}}, *model_.picture_start(), item.pixels, item.area,
+                          codec_);
   const auto number = static_cast<std::int64_t>(i);
   const auto uses = [&](const MaskGroup& m) {
     return m.reference == number && m.loop >= 0 && m.loop < g.loop;
   };
   if (std::none_of(masks_.begin(), masks_.end(), uses)) return {};
   return encode_reference(file, {deck_.media, {}}, item.pixels.height, item.pixels.width, codec_,
-                          noise,
-                          [&](std::int64_t latents) {
+                          noise, [&](std::int64_t latents) {
                             return frames_taken(masks_, g.loop, number, latents, item.latent_frames,
                                                 g.align, item.name);
                           });
@@ -263,10 +262,9 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
   for (const Placement& p : placements)
     copy_frames(references_[p.reference], p, request.z, item.name);
   if (item.picture && placements.empty())
-    request.condition = Tensor::from_host(
-        std::span<const float>(references_.front().values),
-        {1, model_.condition_channels(), item.latent_frames, item.latent_height,
-         item.latent_width});
+    request.condition = Tensor::from_host(std::span<const float>(references_.front().values),
+                                          {1, model_.condition_channels(), item.latent_frames,
+                                           item.latent_height, item.latent_width});
   // Without references the mask would be all ones: no effect, only time.
   if (!placements.empty()) request.edit = edit_ratios(placements, item.latent_frames);
   request.fresh_noise = [&](int step, Tensor& noise) {

@@ -65,8 +65,7 @@ struct ClipModels {
     WEFT_CHECK(sets.empty() || !high.empty() || holds_both(deck), Exit::usage,
                "name it as generate.weights_high_noise, or a folder that holds both as "
                "generate.weights",
-               "sampler.boundary asks for two experts, and {} is one",
-               denoiser_weights.describe());
+               "sampler.boundary asks for two experts, and {} is one", denoiser_weights.describe());
     if (!sets.empty() && !high.empty()) {
       high_noise_weights.emplace("generate.weights_high_noise", high, "", g.ema, world);
       high_noise_weights->add_adapters("generate.adapters_high_noise", g.adapters_high_noise,
@@ -149,12 +148,11 @@ class ClipJob : public ListJob {
     models.load_denoiser();
     if (first_ && models.codec_weights)
       models.codec_weights->load(codec.params(), codec.weight_names(), codec.bf16());
-    log::info("weights   {}{}; {} {}", models.denoiser_weights.describe(),
-              models.high_noise_weights
-                  ? " and for high noise " + models.high_noise_weights->describe()
-                  : "",
-              codec.name(),
-              models.codec_weights ? models.codec_weights->describe() : "without weights");
+    log::info(
+        "weights   {}{}; {} {}", models.denoiser_weights.describe(),
+        models.high_noise_weights ? " and for high noise " + models.high_noise_weights->describe()
+                                  : "",
+        codec.name(), models.codec_weights ? models.codec_weights->describe() : "without weights");
     capacity_ = arena_capacity(deck.memory, device);
     BatchLimits limits = limit_batches(deck, job, order, engine.groups().count);
     fit_batches(deck, job, order, models.parts, capacity_, limits, world);

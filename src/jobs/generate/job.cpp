@@ -184,16 +184,16 @@ void check_model(const Deck& deck, const Prompt& p, const ClipItem& item, const 
                          cut(item.latent_width)),
              "{}: {} makes no clip of {}x{} (width x height)", where, model.name(), width, height);
   const PictureStart* start = model.picture_start();
-  WEFT_CHECK(start == nullptr || !start->required() || item.picture, Exit::usage,
-             "name one: generate.references, or the prompt's reference_path, without a mask strategy",
-             "{}: {} makes no clip without a picture to begin with", where, model.name());
+  WEFT_CHECK(
+      start == nullptr || !start->required() || item.picture, Exit::usage,
+      "name one: generate.references, or the prompt's reference_path, without a mask strategy",
+      "{}: {} makes no clip without a picture to begin with", where, model.name());
   WEFT_CHECK(!item.picture || g.loop == 1, Exit::usage, "leave generate.loop out",
              "{}: {} begins with one picture, and goes on from none", where, model.name());
-  WEFT_CHECK(
-      model.takes_given_frames() || item.picture ||
-          (p.references.empty() && item.masks.empty() && g.loop == 1),
-      Exit::usage, "leave out references, mask strategies and generate.loop",
-      "{}: {} cannot begin with given frames or edit them", where, model.name());
+  WEFT_CHECK(model.takes_given_frames() || item.picture ||
+                 (p.references.empty() && item.masks.empty() && g.loop == 1),
+             Exit::usage, "leave out references, mask strategies and generate.loop",
+             "{}: {} cannot begin with given frames or edit them", where, model.name());
   for (const MaskGroup& m : item.masks) check_edit(model.sampler(deck), m.edit, where);
   if (g.loop > 1 && loops.condition_latents > 0)
     check_edit(model.sampler(deck), g.condition_frame_edit, "generate.condition_frame_edit");

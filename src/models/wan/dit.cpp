@@ -274,8 +274,8 @@ Var Wan::embed_patches(const Pass& p, const Inputs& inputs) {
       std::int64_t first = 0;
       for (const Var& part : {inputs.x, inputs.condition}) {
         if (!part) continue;
-        Tensor own = Tensor::empty({grid[0], grid[1], grid[2], part->value.dim(1) * size},
-                                   drows.dtype());
+        Tensor own =
+            Tensor::empty({grid[0], grid[1], grid[2], part->value.dim(1) * size}, drows.dtype());
         ops::take_channels(drows.view(grid), first, own, false);
         first += own.dim(3);
         part->grad = Tensor::empty(part->value.shape(), DType::f32);
@@ -294,7 +294,8 @@ void Wan::embed_times(Pass& p) {
     const std::int64_t G = masked ? 2 * p.B : p.B, frames = masked ? p.B * p.T : p.B;
     times = Tensor::empty({G}, DType::f32);
     Tensor rates = Tensor::empty({G}, DType::f32);
-    Tensor rows = Tensor::empty({frames}, DType::i32), samples = Tensor::empty({frames}, DType::i32);
+    Tensor rows = Tensor::empty({frames}, DType::i32),
+           samples = Tensor::empty({frames}, DType::i32);
     // The model has no frame rate: the timestep stands in for it.
     ops::modulation_rows(p.in.timestep, p.in.timestep, p.in.x_mask, times, rates, rows, samples);
     if (!p.shared.rows.defined()) p.shared.rows = rows;

@@ -111,8 +111,8 @@ class Wan : public Denoiser {
   // model a head for every rank of a group of `ranks`.
   void check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const override;
 
-  // The same input with the captions' padding keys, and in a group with the tokens' timesteps. Reads
-  // the captions' index and the mask on the host.
+  // The same input with the captions' padding keys, and in a group with the tokens' timesteps.
+  // Reads the captions' index and the mask on the host.
   WanInput complete(const DenoiserInput& in) const;
   // WanInput::rows of this rank's tokens of a clip like x, for a mask [B*T] of frames: row b is the
   // sample's timestep, row B + b that of frames that are given.

@@ -14,9 +14,10 @@ void model_rows(Rows& r, WanDeck& d) {
          "is given, or none (ti2v).",
          {"t2v", "i2v", "ti2v"})
       .decides = d.variant != "t2v";
-  r.number("in_channels", d.in_channels, 1, 4096,
-           "Channels of its input: those of the latents, and with variant = \"i2v\" 4 of a mask and "
-           "those of the picture's.");
+  r.number(
+      "in_channels", d.in_channels, 1, 4096,
+      "Channels of its input: those of the latents, and with variant = \"i2v\" 4 of a mask and "
+      "those of the picture's.");
   r.number("out_channels", d.out_channels, 0, 4096,
            "Wan: channels of the latents that it denoises; 0: in_channels.")
       .decides = d.out_channels > 0;

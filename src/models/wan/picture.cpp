@@ -73,7 +73,8 @@ Tensor picture_condition(VideoCodec& codec, const Tensor& picture, std::int64_t 
   const std::int64_t C = z.dim(1), T = z.dim(2), pixels = z.dim(3) * z.dim(4);
   Tensor y = Tensor::empty({1, mask_channels + C, T, z.dim(3), z.dim(4)}, DType::f32);
   const Tensor channels = y.view({mask_channels + C, T * pixels});
-  Tensor mask = channels.slice(0, mask_channels), latents = channels.slice(mask_channels, mask_channels + C);
+  Tensor mask = channels.slice(0, mask_channels),
+         latents = channels.slice(mask_channels, mask_channels + C);
   std::vector<float> ones(static_cast<std::size_t>(mask_channels * T * pixels));
   for (std::int64_t i = 0; i < std::ssize(ones); ++i)
     ones[static_cast<std::size_t>(i)] = i % (T * pixels) < pixels ? 1.0f : 0.0f;

@@ -22,7 +22,8 @@ PictureFit covering_fit(std::int64_t width, std::int64_t height, std::int64_t ar
 // The picture at the clip's size, f32 [1,height,width,3] in -1..1 on this rank's device: bicubic,
 // whose values leave that range, or Lanczos, rounded to bytes before the cut.
 Tensor stretched(const RgbView& picture, const PictureFit& fit);
-Tensor covering(const RgbView& picture, const PictureFit& fit, std::vector<std::uint8_t>* bytes = nullptr);
+Tensor covering(const RgbView& picture, const PictureFit& fit,
+                std::vector<std::uint8_t>* bytes = nullptr);
 
 // What I2V-A14B reads beside the noisy latent, f32 [1,4 + C,T,h,w] for a clip of `frames`: 4
 // channels of a mask, 1 in the first latent frame; then the latents' means of the picture f32

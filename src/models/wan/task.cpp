@@ -129,8 +129,7 @@ VideoTask::Flow WanTask::make_flow(const Bucket& bucket, const LoadedBatch& clip
   if (held_out) shape.drop = 0;
   in.captions = pack_padded(captions_of(deck_, shape, bucket, clips, features()), m.text_len,
                             count_tokens(made.x0, m.patch_size), in.last_bias);
-  if (d.first_frame > 0 && made.x0.dim(2) > 1 && !held_out)
-    give_first_frames(clips, made.x0, in);
+  if (d.first_frame > 0 && made.x0.dim(2) > 1 && !held_out) give_first_frames(clips, made.x0, in);
   Tensor factors;
   if (d.weighting != "none" && !held_out) factors = Tensor::empty({B}, DType::f32);
   if (!is_planned(clips) && !held_out) {

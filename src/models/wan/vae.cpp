@@ -31,12 +31,12 @@ const LatentStatistics& wan_latents(const std::string& variant) {
       {2.8184f, 1.4541f, 2.3275f, 2.6558f, 1.2196f, 1.7708f, 2.6052f, 2.0743f, 3.2687f, 2.1526f,
        2.8652f, 1.5579f, 1.6382f, 1.1253f, 2.8251f, 1.9160f}};
   static const LatentStatistics wan22 = {
-      {-0.2289f, -0.0052f, -0.1323f, -0.2339f, -0.2799f, 0.0174f, 0.1838f, 0.1557f, -0.1382f,
-       0.0542f, 0.2813f, 0.0891f, 0.1570f, -0.0098f, 0.0375f, -0.1825f, -0.2246f, -0.1207f,
-       -0.0698f, 0.5109f, 0.2665f, -0.2108f, -0.2158f, 0.2502f, -0.2055f, -0.0322f, 0.1109f,
-       0.1567f, -0.0729f, 0.0899f, -0.2799f, -0.1230f, -0.0313f, -0.1649f, 0.0117f, 0.0723f,
-       -0.2839f, -0.2083f, -0.0520f, 0.3748f, 0.0152f, 0.1957f, 0.1433f, -0.2944f, 0.3573f,
-       -0.0548f, -0.1681f, -0.0667f},
+      {-0.2289f, -0.0052f, -0.1323f, -0.2339f, -0.2799f, 0.0174f,  0.1838f,  0.1557f,
+       -0.1382f, 0.0542f,  0.2813f,  0.0891f,  0.1570f,  -0.0098f, 0.0375f,  -0.1825f,
+       -0.2246f, -0.1207f, -0.0698f, 0.5109f,  0.2665f,  -0.2108f, -0.2158f, 0.2502f,
+       -0.2055f, -0.0322f, 0.1109f,  0.1567f,  -0.0729f, 0.0899f,  -0.2799f, -0.1230f,
+       -0.0313f, -0.1649f, 0.0117f,  0.0723f,  -0.2839f, -0.2083f, -0.0520f, 0.3748f,
+       0.0152f,  0.1957f,  0.1433f,  -0.2944f, 0.3573f,  -0.0548f, -0.1681f, -0.0667f},
       {0.4765f, 1.0364f, 0.4514f, 1.1677f, 0.5313f, 0.4990f, 0.4818f, 0.5013f, 0.8158f, 1.0344f,
        0.5894f, 1.0901f, 0.6885f, 0.6165f, 0.8454f, 0.4978f, 0.5759f, 0.3523f, 0.7135f, 0.6804f,
        0.5833f, 1.4146f, 0.8986f, 0.5659f, 0.7069f, 0.5338f, 0.4889f, 0.4917f, 0.4069f, 0.4999f,
@@ -209,8 +209,7 @@ std::string diffusers_name(const std::string& name, std::int64_t blocks) {
   if (down) return fmt::format("{}down_blocks.{}.{}", side, number, inner_name(inner));
   // There a level is its residual blocks and, as an upsampler, the change of size behind them.
   const std::int64_t level = number / (in_level + 1), within = number % (in_level + 1);
-  if (within == in_level)
-    return fmt::format("{}up_blocks.{}.upsamplers.0.{}", side, level, inner);
+  if (within == in_level) return fmt::format("{}up_blocks.{}.upsamplers.0.{}", side, level, inner);
   return fmt::format("{}up_blocks.{}.resnets.{}.{}", side, level, within, inner_name(inner));
 }
 
