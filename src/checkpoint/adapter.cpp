@@ -292,7 +292,6 @@ void read_pieces(const SafetensorsFile& tensors, Adapter& adapter,
                "lora_up), NAME.alpha, and differences NAME.diff, .diff_b, .diff_m",
                "{}: tensor \"{}\" with shape [{}] is none of them", adapter.path, printable(e.name),
                fmt::join(e.shape, ", "));
-    adapter.layout = layout_of(e.name);
     if (is_of_pictures(piece->layer)) {
       ++adapter.left_out;
       continue;
@@ -342,8 +341,7 @@ Adapter read_adapter(const fs::path& path) {
   const SafetensorsFile tensors = SafetensorsFile::open(file);
   Adapter adapter;
   adapter.path = path.string();
-  std::map<std::string, double> alphas;
-  read_pieces(tensors, adapter, alphas);
+  if (!tensors.entries().empty()) adapter.layout = layout_of(tensors.entries().front().name);
 
   // Names of PEFT's, and weft's own, say nothing of alpha: the file beside them does.
   std::optional<PeftConfig> config = noted_config(tensors);
@@ -364,6 +362,8 @@ Adapter read_adapter(const fs::path& path) {
              "copy both files again, as weft export wrote them",
              "{} says {}, but {} was written with {}", config_file.string(), scale_text(*config),
              file.string(), printable(scale));
+  std::map<std::string, double> alphas;
+  read_pieces(tensors, adapter, alphas);
   for (auto& [name, layer] : adapter.layers) {
     const auto rank = static_cast<double>(layer.rank);
     const auto own = alphas.find(name);

@@ -98,9 +98,16 @@ Tensor WanVae::encode_moments(const Part& part, std::int64_t height, std::int64_
     const nn::Context c{tape, params_};
     Tensor frames = source(first, n);
     WEFT_ASSERT(frames.shape().rank() == 4 && frames.dim(0) == n && frames.dim(3) == 3);
-    frames = ops::converted(frames, bf16() ? DType::bf16 : DType::f32)
-                 .view({1, n, frames.dim(1), frames.dim(2), 3});
-    Var x = make_var(std::move(frames), false);
+    // Shortcuts of 2.2 need whole blocks; 2.1's convolutions leave the rest out by themselves.
+    Tensor cut = frames;
+    if (config_.variant == "2.2" && (frames.dim(1) > h * side || frames.dim(2) > w * side)) {
+      cut = Tensor::empty({n, h * side, w * side, 3}, DType::f32);
+      ops::copy_tokens(frames, {h * side, w * side}, cut);
+    }
+    cut = ops::converted(cut, bf16() ? DType::bf16 : DType::f32)
+              .view({1, n, cut.dim(1), cut.dim(2), 3});
+    frames.release();
+    Var x = make_var(std::move(cut), false);
     x = networks_.encode(c, std::move(x), &cache);
     x = nn::channels_first(c, x);
     copy_frames(ops::converted(x->value, DType::f32), 0, end - at, all, at);

@@ -257,9 +257,9 @@ class CausalVae::Builder {
         l.blocks.push_back(block(names.next(), C, out));
       if (i > 0) {
         const std::string name = names.next();
+        l.space = flat_conv(name + ".resample.1", shortcuts() ? C : C / 2, C, 3);
         if (config_.temporal_downsample[i - 1]) l.time = time_conv(name, 2 * C, C);
         if (!shortcuts()) C /= 2;
-        l.space = flat_conv(name + ".resample.1", C, out, 3);
       }
       l.channels = C;
       names.end_level();
