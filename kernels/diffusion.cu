@@ -168,14 +168,14 @@ __global__ void loss_backward_kernel(Frames frames, int C, const float* out, con
 }
 
 template <int pack>
-__global__ void euler_kernel(Frames frames, int B, int Co, const float* out, float guidance,
+__global__ void euler_kernel(Frames frames, int half, int Co, const float* out, float guidance,
                              const float* dt, const std::uint8_t* act, float* z) {
   const FramePiece p = frame_piece(frames);
   if (!shown(act, p.b, p.t, frames.T)) return;
   const std::int64_t sample = static_cast<std::int64_t>(Co) * frames.T * frames.size;
   const float* conditional =
       out + p.b * sample + (static_cast<std::int64_t>(p.c) * frames.T + p.t) * frames.size;
-  const float* unconditional = conditional + B * sample;
+  const float* unconditional = conditional + half * sample;
   const float step = dt[p.b];
 #pragma unroll 2
   for (int i = p.begin + static_cast<int>(threadIdx.x) * pack; i < p.end; i += threads * pack) {
@@ -249,9 +249,10 @@ void guided_euler_step(const Tensor& out, float guidance, const Tensor& dt, cons
   by_width<4>(
       f.size,
       [&]<int pack>() {
-        launch(euler_kernel<pack>, f.grid(z), dim3(threads), 0, f, static_cast<int>(z.dim(0)),
-               static_cast<int>(out.dim(1)), data<float>(out), guidance, data<float>(dt),
-               data_or_null<std::uint8_t>(act), data<float>(z));
+        launch(euler_kernel<pack>, f.grid(z), dim3(threads), 0, f,
+               static_cast<int>(out.dim(0) - z.dim(0)), static_cast<int>(out.dim(1)),
+               data<float>(out), guidance, data<float>(dt), data_or_null<std::uint8_t>(act),
+               data<float>(z));
       },
       out, z);
 }

@@ -23,6 +23,7 @@ class Divisor {
   __host__ __device__ __forceinline__ unsigned divide(unsigned n) const {
     return (static_cast<unsigned>((std::uint64_t{n} * multiplier_) >> 32) + n) >> shift_;
   }
+  __host__ __device__ __forceinline__ unsigned divisor() const { return divisor_; }
   // n becomes the remainder, the quotient is returned.
   __host__ __device__ __forceinline__ unsigned split(unsigned& n) const {
     const unsigned q = divide(n);

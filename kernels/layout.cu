@@ -5,6 +5,7 @@
 //                          each channel's plane is read in whole lines, and the lines of the other
 //                          side are whole once its neighbours have written
 //   depth to time          pairs of channels that lie side by side
+//   space to depth         an element a thread of the side that is written, lines whole there
 //   patchify, unpatchify   n (4 + w) bytes for n elements of w bytes in the rows: a strip of
 //                          patches goes through shared memory, so that pixels and rows are both
 //                          read and written in runs
@@ -98,6 +99,90 @@ void depth_to_time(const Tensor& deep, const Tensor& from, Tensor& to) {
                      Divisor(frame / V), frame / V);
       },
       from, to);
+}
+
+// A frame of the deep side [h,w,G] and the frames of the wide one [.,h side,w side,C] that it
+// stands for. Entry e of a block is offset[e] elements behind its first pixel; bit e of `missing`:
+// it lies before the clip.
+struct BlockMap {
+  std::int64_t offset[8];
+  std::int64_t first, row, column;  // of the wide side: the frame's, and from block to block
+  unsigned missing;
+  Divisor entries, group, h, w, G, C;
+  unsigned n;  // entries a channel of the deep side stands for
+  float scale;
+  bool accumulate;
+};
+
+template <class T>
+__global__ void __launch_bounds__(threads)
+    space_to_depth_kernel(const T* x, BlockMap map, T* y, std::int64_t count) {
+  const std::int64_t i = thread_index();
+  if (i >= count) return;
+  unsigned g = static_cast<unsigned>(i), column = map.G.split(g);
+  const unsigned row = map.w.split(column);
+  const std::int64_t first = map.first + row * map.row + column * map.column;
+  unsigned entry = g * map.n, c = map.entries.split(entry);
+  float sum = 0;
+  for (unsigned k = 0; k < map.n; ++k) {
+    float value[1] = {0};
+    if ((map.missing >> entry & 1) == 0)
+      unpack(load_vec<1>(x, first + map.offset[entry] + c), value);
+    sum += value[0];
+    if (++entry == map.entries.divisor()) entry = 0, ++c;
+  }
+  float result[1] = {0};
+  if (map.accumulate) unpack(load_vec<1>(y, i), result);
+  result[0] += map.scale * sum;
+  store_vec<1>(y, i, pack<T, 1>(result));
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads)
+    depth_to_space_kernel(const T* y, BlockMap map, T* x, std::int64_t count) {
+  const std::int64_t i = thread_index();
+  if (i >= count) return;
+  unsigned c = static_cast<unsigned>(i), column = map.C.split(c), row = map.w.split(column);
+  const unsigned entry = map.h.split(row);
+  if (map.missing >> entry & 1) return;
+  const std::int64_t at = map.first + row * map.row + column * map.column + map.offset[entry] + c;
+  const unsigned g = map.group.divide(c * map.entries.divisor() + entry);
+  float value[1], result[1] = {0};
+  unpack(load_vec<1>(
+             y, (static_cast<std::int64_t>(row) * map.w.divisor() + column) * map.G.divisor() + g),
+         value);
+  if (map.accumulate) unpack(load_vec<1>(x, at), result);
+  result[0] += map.scale * value[0];
+  store_vec<1>(x, at, pack<T, 1>(result));
+}
+
+// Calls run(map, the deep side's frame) for each frame of `deep`.
+template <class F>
+void for_blocks(const Tensor& deep, const Tensor& wide, ops::Blocks k, float scale, bool accumulate,
+                F&& run) {
+  const std::int64_t T = wide.dim(1), H = wide.dim(2), W = wide.dim(3), C = wide.dim(4);
+  const std::int64_t t = deep.dim(1), h = deep.dim(2), w = deep.dim(3), G = deep.dim(4);
+  WEFT_ASSERT(t * k.frames == T + k.front && h * k.side == H && w * k.side == W);
+  WEFT_ASSERT(k.entries() <= 8 && C * k.entries() % G == 0 && deep.dtype() == wide.dtype());
+  const std::int64_t n = C * k.entries() / G;
+  BlockMap map{
+      {},         0,          k.side * W * C, k.side * C, 0,          Divisor(k.entries()),
+      Divisor(n), Divisor(h), Divisor(w),     Divisor(G), Divisor(C), static_cast<unsigned>(n),
+      scale,      accumulate};
+  for (int e = 0; e < k.entries(); ++e) {
+    const int inner = e / k.side % k.side, last = e % k.side;
+    map.offset[e] = ((e / (k.side * k.side) * H + (k.columns_first ? last : inner)) * W +
+                     (k.columns_first ? inner : last)) *
+                    C;
+  }
+  for (std::int64_t frame = 0; frame < deep.dim(0) * t; ++frame) {
+    const std::int64_t first = frame % t * k.frames - k.front;
+    map.first = (frame / t * T + first) * H * W * C;
+    map.missing = 0;
+    for (int e = 0; e < k.entries(); ++e)
+      if (first + e / (k.side * k.side) < 0) map.missing |= 1u << e;
+    run(map, frame);
+  }
 }
 
 // A strip is `tokens` patches beside each other of one frame and one row of patches.
@@ -274,6 +359,28 @@ void to_channels_first(const Tensor& x, Tensor& y) {
 
 void depth_to_time_forward(const Tensor& x, Tensor& y) { depth_to_time<true>(x, x, y); }
 void depth_to_time_backward(const Tensor& dy, Tensor& dx) { depth_to_time<false>(dx, dy, dx); }
+
+void space_to_depth(const Tensor& x, Blocks blocks, float scale, bool accumulate, Tensor& y) {
+  if (y.numel() == 0) return;
+  by_type(y, [&]<class T>() {
+    const std::int64_t count = y.numel() / (y.dim(0) * y.dim(1));
+    for_blocks(y, x, blocks, scale, accumulate, [&](const BlockMap& map, std::int64_t frame) {
+      launch_items(space_to_depth_kernel<T>, dividend(count), data<T>(x), map,
+                   data<T>(y) + frame * count);
+    });
+  });
+}
+void depth_to_space(const Tensor& y, Blocks blocks, float scale, bool accumulate, Tensor& x) {
+  if (y.numel() == 0) return;
+  by_type(y, [&]<class T>() {
+    const std::int64_t size = y.numel() / (y.dim(0) * y.dim(1));
+    const std::int64_t count = blocks.entries() * y.dim(2) * y.dim(3) * x.dim(4);
+    for_blocks(y, x, blocks, scale, accumulate, [&](const BlockMap& map, std::int64_t frame) {
+      launch_items(depth_to_space_kernel<T>, dividend(count), data<T>(y) + frame * size, map,
+                   data<T>(x));
+    });
+  });
+}
 
 void patchify_forward(const Tensor& x, PatchGeometry patch, Tensor& rows) {
   move_patches<true, true>(x, patch, rows);

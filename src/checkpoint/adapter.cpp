@@ -24,42 +24,76 @@ using nlohmann::ordered_json;
 
 constexpr const char* adapter_weights_name = "adapter_model.safetensors";
 constexpr const char* adapter_config_name = "adapter_config.json";
-// PEFT's names: base_model.model.LAYER.lora_A.weight.
 constexpr std::string_view peft_prefix = "base_model.model.", a_ending = ".lora_A.weight",
-                           b_ending = ".lora_B.weight";
+                           b_ending = ".lora_B.weight", kohya_prefix = "lora_unet_";
 constexpr std::string_view of_values = "values:";  // begins a hash of values, not of files
 
-// "spatial_blocks.0.attn.qkv" and whether it is A of "spatial_blocks.0.attn.qkv.lora_A.weight";
-// nullopt for another name.
-struct AdapterHalf {
+// What a tensor of an adapter is to its layer.
+struct AdapterPart {
+  enum class Kind { a, b, alpha, weight, bias, modulation };
   std::string layer;
-  bool is_a = false;
+  Kind kind;
 };
-std::optional<AdapterHalf> half_of(std::string_view name) {
-  if (name.starts_with(peft_prefix)) name.remove_prefix(peft_prefix.size());
-  for (const std::string_view ending : {a_ending, b_ending})
+// Of "transformer.blocks.0.attn1.to_q.lora_A.weight" and the like; nullopt for another name.
+std::optional<AdapterPart> piece_of(std::string_view name) {
+  using enum AdapterPart::Kind;
+  constexpr std::pair<std::string_view, AdapterPart::Kind> endings[] = {
+      {a_ending, a},
+      {".lora_A.default.weight", a},
+      {".lora_down.weight", a},
+      {b_ending, b},
+      {".lora_B.default.weight", b},
+      {".lora_up.weight", b},
+      {".alpha", alpha},
+      {".diff", weight},
+      {".diff_b", bias},
+      {".diff_m", modulation}};
+  for (const std::string_view prefix :
+       {peft_prefix, std::string_view("model.diffusion_model."),
+        std::string_view("diffusion_model."), std::string_view("transformer_2."),
+        std::string_view("transformer.")})
+    if (name.starts_with(prefix)) {
+      name.remove_prefix(prefix.size());
+      break;
+    }
+  for (const auto& [ending, kind] : endings)
     if (name.ends_with(ending))
-      return AdapterHalf{std::string(name.substr(0, name.size() - ending.size())),
-                         ending == a_ending};
+      return AdapterPart{std::string(name.substr(0, name.size() - ending.size())), kind};
   return std::nullopt;
 }
 
+// Whose names a file has, by one of them.
+std::string layout_of(std::string_view name) {
+  const auto begins = [&](std::string_view prefix) { return name.starts_with(prefix); };
+  if (begins(peft_prefix)) return "PEFT";
+  if (begins(kohya_prefix)) return "kohya";
+  if (begins("diffusion_model.") || begins("model.diffusion_model.")) return "ComfyUI";
+  if (begins("transformer.") || begins("transformer_2.")) return "diffusers";
+  return name.find(".default.") != name.npos ? "DiffSynth" : "weft";
+}
+
+// Layers of Wan2.1's model for pictures, which adapters for both kinds of model hold too.
+bool is_of_pictures(const std::string& layer) {
+  for (const char* part : {"k_img", "v_img", "norm_k_img", "img_emb"})
+    if (layer.find(part) != layer.npos) return true;
+  return false;
+}
+
 // Takes one half of a layer: its shape, and values to fill.
-std::vector<float>& add_half(Adapter& adapter, const std::string& name,
+std::vector<float>& add_half(Adapter& adapter, const std::string& name, const AdapterPart& piece,
                              const std::vector<std::int64_t>& shape) {
-  const std::optional<AdapterHalf> half = half_of(name);
-  WEFT_CHECK(half.has_value() && shape.size() == 2, Exit::data,
-             "weft takes LoRA of linear layers: matrices NAME.lora_A.weight and NAME.lora_B.weight",
-             "{}: tensor \"{}\" with shape [{}] is neither", adapter.path, name,
+  const bool is_a = piece.kind == AdapterPart::Kind::a;
+  WEFT_CHECK(shape.size() == 2, Exit::data, "weft takes LoRA of linear layers: matrices",
+             "{}: tensor \"{}\" with shape [{}] is none", adapter.path, printable(name),
              fmt::join(shape, ", "));
-  Adapter::Layer& layer = adapter.layers[half->layer];
-  std::vector<float>& values = half->is_a ? layer.a : layer.b;
+  Adapter::Layer& layer = adapter.layers[piece.layer];
+  std::vector<float>& values = is_a ? layer.a : layer.b;
   WEFT_CHECK(values.empty(), Exit::data, "a file of adapters has one of each",
-             "{}: two matrices {} of layer {}", adapter.path, half->is_a ? "A" : "B", half->layer);
-  (half->is_a ? layer.in : layer.out) = shape[half->is_a ? 1 : 0];
-  const std::int64_t rank = shape[half->is_a ? 0 : 1];
+             "{}: two matrices {} of layer {}", adapter.path, is_a ? "A" : "B", piece.layer);
+  (is_a ? layer.in : layer.out) = shape[is_a ? 1 : 0];
+  const std::int64_t rank = shape[is_a ? 0 : 1];
   WEFT_CHECK(layer.rank == 0 || layer.rank == rank, Exit::data, "the file is damaged",
-             "{}: A and B of layer {} have ranks {} and {}", adapter.path, half->layer, layer.rank,
+             "{}: A and B of layer {} have ranks {} and {}", adapter.path, piece.layer, layer.rank,
              rank);
   layer.rank = rank;
   values.resize(static_cast<std::size_t>(shape[0] * shape[1]));
@@ -67,8 +101,8 @@ std::vector<float>& add_half(Adapter& adapter, const std::string& name,
 }
 
 void check_halves(const Adapter& adapter) {
-  WEFT_CHECK(!adapter.layers.empty(), Exit::data, "name the files of an adapter",
-             "{} holds no adapter", adapter.path);
+  WEFT_CHECK(!adapter.layers.empty() || !adapter.differences.empty(), Exit::data,
+             "name the files of an adapter", "{} holds no adapter", adapter.path);
   for (const auto& [name, layer] : adapter.layers)
     WEFT_CHECK(!layer.a.empty() && !layer.b.empty(), Exit::data,
                "the file is incomplete: write it again", "{}: layer {} has no matrix {}",
@@ -208,8 +242,14 @@ Adapter adapter_of(const Checkpoint& checkpoint, bool ema, std::optional<double>
              "{} holds a whole model, not an adapter", checkpoint.dir().string());
   Adapter adapter{checkpoint.dir().string(), *facts, {}};
   const std::string array = ema ? ema_array(checkpoint, decay) : "master";
-  for (const TensorRange& t : checkpoint.info().tensors)
-    checkpoint.read(array, t.offset, add_half(adapter, t.name, t.shape));
+  for (const TensorRange& t : checkpoint.info().tensors) {
+    const std::optional<AdapterPart> piece = piece_of(t.name);
+    WEFT_CHECK(
+        piece && (piece->kind == AdapterPart::Kind::a || piece->kind == AdapterPart::Kind::b),
+        Exit::data, "the checkpoint is damaged", "{}: tensor \"{}\" is no adapter's", adapter.path,
+        t.name);
+    checkpoint.read(array, t.offset, add_half(adapter, t.name, *piece, t.shape));
+  }
   check_halves(adapter);
   for (auto& [name, layer] : adapter.layers)
     layer.scale = facts->alpha / static_cast<double>(layer.rank);
@@ -217,50 +257,173 @@ Adapter adapter_of(const Checkpoint& checkpoint, bool ema, std::optional<double>
 }
 
 bool holds_adapter(const WeightFiles& files) {
-  return std::ranges::any_of(files.tensors(),
-                             [](const auto& t) { return t.entry.name.ends_with(a_ending); });
+  return std::ranges::any_of(files.tensors(), [](const auto& t) {
+    const std::optional<AdapterPart> piece = piece_of(t.entry.name);
+    return piece && piece->kind == AdapterPart::Kind::a;
+  });
 }
+
+namespace {
+
+// Rank and alpha that diffusers notes with the tensors.
+std::optional<PeftConfig> noted_config(const SafetensorsFile& tensors) {
+  const auto found = tensors.metadata().find("lora_adapter_metadata");
+  if (found == tensors.metadata().end()) return std::nullopt;
+  const auto j = try_parse_json<ordered_json>(found->second);
+  if (!j.is_object()) return std::nullopt;
+  PeftConfig c;
+  for (const auto& [key, value] : j.items()) {
+    if (!value.is_number()) continue;
+    if (key.ends_with("lora_alpha")) c.alpha = value.get<double>();
+    if (key == "r" || key.ends_with(".r")) c.rank = value.get<std::int64_t>();
+  }
+  return c.rank > 0 && c.alpha > 0 ? std::optional(c) : std::nullopt;
+}
+
+// The tensors; `alphas` gets those of layers.
+void read_pieces(const SafetensorsFile& tensors, Adapter& adapter,
+                 std::map<std::string, double>& alphas) {
+  for (const SafetensorEntry& e : tensors.entries()) {
+    const std::optional<AdapterPart> piece = piece_of(e.name);
+    WEFT_CHECK(piece.has_value(), Exit::data,
+               "weft takes LoRA: matrices NAME.lora_A.weight and NAME.lora_B.weight (or lora_down, "
+               "lora_up), NAME.alpha, and differences NAME.diff, .diff_b, .diff_m",
+               "{}: tensor \"{}\" with shape [{}] is none of them", adapter.path, printable(e.name),
+               fmt::join(e.shape, ", "));
+    if (is_of_pictures(piece->layer)) {
+      ++adapter.left_out;
+      continue;
+    }
+    std::vector<float> values = tensors.read_f32(e);
+    WEFT_CHECK(std::ranges::all_of(values, [](float v) { return std::isfinite(v); }), Exit::data,
+               "the file is damaged, or its training failed: name another one",
+               "{}: tensor {} has values that are not finite", adapter.path, printable(e.name));
+    switch (piece->kind) {
+      case AdapterPart::Kind::a:
+      case AdapterPart::Kind::b:
+        add_half(adapter, e.name, *piece, e.shape) = std::move(values);
+        break;
+      case AdapterPart::Kind::alpha:
+        WEFT_CHECK(values.size() == 1, Exit::data, "the file is damaged",
+                   "{}: {} has {} numbers, not one", adapter.path, printable(e.name),
+                   values.size());
+        alphas[piece->layer] = values.front();
+        break;
+      case AdapterPart::Kind::weight:
+        adapter.differences[piece->layer + ".weight"] = std::move(values);
+        break;
+      case AdapterPart::Kind::bias:
+        adapter.differences[piece->layer + ".bias"] = std::move(values);
+        break;
+      case AdapterPart::Kind::modulation:
+        adapter.differences[piece->layer + ".modulation"] = std::move(values);
+        break;
+    }
+  }
+  check_halves(adapter);
+  for (const auto& [name, alpha] : alphas)
+    WEFT_CHECK(adapter.layers.contains(name), Exit::data, "the file is incomplete: write it again",
+               "{}: layer {} has an alpha and no matrices", adapter.path, name);
+}
+
+}  // namespace
 
 Adapter read_adapter(const fs::path& path) {
   std::error_code ignored;
   const fs::path file = fs::is_directory(path, ignored) ? path / adapter_weights_name : path;
   const fs::path config_file = file.parent_path() / adapter_config_name;
   WEFT_CHECK(is_there(file, Exit::data), Exit::data,
-             "name a run that was trained with [lora], or a folder with adapter_model.safetensors "
-             "and adapter_config.json",
+             "name a run that was trained with [lora], a folder with adapter_model.safetensors "
+             "and adapter_config.json, or a file of ComfyUI's, kohya's or diffusers'",
              "{} does not exist", file.string());
-  WEFT_CHECK(is_there(config_file, Exit::data), Exit::data,
-             "PEFT and weft export write it beside the tensors: copy it with them",
-             "{} is missing: rank and alpha of {} are not known", config_file.string(),
-             file.string());
-  const PeftConfig config = read_config(config_file);
   const SafetensorsFile tensors = SafetensorsFile::open(file);
-  Adapter adapter{path.string(), {config.rank, config.alpha, config.base, ""}, {}};
+  Adapter adapter;
+  adapter.path = path.string();
+  if (!tensors.entries().empty()) adapter.layout = layout_of(tensors.entries().front().name);
+
+  // Names of PEFT's, and weft's own, say nothing of alpha: the file beside them does.
+  std::optional<PeftConfig> config = noted_config(tensors);
+  const bool has_config = adapter.layout == "PEFT" || adapter.layout == "weft";
+  if (has_config) {
+    WEFT_CHECK(is_there(config_file, Exit::data), Exit::data,
+               "PEFT and weft export write it beside the tensors: copy it with them",
+               "{} is missing: rank and alpha of {} are not known", config_file.string(),
+               file.string());
+    config = read_config(config_file);
+  }
   const auto noted = [&](const char* key) {
     const auto found = tensors.metadata().find(key);
     return found == tensors.metadata().end() ? "" : found->second;
   };
-  adapter.facts.base_hash = noted("base_xxh3");
   const std::string scale = noted(scale_key);
-  WEFT_CHECK(scale.empty() || scale == scale_text(config), Exit::data,
+  WEFT_CHECK(!has_config || scale.empty() || scale == scale_text(*config), Exit::data,
              "copy both files again, as weft export wrote them",
-             "{} says {}, but {} was written with {}", config_file.string(), scale_text(config),
+             "{} says {}, but {} was written with {}", config_file.string(), scale_text(*config),
              file.string(), printable(scale));
-  for (const SafetensorEntry& e : tensors.entries()) {
-    std::vector<float>& values = add_half(adapter, e.name, e.shape) = tensors.read_f32(e);
-    WEFT_CHECK(std::ranges::all_of(values, [](float v) { return std::isfinite(v); }), Exit::data,
-               "the file is damaged, or its training failed: name another one",
-               "{}: tensor {} has values that are not finite", file.string(), printable(e.name));
-  }
-  check_halves(adapter);
+  std::map<std::string, double> alphas;
+  read_pieces(tensors, adapter, alphas);
   for (auto& [name, layer] : adapter.layers) {
-    WEFT_CHECK(layer.rank == config.rank, Exit::data,
-               "the two files do not belong together: copy both again",
-               "{}: r is {}, but layer {} in {} has rank {}", config_file.string(), config.rank,
-               name, file.string(), layer.rank);
     const auto rank = static_cast<double>(layer.rank);
-    layer.scale = config.alpha / (config.root ? std::sqrt(rank) : rank);
+    const auto own = alphas.find(name);
+    WEFT_CHECK(!has_config || layer.rank == config->rank, Exit::data,
+               "the two files do not belong together: copy both again",
+               "{}: r is {}, but layer {} in {} has rank {}", config_file.string(), config->rank,
+               name, file.string(), layer.rank);
+    // Without an alpha, or with 0, as kohya has it, a layer counts as it is.
+    layer.scale = 1;
+    if (config) layer.scale = config->alpha / (config->root ? std::sqrt(rank) : rank);
+    if (own != alphas.end()) layer.scale = own->second == 0 ? 1 : own->second / rank;
+    adapter.facts.rank = std::max(adapter.facts.rank, layer.rank);
+    adapter.facts.alpha = layer.scale * rank;
   }
+  if (config) adapter.facts = {config->rank, config->alpha, config->base, ""};
+  adapter.facts.base_hash = noted("base_xxh3");
+  return adapter;
+}
+
+Adapter by_model(Adapter adapter, const ParameterTable& table, const WeightNames& names) {
+  // "blocks.0.self_attn.q" of any of its parameters; "" of a name without dots.
+  const auto stem = [](const std::string& name) {
+    const std::size_t dot = name.rfind('.');
+    return dot == name.npos ? std::string() : name.substr(0, dot);
+  };
+  std::map<std::string, std::string> own, others;
+  for (const auto& p : table.all()) {
+    if (p->role == Parameter::Role::adapter || !p->name.starts_with(names.prefix)) continue;
+    const std::string name = p->name.substr(names.prefix.size()), layer = stem(p->name);
+    own.try_emplace(stem(name), layer);
+    std::string flat = std::string(kohya_prefix) + stem(name);
+    std::ranges::replace(flat, '.', '_');
+    others.try_emplace(flat, layer);
+    if (!names.others) continue;
+    for (const std::string& other : names.others(name)) others.try_emplace(stem(other), layer);
+  }
+  const auto model_name = [&](const std::string& layer) {
+    if (const auto found = own.find(layer); found != own.end()) return found->second;
+    if (const auto found = others.find(layer); found != others.end()) return found->second;
+    std::vector<std::string> known;
+    for (const auto& [name, of] : own) known.push_back(name);
+    const std::string near = nearest_name(layer, known);
+    throw Error(Exit::data,
+                fmt::format("adapter {} has layer {}, which the model lacks", adapter.path,
+                            printable(layer)),
+                near.empty() ? "it is an adapter of another model"
+                             : fmt::format("the model's nearest layer is {}", near),
+                __FILE__, __LINE__);
+  };
+  const auto renamed = [&](auto& map, const auto& name_of) {
+    std::remove_cvref_t<decltype(map)> by_name;
+    for (auto& [name, value] : map)
+      WEFT_CHECK(by_name.emplace(name_of(name), std::move(value)).second, Exit::data,
+                 "the file has two names of one layer", "adapter {}: layer {} is there twice",
+                 adapter.path, printable(name));
+    map = std::move(by_name);
+  };
+  renamed(adapter.layers, model_name);
+  renamed(adapter.differences, [&](const std::string& name) {
+    const std::string layer = stem(name);
+    return model_name(layer) + name.substr(layer.size());
+  });
   return adapter;
 }
 
@@ -344,27 +507,27 @@ void check_base(const std::string& adapter, const AdapterFacts& facts, const std
       "the adapters {} belong to another base than {} (xxh3 {})", adapter, weights, hash);
 }
 
-void merge_adapters(ParameterTable& table, std::span<const WeightedAdapter> adapters) {
+void merge_adapters(ParameterTable& table, std::span<const WeightedAdapter> adapters,
+                    const WeightNames& names) {
   std::map<Parameter*, std::vector<float>> sums;
-  std::vector<std::string> known;
-  for (const auto& p : table.all())
-    if (p->shape.rank() == 2 && p->name.ends_with(".weight"))
-      known.push_back(p->name.substr(0, p->name.size() - std::string_view(".weight").size()));
-  for (const auto& [adapter, factor] : adapters)
+  const auto sum_of = [&](Parameter* p) {
+    auto [at, fresh] = sums.try_emplace(p);
+    if (fresh) at->second = kept_values(*p);
+    return at->second.data();
+  };
+  constexpr const char* size_hint =
+      "it is an adapter of a model of another size: check the deck's [model]";
+  for (const auto& [given, factor] : adapters) {
+    const Adapter adapter = by_model(given, table, names);
+    if (adapter.left_out > 0 && log::rank() == 0)
+      log::warn("adapter {}: left out {} of layers that only a model for pictures has",
+                adapter.path, counted(static_cast<std::int64_t>(adapter.left_out), "tensor"));
     for (const auto& [name, layer] : adapter.layers) {
       Parameter* const p = table.find(name + ".weight");
-      const std::string near = nearest_name(name, known);
-      WEFT_CHECK(p != nullptr, Exit::data,
-                 near.empty() ? "it is an adapter of another model"
-                              : fmt::format("the model's nearest layer is {}", near),
-                 "adapter {} has layer {}, which the model lacks", adapter.path, name);
-      WEFT_CHECK(p->shape == Shape({layer.out, layer.in}), Exit::data,
-                 "it is an adapter of a model of another size: check the deck's [model]",
+      WEFT_CHECK(p != nullptr && p->shape == Shape({layer.out, layer.in}), Exit::data, size_hint,
                  "adapter {}: layer {} is made for a weight of [{}, {}], the model's has {}",
-                 adapter.path, name, layer.out, layer.in, p->shape.str());
-      auto [at, fresh] = sums.try_emplace(p);
-      if (fresh) at->second = kept_values(*p);
-      float* const w = at->second.data();
+                 adapter.path, name, layer.out, layer.in, p == nullptr ? "none" : p->shape.str());
+      float* const w = sum_of(p);
       const auto scale = static_cast<float>(factor * layer.scale);
       const std::int64_t in = layer.in, rank = layer.rank;
 #pragma omp parallel for schedule(static)
@@ -375,6 +538,16 @@ void merge_adapters(ParameterTable& table, std::span<const WeightedAdapter> adap
           for (std::int64_t i = 0; i < in; ++i) w[o * in + i] += b * a[i];
         }
     }
+    for (const auto& [name, values] : adapter.differences) {
+      Parameter* const p = table.find(name);
+      WEFT_CHECK(p != nullptr && p->shape.numel() == std::ssize(values), Exit::data, size_hint,
+                 "adapter {}: {} numbers are to be added to {}, the model's has {}", adapter.path,
+                 values.size(), name, p == nullptr ? 0 : p->shape.numel());
+      float* const w = sum_of(p);
+      for (std::size_t i = 0; i < values.size(); ++i)
+        w[i] += static_cast<float>(factor) * values[i];
+    }
+  }
   for (const auto& [p, values] : sums) p->set(0, values);
 }
 

@@ -1,5 +1,5 @@
-// Adapters (LoRA, models/lora.h) outside of their training: in checkpoints, in PEFT's files, and
-// added to the weights of a model that is run.
+// Adapters (LoRA, models/lora.h) outside of their training: in checkpoints, in files of weft and of
+// others, and added to the weights of a model that is run.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/weight_files.h"
+#include "checkpoint/weights.h"
 #include "nn/parameters.h"
 
 namespace weft {
@@ -40,12 +41,16 @@ std::optional<AdapterFacts> adapter_facts(const Checkpoint& checkpoint);
 struct Adapter {
   std::string path;  // where it was read, for messages
   AdapterFacts facts;
+  std::string layout = "weft";  // whose names the file has: "PEFT", "ComfyUI", "kohya" ...
   struct Layer {
     std::int64_t rank = 0, in = 0, out = 0;
     std::vector<float> a, b;  // [rank, in], [out, rank]
     double scale = 0;         // of B A: alpha / rank
   };
-  std::map<std::string, Layer> layers;  // by the layer's name in the model
+  std::map<std::string, Layer> layers;  // by the layer's name in the file, without prefixes
+  // What is added to whole parameters, by the parameter's name likewise.
+  std::map<std::string, std::vector<float>> differences;
+  std::size_t left_out = 0;  // tensors for layers that only other variants of the model have
 };
 // The adapters of a checkpoint that has some: trained, or their moving average: the first, or that
 // of `decay`.
@@ -54,9 +59,14 @@ Adapter adapter_of(const Checkpoint& checkpoint, bool ema,
 // Whether files hold an adapter instead of weights.
 bool holds_adapter(const WeightFiles& files);
 // PEFT's files: a folder with adapter_model.safetensors and adapter_config.json, or the first of
-// them with the other beside it. Exit::data for what is missing, not LoRA, or a kind of it that
-// weft does not have.
+// them with the other beside it. Or one file with the names of ComfyUI, kohya, diffusers or
+// DiffSynth (docs/finetune_wan.md, Adapters of others), whose layers have their own alpha, or
+// that of the rank. Exit::data for what is missing, not LoRA, or a kind of it that weft does not
+// have.
 Adapter read_adapter(const std::filesystem::path& path);
+// The same by the model's own names, which `names` knows others of. With names.prefix for the
+// parameters that begin so. Exit::data, with the nearest, for a name that is none of them.
+Adapter by_model(Adapter adapter, const ParameterTable& table, const WeightNames& names);
 // Writes them into `folder`, which is made. The metadata of the tensors also names the base.
 void write_adapter(const std::filesystem::path& folder, const Adapter& adapter, DType dtype);
 
@@ -84,8 +94,10 @@ struct WeightedAdapter {
 // hash and `weights` are no files.
 void check_base(const std::string& adapter, const AdapterFacts& facts, const std::string& weights,
                 const std::string& values);
-// w += factor * scale * B A for each layer of each adapter, summed in f32 and rounded once to the
-// formats that the table keeps. Exit::data for a layer that the model lacks or has in another size.
-void merge_adapters(ParameterTable& table, std::span<const WeightedAdapter> adapters);
+// w += factor * (scale * B A + difference) for each layer of each adapter, summed in f32 and
+// rounded once to the formats that the table keeps. Exit::data for a layer that the model lacks or
+// has in another size.
+void merge_adapters(ParameterTable& table, std::span<const WeightedAdapter> adapters,
+                    const WeightNames& names = {});
 
 }  // namespace weft

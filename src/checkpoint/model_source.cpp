@@ -20,6 +20,7 @@ constexpr const char* random_prefix = "random:";
 
 // Parameters that start at zero get small random values: otherwise the branches that they scale
 // would add nothing.
+// Of experts' random weights the last seed counts for both.
 void draw(ParameterTable& table, std::uint64_t seed) {
   table.initialise(seed);
   std::uint64_t number = 0;
@@ -137,6 +138,9 @@ void ModelSource::read(ParameterTable& table, const WeightNames& names) const {
         of_checkpoint_->base);
     load_weights(of_checkpoint_->base, table, names);
   } else if (checkpoint_) {
+    WEFT_CHECK(names.prefix.empty(), Exit::usage,
+               "write its weights into a file (weft export RUN FILE), and name that",
+               "{} = {} is a run; experts are read from files", key_, checkpoint_->dir().string());
     if (ema_)
       restore_ema(*checkpoint_, table, std::nullopt, names.spare);
     else
@@ -144,11 +148,11 @@ void ModelSource::read(ParameterTable& table, const WeightNames& names) const {
   } else {
     load_weights(weights_, table, names);
   }
-  merge(table);
+  merge(table, names);
 }
 
 // Reads the adapters and adds them to the weights, which are loaded.
-void ModelSource::merge(ParameterTable& table) const {
+void ModelSource::merge(ParameterTable& table, const WeightNames& names) const {
   std::vector<WeightedAdapter> adapters;
   if (of_checkpoint_) adapters.push_back({adapter_of(*checkpoint_, ema_), 1});
   for (const NamedAdapter& n : adapters_) adapters.push_back({n.read(ema_), n.factor});
@@ -161,7 +165,7 @@ void ModelSource::merge(ParameterTable& table) const {
   const std::string values = known ? hash_of_values(table) : "";
   if (!is_random_source(weights_))
     for (const auto& [a, factor] : adapters) check_base(a.path, a.facts, base, values);
-  merge_adapters(table, adapters);
+  merge_adapters(table, adapters, names);
 }
 
 }  // namespace weft

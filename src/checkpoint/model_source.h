@@ -49,7 +49,7 @@ class ModelSource {
   std::optional<WeightFiles> files() const;
 
  private:
-  void merge(ParameterTable& table) const;
+  void merge(ParameterTable& table, const WeightNames& names) const;
 
   std::string key_, weights_, identity_;
   bool ema_;

@@ -426,7 +426,10 @@ std::vector<Option> option_table(Deck& deck) {
       used.others.push_back(std::move(o));
     }
   }
-  for (std::size_t i = 0; i < options.size(); ++i) options[i].applies = !replaced[table_of[i]];
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    options[i].applies = !replaced[table_of[i]];
+    options[i].own = claim(options[i]) == 2;
+  }
   return options;
 }
 

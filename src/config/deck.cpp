@@ -243,11 +243,15 @@ std::string suggestion(const std::string& key, const std::vector<Option>& table)
   return "weft help deck lists every key";
 }
 
-// The row of a key. With some two hundred rows, a linear search is fast enough.
+// The row of a key; another model's gives way to an older name of a key of this one's. With some
+// two hundred rows, a linear search is fast enough.
 const Option& find(const std::string& key, const std::vector<Option>& table,
                    const std::string& where) {
+  const Option* found = nullptr;
   for (const Option& o : table)
-    if (o.key == key || o.alias == key) return o;
+    if ((o.key == key || o.alias == key) && (found == nullptr || (o.own && !found->own)))
+      found = &o;
+  if (found != nullptr) return *found;
   refuse(fmt::format("{}unknown key {}", where, key), suggestion(key, table));
 }
 

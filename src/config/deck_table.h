@@ -43,6 +43,7 @@ struct Option {
   // that of any model, or else the first. The rows of the others:
   std::vector<Option> others = {};
   std::vector<std::string> models = {};  // of its table
+  bool own = false;                      // model.name is among them
   // False: another model's table stands in for this row's, so the key has no effect with
   // model.name.
   bool applies = true;

@@ -99,7 +99,7 @@ void load_merged(const ExportRequest& request, const Adapter& adapter, Denoiser&
   load_weights(base, model.params(), model.weight_names());
   check_base(adapter.path, adapter.facts, base, hash_of_values(model.params()));
   const WeightedAdapter whole{adapter, 1};
-  merge_adapters(model.params(), std::span(&whole, 1));
+  merge_adapters(model.params(), std::span(&whole, 1), model.weight_names());
 }
 
 void check_target(const ExportRequest& request) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -97,15 +98,22 @@ void inspect_safetensors(const std::string& path) {
 
 // "" for tensors that are no adapter's.
 std::string adapter_text(const fs::path& path) {
-  const fs::path config =
-      (fs::is_directory(path) ? path : path.parent_path()) / "adapter_config.json";
-  const WeightFiles files = WeightFiles::open(path);
-  if (!holds_adapter(files)) return "";
-  if (!is_there(config, Exit::data))
-    return fmt::format("adapter without {}: rank and alpha are not known\n", config.string());
+  if (!holds_adapter(WeightFiles::open(path))) return "";
   const Adapter read = read_adapter(path);
-  return fmt::format("adapter of {}: {}\n", counted(std::ssize(read.layers), "layer"),
-                     read.facts.describe());
+  std::map<std::string, std::int64_t> kinds;  // "blocks.*.self_attn.q": how many
+  for (const auto& [name, layer] : read.layers) ++kinds[kind_of_tensor(name)];
+  std::string text = fmt::format("adapter with the names of {}: {}, {}", read.layout,
+                                 counted(std::ssize(read.layers), "layer"), read.facts.describe());
+  if (!read.differences.empty())
+    text += fmt::format("; {} of whole parameters",
+                        counted(std::ssize(read.differences), "difference"));
+  if (read.left_out > 0)
+    text += fmt::format("; left out: {} of a model for pictures",
+                        counted(static_cast<std::int64_t>(read.left_out), "tensor"));
+  text += '\n';
+  for (const auto& [kind, count] : kinds)
+    text += fmt::format("  {:>5} x {}\n", count, printable(kind));
+  return text;
 }
 
 // A model's index, or the folder of it or of one file, as keys for weights take them: every file.

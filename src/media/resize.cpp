@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numbers>
 #include <type_traits>
 
 #ifdef __x86_64__
@@ -230,6 +231,13 @@ double cubic(double x) {
   return 0;
 }
 
+double sinc(double x) {
+  if (x == 0) return 1;
+  x *= std::numbers::pi;
+  return std::sin(x) / x;
+}
+double lanczos(double x) { return -3 <= x && x < 3 ? sinc(x) * sinc(x / 3) : 0; }
+
 // Which samples make an output sample: `taps` of them from first[i] on, a multiple of 4; those
 // behind the last sample have weight 0.
 struct Weights {
@@ -248,8 +256,13 @@ Weights make_weights(const Axis& axis, PillowFilter filter) {
   const std::int64_t in = axis.in, out = axis.count;
   const double scale = static_cast<double>(in) / static_cast<double>(axis.out);
   const double widened = std::max(scale, 1.0), inverse = 1.0 / widened;
-  const double support = (filter == PillowFilter::bilinear ? 1.0 : 2.0) * widened;
-  double (*const kernel)(double) = filter == PillowFilter::bilinear ? triangle : cubic;
+  const double reach = filter == PillowFilter::bilinear  ? 1.0
+                       : filter == PillowFilter::bicubic ? 2.0
+                                                         : 3.0;
+  const double support = reach * widened;
+  double (*const kernel)(double) = filter == PillowFilter::bilinear  ? triangle
+                                   : filter == PillowFilter::bicubic ? cubic
+                                                                     : lanczos;
   Weights all;
   const auto widest = static_cast<std::int64_t>(std::ceil(support)) * 2 + 1;
   all.taps = (widest + group - 1) / group * group;
@@ -519,6 +532,53 @@ void pillow_resize_window(const RgbView& in, std::int64_t height, std::int64_t w
   for (std::int64_t y = 0; y < window.height; ++y)
     std::memcpy(out + y * out_stride, from.rgb + y * from.stride,
                 static_cast<std::size_t>(window.width * 3));
+}
+
+void bicubic_resize(const RgbView& in, std::int64_t height, std::int64_t width, float* out) {
+  // The four samples around output sample i of `to`, and their weights.
+  struct Taps {
+    std::int64_t at[4];
+    float weight[4];
+  };
+  const auto taps = [](std::int64_t from, std::int64_t to) {
+    constexpr double a = -0.75;
+    std::vector<Taps> all(static_cast<std::size_t>(to));
+    for (std::int64_t i = 0; i < to; ++i) {
+      const double source =
+          (static_cast<double>(i) + 0.5) * static_cast<double>(from) / static_cast<double>(to) -
+          0.5;
+      const double low = std::floor(source), t = source - low;
+      for (int k = 0; k < 4; ++k) {
+        const double x = std::abs(t - (k - 1));
+        const double weight = x <= 1 ? ((a + 2) * x - (a + 3)) * x * x + 1
+                                     : ((a * x - 5 * a) * x + 8 * a) * x - 4 * a;
+        Taps& of = all[static_cast<std::size_t>(i)];
+        of.at[k] = std::clamp<std::int64_t>(static_cast<std::int64_t>(low) + k - 1, 0, from - 1);
+        of.weight[k] = static_cast<float>(weight);
+      }
+    }
+    return all;
+  };
+  const std::vector<Taps> columns = taps(in.width, width), rows = taps(in.height, height);
+  std::vector<float> wide(static_cast<std::size_t>(in.height * width * 3));
+  for (std::int64_t y = 0; y < in.height; ++y)
+    for (std::int64_t x = 0; x < width * 3; ++x) {
+      const Taps& of = columns[static_cast<std::size_t>(x / 3)];
+      float sum = 0;
+      for (int k = 0; k < 4; ++k)
+        sum += of.weight[k] *
+               (static_cast<float>(in.rgb[y * in.stride + of.at[k] * 3 + x % 3]) / 127.5f - 1);
+      wide[static_cast<std::size_t>(y * width * 3 + x)] = sum;
+    }
+  for (std::int64_t y = 0; y < height; ++y) {
+    const Taps& of = rows[static_cast<std::size_t>(y)];
+    for (std::int64_t x = 0; x < width * 3; ++x) {
+      float sum = 0;
+      for (int k = 0; k < 4; ++k)
+        sum += of.weight[k] * wide[static_cast<std::size_t>(of.at[k] * width * 3 + x)];
+      out[y * width * 3 + x] = sum;
+    }
+  }
 }
 
 std::vector<std::int32_t> nearest_samples(std::int64_t in, std::int64_t out) {

@@ -63,10 +63,11 @@ struct RgbView {
   std::int64_t height = 0, width = 0, stride = 0;  // stride in bytes
 };
 
-enum class PillowFilter { bilinear, bicubic };
+enum class PillowFilter { bilinear, bicubic, lanczos };
 
 // Scales to [height, width, 3] at `out`, whose rows begin `out_stride` bytes apart, as Image.resize
-// of Pillow 9.4 does: a triangle, or Keys' cubic with a = -0.5, widened when shrinking; weights as
+// of Pillow 9.4 does: a triangle, Keys' cubic with a = -0.5, or sinc(x) sinc(x / 3), widened when
+// shrinking; weights as
 // multiples of 2^-22; along rows first, then along columns, each rounded to 8 bits; a direction
 // whose size does not change is left out. Pillow 13 takes the columns first for some sizes with
 // fewer rows, so its bytes differ there by one level at most.
@@ -83,6 +84,11 @@ struct PixelWindow {
 void pillow_resize_window(const RgbView& in, std::int64_t height, std::int64_t width,
                           PillowFilter filter, const PixelWindow& window, std::uint8_t* out,
                           std::int64_t out_stride);
+
+// Scales to f32 [height, width, 3] at `out`, of bytes as -1 to 1, as PyTorch's interpolate does
+// with mode "bicubic": Keys' cubic with a = -0.75 at pixels' centres, edges repeated, not widened
+// when shrinking. Values leave -1 to 1.
+void bicubic_resize(const RgbView& in, std::int64_t height, std::int64_t width, float* out);
 
 // The sample that NEAREST takes for each of `out` along an axis of `in` samples. The position is a
 // running sum in double, as Pillow's: on a few sizes (i + 0.5) * in / out gives others.

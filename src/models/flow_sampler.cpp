@@ -134,8 +134,8 @@ class EditedFrames {
   // u8 [B,T], of the step that has begun.
   const Tensor& active() const { return active_; }
 
-  // `tau` gives a sample's timestep; `mask` u8 [2B,T] gets the frames of both halves. Whether some
-  // have joined.
+  // `tau` gives a sample's timestep; `mask` u8 [B or 2B,T] gets the frames of each half. Whether
+  // some have joined.
   bool begin_step(std::int64_t step, const std::function<double(std::int64_t b)>& tau, Tensor& z,
                   Tensor& mask) {
     std::vector<std::uint8_t> joins(seen_.size()), active(seen_.size());
@@ -155,8 +155,10 @@ class EditedFrames {
       ops::flow_interpolate(z, noise_, sigma_, joining_, z);
     }
     active_.set(std::span<const std::uint8_t>(active));
-    for (Tensor half : {mask.slice(0, z.dim(0)), mask.slice(z.dim(0), 2 * z.dim(0))})
+    for (std::int64_t b = 0; b < mask.dim(0); b += z.dim(0)) {
+      Tensor half = mask.slice(b, b + z.dim(0));
       half.set(std::span<const std::uint8_t>(active));
+    }
     return any;
   }
 
@@ -178,7 +180,8 @@ void check_edit(const SamplerDeck& sampler, double edit, const std::string& wher
 Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionDeck& diffusion,
                    const SampleRequest& request) {
   Tensor z = request.z;
-  const std::int64_t B = z.dim(0), K = sampler.steps;
+  const std::int64_t B = z.dim(0), K = sampler.count();
+  const std::int64_t halves = sampler.guided() ? 2 : 1, both = halves * B;
   std::vector<SamplerTimes> times;
   for (std::int64_t b = 0; b < B; ++b)
     times.push_back(
@@ -191,7 +194,9 @@ Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionD
 
   // 1. What all steps share: both halves of the guided batch, with the captions and without.
   DenoiserInput in;
-  if (request.negative.offsets.empty()) {
+  if (halves == 1) {
+    in.captions = upload(request.captions, request.y);
+  } else if (request.negative.offsets.empty()) {
     WEFT_ASSERT(model.has_null_caption());
     in.captions = upload(with_null_captions(request.captions), request.y);
   } else {
@@ -200,15 +205,27 @@ Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionD
   in.height = request.size.height;
   in.width = request.size.width;
   std::vector<float> fps = request.fps;
-  fps.insert(fps.end(), request.fps.begin(), request.fps.end());
-  in.fps = Tensor::from_host(std::span<const float>(fps), {2 * B});
-  in.timestep = Tensor::empty({2 * B}, DType::f32);
-  in.x = Tensor::empty({2 * B, z.dim(1), z.dim(2), z.dim(3), z.dim(4)}, DType::f32);
+  if (halves == 2) fps.insert(fps.end(), request.fps.begin(), request.fps.end());
+  in.fps = Tensor::from_host(std::span<const float>(fps), {both});
+  in.timestep = Tensor::empty({both}, DType::f32);
+  in.x = Tensor::empty({both, z.dim(1), z.dim(2), z.dim(3), z.dim(4)}, DType::f32);
+  // Writes `from` to each half of `to`.
+  const auto to_halves = [&](const Tensor& from, Tensor& to) {
+    for (std::int64_t h = 0; h < halves; ++h) {
+      Tensor half = to.slice(h * B, (h + 1) * B);
+      ops::convert(from, half);
+    }
+  };
+  if (request.condition.defined()) {
+    const Shape& s = request.condition.shape();
+    in.condition = Tensor::empty({both, s[1], s[2], s[3], s[4]}, DType::f32);
+    to_halves(request.condition, in.condition);
+  }
   Tensor dt = Tensor::empty({B}, DType::f32);
   std::optional<EditedFrames> edited;
   if (!request.edit.empty()) {
     edited.emplace(request);
-    in.x_mask = Tensor::empty({2 * B, z.dim(2)}, DType::u8);
+    in.x_mask = Tensor::empty({both, z.dim(2)}, DType::u8);
   }
   // Euler steps alone add the velocity as it comes out of the model.
   std::optional<StepCache> cache;
@@ -224,18 +241,19 @@ Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionD
   // 2. The steps.
   for (std::int64_t i = 0; i < K; ++i) {
     std::vector<float> taus, steps;
-    for (std::int64_t b = 0; b < 2 * B; ++b) taus.push_back(static_cast<float>(tau(i, b % B)));
+    for (std::int64_t b = 0; b < both; ++b) taus.push_back(static_cast<float>(tau(i, b % B)));
     for (std::int64_t b = 0; b < B; ++b)
       steps.push_back(static_cast<float>((tau(i, b) - tau(i + 1, b)) / 1000.0));
     bool joined = false;
     if (edited)
       joined = edited->begin_step(
           i, [&](std::int64_t b) { return tau(i, b); }, z, in.x_mask);
-    for (Tensor half : {in.x.slice(0, B), in.x.slice(B, 2 * B)}) ops::convert(z, half);
+    to_halves(z, in.x);
+    in.high_noise = sampler.high_noise(i, tau(i, 0));
     in.timestep.set(std::span<const float>(taus));
     dt.set(std::span<const float>(steps));
     const Tensor active = edited ? edited->active() : Tensor();
-    const auto guidance = static_cast<float>(sampler.cfg_scale);
+    const auto guidance = static_cast<float>(sampler.guidance(in.high_noise));
     if (cache) {
       cache->velocity(in, joined, velocity);
     } else {

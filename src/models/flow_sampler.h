@@ -3,6 +3,7 @@
 // solver's (models/solver.h). tau in [0,1000], s = tau/1000; s = 1 is pure noise, s = 0 is data.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -28,23 +29,42 @@ struct DiffusionDeck {
 struct SamplerDeck {
   std::string solver = "euler";
   std::int64_t steps = 30;
-  double cfg_scale = 7.0;
+  std::vector<double> timesteps;          // before the shift, in place of `steps`
+  std::vector<double> cfg_scale = {7.0};  // of two: below `boundary`, and from it on
+  double boundary = 0;                    // share of 1000 from which on noise is high; 0: none
+  std::int64_t boundary_step = 0;         // or: so many steps first
   bool use_timestep_transform = true;
   double shift = 0;
   std::string cache = "none";
   double cache_threshold = 0;
 
   bool caches() const { return cache != "none" && cache_threshold > 0; }
+  std::int64_t count() const { return timesteps.empty() ? steps : std::ssize(timesteps); }
+  // Whether step i, at `timestep`, is of high noise, and its guidance.
+  bool high_noise(std::int64_t i, double timestep) const {
+    return boundary_step > 0 ? i < boundary_step : boundary > 0 && timestep >= 1000 * boundary;
+  }
+  double guidance(bool high) const { return high ? cfg_scale.back() : cfg_scale.front(); }
+  // Without guidance only the captions' own half is computed. A step cache needs both.
+  bool guided() const {
+    return caches() || std::ranges::any_of(cfg_scale, [](double g) { return g != 1; });
+  }
 };
 DeckTable diffusion_table();
 
 void sampler_rows(Rows& r, SamplerDeck& d);
+// Of a model with an expert for each end of the noise, which says so by T::has_experts.
+void expert_rows(Rows& r, SamplerDeck& d);
 void check_sampler(const SamplerDeck& d, const DeckDemand& demand);
 // The table [sampler]; T has a model's own defaults.
 template <class T = SamplerDeck>
 DeckTable sampler_table() {
   return deck_table<T>(
-      "sampler", [](Rows& r, T& d) { sampler_rows(r, d); },
+      "sampler",
+      [](Rows& r, T& d) {
+        sampler_rows(r, d);
+        if constexpr (requires { T::has_experts; }) expert_rows(r, d);
+      },
       [](const T& d, const DeckDemand& demand) { check_sampler(d, demand); });
 }
 
@@ -84,6 +104,7 @@ struct SampleRequest {
   // B, L, caption_channels]. No offsets: the null caption, as long as each sample's own.
   Tensor negative_y;
   CaptionBatch negative;
+  Tensor condition;             // f32 [B,c,T,H,W] or undefined, as DenoiserInput's
   std::vector<float> fps;       // [B]
   ClipSize size;                // the position embedding's, and every sample's unless:
   std::vector<ClipSize> sizes;  // [B] or empty: sizes for the timestep transform

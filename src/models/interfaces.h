@@ -52,7 +52,9 @@ struct DenoiserInput {
   Tensor fps;                    // f32 [B]
   double height = 0, width = 0;  // of the footage in pixels
   Captions captions;
-  Tensor x_mask;  // u8 [B, T], 1 = frame is being generated; undefined: all are
+  Tensor x_mask;            // u8 [B, T], 1 = frame is being generated; undefined: all are
+  Tensor condition;         // f32 [B, condition_channels(), T, h, w] of a model that has some
+  bool high_noise = false;  // the step is one for the expert of high noise (SamplerDeck::boundary)
   // For a step cache, of a model with a cache_signal(): `blocks`, if not null, gets what all blocks
   // together add to the tokens, in a form of the model's own; with `reuse_blocks` it is taken as
   // an earlier step left it, and the blocks are not run.
@@ -61,12 +63,44 @@ struct DenoiserInput {
 };
 
 struct SamplerDeck;  // models/flow_sampler.h
+struct RgbView;      // media/resize.h
+class VideoCodec;
+
+// The clip that a picture asks for, in pixels, and how the picture is brought to its size: scaled,
+// then cut.
+struct PictureFit {
+  std::int64_t width = 0, height = 0;
+  std::int64_t scaled_width = 0, scaled_height = 0, left = 0, top = 0;
+};
+// How a model takes the picture that a clip begins with.
+class PictureStart {
+ public:
+  virtual ~PictureStart() = default;
+  // Whether it makes no clip without one.
+  virtual bool required() const = 0;
+  // For a clip of about `area` pixels, of a codec with `side` pixels a latent.
+  virtual PictureFit fit(std::int64_t width, std::int64_t height, std::int64_t area,
+                         std::int64_t side) const = 0;
+  // The picture at that size, f32 [1,height,width,3] in -1..1 on this rank's device.
+  virtual Tensor pixels(const RgbView& picture, const PictureFit& fit) const = 0;
+  // DenoiserInput::condition of one clip of `frames` that begins with it, [1,c,T,h,w]; undefined:
+  // its latent is the clip's first frame, which is given.
+  virtual Tensor condition(VideoCodec& codec, const Tensor& pixels, std::int64_t frames) const {
+    return {};
+  }
+};
 
 // What [generate] takes where the deck leaves it to the model.
 struct ClipDefaults {
   double fps = 24;
   double aes = 6.5;  // aesthetic score behind each prompt; 0: its captions carry no scores
   std::string negative_prompt;  // empty: the null caption, or an empty text where there is none
+};
+
+// Weights that are files of their own, of a model that has several: for low noise, and for high.
+struct WeightSet {
+  WeightNames names;                 // `prefix`: of its parameters
+  std::vector<std::string> folders;  // what releases call its folder, beside the other's
 };
 
 // Predicts in which direction a noisy latent becomes data. Samplers (models/flow_sampler.h) know
@@ -79,11 +113,17 @@ class Denoiser : public ModelPart {
   virtual std::int64_t max_caption() const { return 1; }
   // The keys of the deck that say so, for hints.
   virtual std::string caption_keys() const { return ""; }
+  // Of two experts: low noise, high noise. Empty: all weights are one set.
+  virtual std::vector<WeightSet> weight_sets() const { return {}; }
   // Whether it has learned a caption for no text at all. One that has not takes its captions from
   // a text encoder, and classifier-free guidance takes the negative prompt's.
   virtual bool has_null_caption() const { return true; }
   // Whether DenoiserInput::x_mask is heeded: frames that are given, and frames to edit.
   virtual bool takes_given_frames() const { return true; }
+  // Channels of what it reads beside the noisy latent.
+  virtual std::int64_t condition_channels() const { return 0; }
+  // Null: it knows no such picture; references go where a mask strategy says.
+  virtual const PictureStart* picture_start() const { return nullptr; }
   virtual ClipDefaults clip_defaults() const { return {}; }
   // The deck's table [sampler]; a model with defaults of its own has a table of its own.
   virtual const SamplerDeck& sampler(const Deck& deck) const;

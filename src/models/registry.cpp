@@ -33,6 +33,8 @@ std::unique_ptr<Denoiser> make_stdit3(const Deck& deck) {
   return std::make_unique<Stdit3>(stdit3_config(deck));
 }
 std::unique_ptr<Denoiser> make_wan(const Deck& deck) {
+  const WanSamplerDeck& s = deck.get<WanSamplerDeck>();
+  if (s.boundary > 0 || s.boundary_step > 0) return std::make_unique<WanExperts>(wan_config(deck));
   return std::make_unique<Wan>(wan_config(deck));
 }
 std::unique_ptr<VideoCodec> make_video_vae(const Deck& deck) {

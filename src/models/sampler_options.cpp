@@ -33,13 +33,19 @@ void sampler_rows(Rows& r, SamplerDeck& d) {
   r.decide(true);
   r.number("steps", d.steps, 1, 100000, "Steps from noise to clip.");
   r.number("cfg_scale", d.cfg_scale, 0, 1000,
-           "Weight of the caption in classifier-free guidance; 1 follows it plainly.");
+           "Weight of the caption in classifier-free guidance; 1 follows it plainly, with half of "
+           "the work. A list of two is for low and for high noise (sampler.boundary).")
+      .or_one = true;
   r.flag("use_timestep_transform", d.use_timestep_transform,
          "Shift timesteps towards noise for larger and longer clips.");
   r.decide(d.shift > 0);
   r.number(
       "shift", d.shift, 0, 1000,
       "Shift timesteps towards noise by this factor, whatever the clip's size; 0: by its size.");
+  r.decide(!d.timesteps.empty());
+  r.number("timesteps", d.timesteps, 1e-3, 1000,
+           "Timesteps before the shift, falling, in place of steps: of a model that was distilled "
+           "to few steps. Needs solver = \"euler\" and a shift.");
   r.decide(d.caches());
   r.text("cache", d.cache,
          "Rule by which steps take the model's work from the step before: teacache for models with "
@@ -49,7 +55,30 @@ void sampler_rows(Rows& r, SamplerDeck& d) {
            "Sum of relative changes up to which steps are skipped; 0 skips none.");
 }
 
+void expert_rows(Rows& r, SamplerDeck& d) {
+  r.decide(d.boundary > 0);
+  r.number("boundary", d.boundary, 0, 1,
+           "Two experts: the one of high noise makes the steps from this timestep / 1000 on; 0: "
+           "there is one model.");
+  r.decide(d.boundary_step > 0);
+  r.number("boundary_step", d.boundary_step, 0, 100000,
+           "Two experts: so many steps first are the one's of high noise, whatever the boundary.");
+}
+
 void check_sampler(const SamplerDeck& d, const DeckDemand& demand) {
+  const bool experts = d.boundary > 0 || d.boundary_step > 0;
+  demand(d.cfg_scale.size() == 1 || (d.cfg_scale.size() == 2 && experts),
+         fmt::format("sampler.cfg_scale has {} numbers", d.cfg_scale.size()),
+         "give one, or two with sampler.boundary: for low and for high noise");
+  demand(d.timesteps.empty() || (d.solver == "euler" && d.shift > 0),
+         fmt::format("sampler.timesteps with sampler.solver = \"{}\" and sampler.shift = {}",
+                     d.solver, d.shift),
+         "set solver = \"euler\", and the shift that the model was distilled with (1: none)");
+  for (std::size_t i = 1; i < d.timesteps.size(); ++i)
+    demand(d.timesteps[i] < d.timesteps[i - 1],
+           fmt::format("sampler.timesteps[{}] = {} is not below {}", i, d.timesteps[i],
+                       d.timesteps[i - 1]),
+           "list them from noise to data, as [1000, 750, 500, 250]");
   demand(d.cache != "none" || d.cache_threshold == 0,
          fmt::format("sampler.cache_threshold is {}, and sampler.cache is \"none\"",
                      d.cache_threshold),

@@ -29,7 +29,7 @@ double shifted(double shift, double u) { return times(shift, u) / (1.0 + times(s
 
 SamplerTimes sampler_times(const SamplerDeck& sampler, const DiffusionDeck& diffusion,
                            const ClipSize& size) {
-  const auto K = sampler.steps;
+  const auto K = sampler.count();
   const bool euler = sampler.solver == "euler";
   // As the original writes it: an f32 number in a table of f64.
   const double first = sampler.solver == "unipc" ? static_cast<double>(0.999f) : 1.0;
@@ -37,8 +37,10 @@ SamplerTimes sampler_times(const SamplerDeck& sampler, const DiffusionDeck& diff
   for (std::int64_t i = 0; i < K; ++i) {
     const auto at = static_cast<double>(i);
     if (sampler.shift > 0) {
+      const double level = sampler.timesteps.empty() ? 1.0 - at / static_cast<double>(K)
+                                                     : sampler.timesteps[i] / 1000;
       const double s =
-          euler ? shifted(sampler.shift, 1.0 - at / static_cast<double>(K))
+          euler ? shifted(sampler.shift, level)
                 : shifted(sampler.shift, times(at, -first / static_cast<double>(K)) + first);
       t.timestep.push_back(euler ? 1000.0 * s : std::trunc(1000.0 * s));
       t.sigma.push_back(static_cast<float>(s));

@@ -56,6 +56,10 @@ void check_cache(const SamplerDeck& sampler, const Denoiser& model) {
              "take sampler.cache = \"easycache\", which any model can use",
              "sampler.cache = \"teacache\": there are no published coefficients for {}",
              model.name());
+  WEFT_CHECK(sampler.cache == "none" || sampler.cfg_scale.size() == 1, Exit::usage,
+             "set sampler.cache = \"none\", or one cfg_scale",
+             "sampler.cache = \"{}\" with a guidance of {} experts", sampler.cache,
+             sampler.cfg_scale.size());
 }
 
 void guided_velocity(const Tensor& out, float guidance, const Tensor& ones, Tensor& v) {
@@ -69,8 +73,8 @@ StepCache::StepCache(const SamplerDeck& sampler, Denoiser& model, const Tensor& 
       agree_(std::move(agree)),
       tea_(sampler.cache == "teacache"),
       threshold_(sampler.cache_threshold),
-      guidance_(static_cast<float>(sampler.cfg_scale)),
-      steps_(sampler.steps) {
+      guidance_(static_cast<float>(sampler.cfg_scale.front())),
+      steps_(sampler.count()) {
   const std::vector<float> ones(static_cast<std::size_t>(z.dim(0)), 1.0f);
   ones_ = Tensor::from_host(std::span<const float>(ones), {z.dim(0)});
   if (tea_) return;

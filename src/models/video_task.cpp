@@ -92,7 +92,7 @@ std::string VideoTask::start_weights() {
   std::string read = load_base();
   for (const std::string& text : lora_deck(deck_).adapters) {
     const NamedAdapter from = find_adapter("model.adapters", text, world_);
-    const Adapter adapter = from.read(true);
+    const Adapter adapter = by_model(from.read(true), params(), model().weight_names());
     check_base(adapter.path, adapter.facts, deck_.model.weights, adapters_.base_hash);
     start_from(lora_deck(deck_), params(), adapter, from.factor);
     read += fmt::format("; goes on from {}{}",
@@ -198,10 +198,11 @@ Tensor VideoTask::held_out_losses(const Bucket& bucket, const LoadedBatch& clip,
                                   const Tensor& bytes) {
   Flow flow = make_flow(bucket, clip, bytes, -1, true);
   const std::int64_t timesteps = deck_.get<ValidationDeck>().timesteps;
+  const auto [low, high] = noise_range();
   Tensor losses = Tensor::empty({timesteps}, DType::f32);
   for (std::int64_t k = 0; k < timesteps; ++k) {
-    const auto t = static_cast<float>(1000.0 * static_cast<double>(k + 1) /
-                                      static_cast<double>(timesteps + 1));
+    const double place = 1000.0 * static_cast<double>(k + 1) / static_cast<double>(timesteps + 1);
+    const auto t = static_cast<float>(1000.0 * low + (high - low) * place);
     flow.timestep.set(std::span<const float>(&t, 1));
     ops::fill_normal(static_cast<std::uint64_t>(deck_.run.seed),
                      static_cast<int>(Purpose::held_out_noise), static_cast<std::uint64_t>(k),

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/adapter.h"
@@ -47,9 +48,11 @@ class VideoTask : public TrainingTask {
   ClipFacts facts(const Bucket& bucket) override;
 
   std::unique_ptr<ValidationSet> validation_set(const HeldOut& data) override;
-  // f32 [validation.timesteps]: the loss of one held-out clip at t = 1000 k / (timesteps + 1), k =
-  // 1, 2, ..., as Open-Sora's eval_loss. Without what is random in training alone; its noise is a
-  // function of (seed, k, sample).
+  // Levels of noise that it trains at, lowest and highest.
+  virtual std::pair<double, double> noise_range() const { return {0, 1}; }
+  // f32 [validation.timesteps]: the loss of one held-out clip at k / (timesteps + 1) of that range,
+  // k = 1, 2, ..., as Open-Sora's eval_loss. Without what is random in training alone; its noise is
+  // a function of (seed, k, sample).
   Tensor held_out_losses(const Bucket& bucket, const LoadedBatch& clip, const Tensor& bytes);
 
  protected:

@@ -254,10 +254,10 @@ std::int64_t count_tokens(const Tensor& x, std::span<const std::int64_t> patch) 
 }
 
 double draw_level(const std::string& method, double mean, double deviation, std::uint64_t seed,
-                  std::uint64_t step, std::uint64_t sample) {
+                  std::uint64_t step, std::uint64_t sample, std::uint32_t again) {
   const Philox random(seed, Purpose::timestep, step, sample);
-  if (method == "uniform") return random.uniform(0);
-  return 1.0 / (1.0 + std::exp(-(mean + deviation * static_cast<double>(random.normal(0)))));
+  if (method == "uniform") return random.uniform(again);
+  return 1.0 / (1.0 + std::exp(-(mean + deviation * static_cast<double>(random.normal(again)))));
 }
 
 }  // namespace weft

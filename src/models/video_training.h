@@ -123,8 +123,8 @@ Tensor velocity_loss(Tape& tape, const Tensor& x0, const Tensor& eps, const Tens
 std::int64_t count_tokens(const Tensor& x, std::span<const std::int64_t> patch);
 
 // The number in [0, 1] that the noise level of sample `sample` in step `step` is made of: uniform,
-// or the logistic function of a normal one.
+// or the logistic function of a normal one. `again`: the one after so many others.
 double draw_level(const std::string& method, double mean, double deviation, std::uint64_t seed,
-                  std::uint64_t step, std::uint64_t sample);
+                  std::uint64_t step, std::uint64_t sample, std::uint32_t again = 0);
 
 }  // namespace weft

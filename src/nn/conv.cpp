@@ -39,6 +39,22 @@ Var rearranged(Context c, const Var& x, Tensor y, Back back) {
   return out;
 }
 
+// A linear map of x that was added to the value of `sum`, if there is one.
+template <class Back>
+Var summed(Context c, const Var& x, const Var& sum, Tensor y, Back back) {
+  const Var out = make_var(std::move(y), x->needs_grad || (sum && sum->needs_grad));
+  if (c.tape.recording())
+    c.tape.record([x, sum, out, back] {
+      const Tensor dy = std::move(out->grad);
+      if (x->needs_grad) {
+        const auto [dx, accumulate] = grad_target(x);
+        back(dy, dx, accumulate);
+      }
+      if (sum) give_grad(sum, dy);
+    });
+  return out;
+}
+
 }  // namespace
 
 Var conv(Context c, const Var& x, const ConvWeights& w, ops::Conv geometry, const Var& residual) {
@@ -133,6 +149,29 @@ Var depth_to_time(Context c, const Var& x) {
   ops::depth_to_time_forward(x->value, y);
   return rearranged(c, x, y,
                     [](const Tensor& dy, Tensor& dx) { ops::depth_to_time_backward(dy, dx); });
+}
+
+Var space_to_depth(Context c, const Var& x, ops::Blocks k, std::int64_t channels, const Var& sum) {
+  const Shape& s = x->value.shape();
+  const Shape deep{s[0], (s[1] + k.front) / k.frames, s[2] / k.side, s[3] / k.side, channels};
+  WEFT_ASSERT(sum == nullptr || sum->value.shape() == deep);
+  const float mean = static_cast<float>(channels) / static_cast<float>(s[4] * k.entries());
+  Tensor y = sum ? sum->value : Tensor::empty(deep, x->value.dtype());
+  ops::space_to_depth(x->value, k, mean, sum != nullptr, y);
+  return summed(c, x, sum, y, [k, mean](const Tensor& dy, Tensor& dx, bool accumulate) {
+    ops::depth_to_space(dy, k, mean, accumulate, dx);
+  });
+}
+
+Var depth_to_space(Context c, const Var& y, ops::Blocks k, std::int64_t channels, const Var& sum) {
+  const Shape& s = y->value.shape();
+  const Shape wide{s[0], s[1] * k.frames - k.front, s[2] * k.side, s[3] * k.side, channels};
+  WEFT_ASSERT(sum == nullptr || sum->value.shape() == wide);
+  Tensor x = sum ? sum->value : Tensor::empty(wide, y->value.dtype());
+  ops::depth_to_space(y->value, k, 1, sum != nullptr, x);
+  return summed(c, y, sum, x, [k](const Tensor& dx, Tensor& dy, bool accumulate) {
+    ops::space_to_depth(dx, k, 1, accumulate, dy);
+  });
 }
 
 Var channels_last(Context c, const Var& x) {

@@ -35,6 +35,14 @@ Var wide_attention(Context c, const Var& qkv);
 // [B,T,H,W,2C] -> [B,2T,H,W,C].
 Var depth_to_time(Context c, const Var& x);
 
+// Blocks of pixels to channels and back (ops/layout.h): a channel of the first's result is the mean
+// of the entries that it stands for, and the second gives each entry its channel. `sum`, if given,
+// is added and overwritten: nothing else may need its value.
+Var space_to_depth(Context c, const Var& x, ops::Blocks blocks, std::int64_t channels,
+                   const Var& sum = nullptr);
+Var depth_to_space(Context c, const Var& y, ops::Blocks blocks, std::int64_t channels,
+                   const Var& sum = nullptr);
+
 // [B,C,T,H,W] -> [B,T,H,W,C] and back.
 Var channels_last(Context c, const Var& x);
 Var channels_first(Context c, const Var& x);

@@ -17,6 +17,24 @@ WEFT_MEMORY_OP(depth_to_time_forward, void(const Tensor& x, Tensor& y));
 // dx is written.
 WEFT_MEMORY_OP(depth_to_time_backward, void(const Tensor& dy, Tensor& dx));
 
+// Space to depth, time included (docs/models/wan_vae.md, VAE 2.2): blocks of `frames` x side x side
+// pixels of x [B,T,H,W,C], `front` frames of zeros before it, beside y [B,T',H/side,W/side,G],
+// T' = (T + front) / frames. Entry e of a block is pixel (dt,dy,dx) of channel c, e = ((c frames +
+// dt) side + dy) side + dx, with dx before dy where `columns_first`; channel e / n of y stands for
+// n = C frames side^2 / G of them. frames side^2 is at most 8.
+struct Blocks {
+  int frames = 1, side = 1, front = 0;
+  bool columns_first = false;
+
+  int entries() const { return frames * side * side; }
+};
+// y (+)= scale times the sum of the entries that each of its channels stands for.
+WEFT_MEMORY_OP(space_to_depth,
+               void(const Tensor& x, Blocks blocks, float scale, bool accumulate, Tensor& y));
+// x (+)= scale y, each entry from its channel: the transpose.
+WEFT_MEMORY_OP(depth_to_space,
+               void(const Tensor& y, Blocks blocks, float scale, bool accumulate, Tensor& x));
+
 struct PatchGeometry {
   int pt, ph, pw;  // patch size
 };

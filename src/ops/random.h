@@ -53,8 +53,8 @@ WEFT_MEMORY_OP(velocity_loss_backward,
                     const Tensor& weight, Tensor& dout));
 
 // z += (vu + g (vc - vu)) * dt[b] on frames with act 1: one Euler step with guidance. out f32
-// [2B,Co,T,H,W] (conditional half first), z f32 [B,C,T,H,W], dt f32 [B], act u8 [B,T] (undefined:
-// all).
+// [2B,Co,T,H,W] (conditional half first; [B,...]: no guidance, vu is vc), z f32 [B,C,T,H,W], dt f32
+// [B], act u8 [B,T] (undefined: all).
 WEFT_MEMORY_OP(guided_euler_step, void(const Tensor& out, float guidance, const Tensor& dt,
                                        const Tensor& act, Tensor& z));
 

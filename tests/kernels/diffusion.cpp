@@ -130,27 +130,30 @@ void add_flow(Cases& cases, const Shape& x, std::int64_t Co, Mask kind) {
   };
   cases.push_back(std::move(b));
 
-  KernelCase e = make_case("guided_euler_step", shape, DType::f32, 16 * n * share(mask), tolerance);
-  e.inputs = with_mask({random_tensor({2 * x[0], Co, x[2], x[3], x[4]}, DType::f32, 7),
-                        random_tensor({x[0]}, DType::f32, 8, 0.02f, 0.03f),
-                        random_tensor(x, DType::f32, 9)});
-  e.run = [=](Tensors& in) {
-    ops::guided_euler_step(in[0], 7.0f, in[1], given(in), in[2]);
-    return Tensors{in[2]};
-  };
-  e.reference = [=](const std::vector<Values>& in) {
-    const std::int64_t C = x[1], T = x[2], size = x[3] * x[4];
-    Values z = in[2];
-    const std::int64_t half = x[0] * Co * T * size;
-    for (std::int64_t i = 0; i < std::ssize(z); ++i) {
-      const std::int64_t sample = i / (C * T * size),
-                         at = sample * Co * T * size + i % (C * T * size);
-      if (shown(in, masked, sample * T + i / size % T))
-        z[i] += (in[0][half + at] + 7 * (in[0][at] - in[0][half + at])) * in[1][sample];
-    }
-    return std::vector<Values>{z};
-  };
-  cases.push_back(std::move(e));
+  for (const std::int64_t halves : {2, 1}) {
+    KernelCase e = make_case("guided_euler_step", shape + (halves == 1 ? " unguided" : ""),
+                             DType::f32, (8 + 4 * halves) * n * share(mask), tolerance);
+    e.inputs = with_mask({random_tensor({halves * x[0], Co, x[2], x[3], x[4]}, DType::f32, 7),
+                          random_tensor({x[0]}, DType::f32, 8, 0.02f, 0.03f),
+                          random_tensor(x, DType::f32, 9)});
+    e.run = [=](Tensors& in) {
+      ops::guided_euler_step(in[0], 7.0f, in[1], given(in), in[2]);
+      return Tensors{in[2]};
+    };
+    e.reference = [=](const std::vector<Values>& in) {
+      const std::int64_t C = x[1], T = x[2], size = x[3] * x[4];
+      Values z = in[2];
+      const std::int64_t half = (halves - 1) * x[0] * Co * T * size;
+      for (std::int64_t i = 0; i < std::ssize(z); ++i) {
+        const std::int64_t sample = i / (C * T * size),
+                           at = sample * Co * T * size + i % (C * T * size);
+        if (shown(in, masked, sample * T + i / size % T))
+          z[i] += (in[0][half + at] + 7 * (in[0][at] - in[0][half + at])) * in[1][sample];
+      }
+      return std::vector<Values>{z};
+    };
+    cases.push_back(std::move(e));
+  }
 }
 
 }  // namespace

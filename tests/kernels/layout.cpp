@@ -265,6 +265,57 @@ void add_spread(Cases& cases, const Shape& rows, bool bias, DType dtype) {
   cases.push_back(std::move(backward));
 }
 
+// Blocks of x [B,T,H,W,C] to G channels and back, each onto what is there or not.
+void add_blocks(Cases& cases, const Shape& x, ops::Blocks k, std::int64_t G, bool accumulate,
+                DType dtype) {
+  const std::int64_t T = x[1], H = x[2], W = x[3], C = x[4], K = k.entries(), n = C * K / G;
+  const Shape y{x[0], (T + k.front) / k.frames, H / k.side, W / k.side, G};
+  // f(element of y, element of x) for each entry of each block that is not before the clip.
+  const auto each = [=](auto f) {
+    for (std::int64_t o = 0; o < y.numel(); ++o)
+      for (std::int64_t e = o % G * n; e < (o % G + 1) * n; ++e) {
+        const std::int64_t p = o / G, w = p % y[3], h = p / y[3] % y[2], t = p / y[3] / y[2] % y[1],
+                           b = p / y[3] / y[2] / y[1];
+        const std::int64_t c = e / K, dt = e % K / (k.side * k.side);
+        std::int64_t dy = e / k.side % k.side, dx = e % k.side;
+        if (k.columns_first) std::swap(dy, dx);
+        const std::int64_t frame = t * k.frames + dt - k.front;
+        if (frame < 0) continue;
+        f(o, (((b * T + frame) * H + h * k.side + dy) * W + w * k.side + dx) * C + c);
+      }
+  };
+  const std::string shape =
+      fmt::format("x {} to {}, {}x{}x{}{}{}{}", x.str(), G, k.frames, k.side, k.side,
+                  k.front > 0 ? " front" : "", k.columns_first ? " columns first" : "",
+                  accumulate ? " added" : "");
+  const double bytes = static_cast<double>(x.numel() + y.numel()) * width(dtype);
+  constexpr float scale = 0.75f;
+  const auto add = [&](const char* op, const Shape& from, const Shape& to, bool to_deep) {
+    KernelCase c = make_case(op, shape, dtype, bytes, 2 * tolerance(dtype));
+    c.inputs = {random_tensor(from, dtype, 1), random_tensor(to, dtype, 2)};
+    c.run = [=](Tensors& in) {
+      if (to_deep)
+        ops::space_to_depth(in[0], k, scale, accumulate, in[1]);
+      else
+        ops::depth_to_space(in[0], k, scale, accumulate, in[1]);
+      return Tensors{in[1]};
+    };
+    c.reference = [=](const std::vector<Values>& in) {
+      Values out = accumulate ? in[1] : Values(in[1].size());
+      each([&](std::int64_t o, std::int64_t i) {
+        if (to_deep)
+          out[o] += scale * in[0][i];
+        else
+          out[i] += scale * in[0][o];
+      });
+      return std::vector<Values>{out};
+    };
+    cases.push_back(std::move(c));
+  };
+  add("space_to_depth", x, y, true);
+  add("depth_to_space", y, x, false);
+}
+
 // Rows [N,T,H,W,9C] to squares of 4x4.
 void add_spread_4x4(Cases& cases, const Shape& rows, DType dtype) {
   const std::int64_t H = rows[2], W = rows[3], C = rows[4] / 9;
@@ -309,6 +360,10 @@ void layout_cases(CaseSize size, Cases& cases) {
     // The head of DBNet at 1024x1024.
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const bool bias : {false, true}) {
+        if (bias) {  // VAE 2.2, a chunk of 704x1280: around its encoder's and decoder's levels
+          add_blocks(cases, {1, 4, 176, 320, 160}, {2, 2}, 320, true, dtype);
+          add_blocks(cases, {1, 4, 352, 640, 256}, {1, 2}, 512, true, dtype);
+        }
         add_spread(cases, {1, 1, 256, 256, 256}, bias, dtype);
         add_spread(cases, {1, 1, 512, 512, 4}, bias, dtype);
       }
@@ -337,6 +392,12 @@ void layout_cases(CaseSize size, Cases& cases) {
       add_spread(cases, {2, 1, 3, 5, 4 * 24}, bias, dtype);
       add_spread(cases, {1, 2, 2, 3, 4 * 37}, bias, dtype);  // a rest behind whole accesses
       add_spread(cases, {1, 1, 7, 9, 4}, bias, dtype);       // one channel
+    }
+    for (const bool added : {false, true}) {
+      add_blocks(cases, {1, 3, 4, 6, 8}, {2, 2, 1}, 16, added, dtype);
+      add_blocks(cases, {2, 4, 2, 2, 6}, {2, 2}, 6, added, dtype);
+      add_blocks(cases, {1, 2, 6, 4, 3}, {1, 2, 0, true}, 12, added, dtype);
+      add_blocks(cases, {1, 2, 3, 5, 7}, {1, 1}, 7, added, dtype);
     }
     add_spread_4x4(cases, {2, 1, 3, 5, 9 * 16}, dtype);
     add_spread_4x4(cases, {1, 2, 1, 2, 9 * 7}, dtype);  // a value an access

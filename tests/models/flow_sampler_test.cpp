@@ -234,7 +234,7 @@ TEST_F(FlowSampler, StepsAreThoseOfTheFormulasInF64) {
     SCOPED_TRACE(fmt::format("{}, {} steps, shift {}", c.solver, c.steps, c.shift));
     SamplerDeck sampler = sampler_of(c.solver, c.steps, c.shift);
     sampler.use_timestep_transform = true;
-    sampler.cfg_scale = 3;
+    sampler.cfg_scale = {3};
     SampleRequest r = request(true);
     if (c.shift == 0) r.sizes = {{240, 432, 51}, {480, 854, 102}};  // each sample its own times
     Vec expected;
@@ -264,7 +264,7 @@ TEST_F(FlowSampler, EachSolverHasItsOrder) {
     Vec errors;
     for (const std::int64_t steps : {128, 256}) {
       SamplerDeck sampler = sampler_of(solver, steps, 0);
-      sampler.cfg_scale = 1;
+      sampler.cfg_scale = {1};
       NormalDenoiser model(true);
       const Vec samples = to_values(flow_sample(model, sampler, {}, request(true)));
       Vec exact;
@@ -340,7 +340,7 @@ TEST_F(FlowSampler, EasyCacheFollowsItsRule) {
   constexpr std::int64_t K = 30;
   constexpr double guidance = 3, threshold = 0.2;
   SamplerDeck sampler = sampler_of("euler", K, 3);
-  sampler.cfg_scale = guidance;
+  sampler.cfg_scale = {guidance};
   const Vec t = timesteps(sampler);
   Vec x = noise_, before, ran_x, ran_captions, ran_guided;
   std::vector<double> expected_times;

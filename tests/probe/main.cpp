@@ -37,6 +37,8 @@ const std::vector<Probe>& probes() {
       {{"wan"}, {"forward", "loss"}, true, alone(probe_wan)},
       {{"wan"}, {"sample"}, true, alone(probe_wan_sample)},
       {{"wan_vae"}, {"forward"}, true, alone(probe_wan_vae)},
+      {{"wan_vae"}, {"condition"}, true, alone(probe_wan_condition)},
+      {{"wan"}, {"picture_size"}, false, alone(probe_picture_size)},
       {{"umt5"}, {"forward"}, true, alone(probe_umt5)},
       {{"segmentation"}, {"forward", "loss", "train_steps"}, true, probe_segmentation},
       {{"sync_batch_norm"}, {"sync_batch_norm"}, false, probe_segmentation},
@@ -113,6 +115,7 @@ Command probe_command() {
   c.option("--weights", r->weights, "safetensors");
   c.option("--inputs", r->inputs, "safetensors").required = true;
   c.option("--outputs", r->outputs, "safetensors to write").required = true;
+  c.option("--adapter", r->adapters, "FILE=FACTOR, added to the weights (wan, forward)");
   c.option("--backward", r->backward, "also gradients");
   c.key_option<std::string>("--device", "device.kind", "cpu or cuda");
   c.key_option<std::string>("--dtype", "model.dtype", "f32, bf16 or fp8");
@@ -123,6 +126,7 @@ Command probe_command() {
 // The names of the decks that are for parts of segmentation and of the VAE, and their keys.
 void register_tables() {
   add_model({"vae_temporal"});
+  add_model({"", condition_probe_tables});
   add_model({"sync_batch_norm", segmentation_probe_tables});
   for (const char* name : {"image_resize", "segmentation_data", "segmentation_evaluation"})
     add_model({name});

@@ -15,6 +15,7 @@ struct ProbeRequest {
   std::string deck;  // its file; empty: none is given
   std::string weights, inputs, outputs;
   bool backward = false;
+  std::vector<std::string> adapters;  // FILE=FACTOR
 };
 
 int probe_stdit3(const Deck& deck, const ProbeRequest& request);
@@ -22,6 +23,10 @@ int probe_vae(const Deck& deck, const ProbeRequest& request);
 int probe_wan(const Deck& deck, const ProbeRequest& request);
 int probe_wan_sample(const Deck& deck, const ProbeRequest& request);
 int probe_wan_vae(const Deck& deck, const ProbeRequest& request);
+// A picture at the size of a clip, and what Wan2.2 reads of it; the sizes alone.
+int probe_wan_condition(const Deck& deck, const ProbeRequest& request);
+int probe_picture_size(const Deck& deck, const ProbeRequest& request);
+std::vector<DeckTable> condition_probe_tables();
 int probe_umt5(const Deck& deck, const ProbeRequest& request);
 int probe_t5_rounds(const Deck& deck, const ProbeRequest& request);
 

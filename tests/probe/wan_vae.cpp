@@ -1,5 +1,6 @@
 #include "checkpoint/weights.h"
 #include "core/error.h"
+#include "models/wan/picture.h"
 #include "models/wan/vae.h"
 #include "nn/conv.h"
 #include "ops/pointwise.h"
@@ -58,6 +59,88 @@ int probe_wan_vae(const Deck& given, const ProbeRequest& request) {
     outputs.add("grad.x", x->grad);
     outputs.add_gradients(params);
   }
+  outputs.write(request.outputs);
+  return 0;
+}
+
+namespace {
+
+// [condition] of a deck: a picture for a clip of at most so many pixels.
+struct ConditionDeck {
+  std::string variant = "i2v";
+  std::int64_t max_area = 480 * 832, num_frames = 81;
+};
+void condition_rows(Rows& r, ConditionDeck& d) {
+  r.text("variant", d.variant, "How the picture is given.", {"i2v", "ti2v"});
+  r.number("max_area", d.max_area, 1, many, "Pixels of a frame.");
+  r.number("num_frames", d.num_frames, 1, 100000, "Frames of the clip.");
+}
+
+}  // namespace
+
+std::vector<DeckTable> condition_probe_tables() {
+  return {deck_table("condition", condition_rows)};
+}
+
+int probe_wan_condition(const Deck& deck, const ProbeRequest& request) {
+  choose_device(deck.device.kind, true, MPI_COMM_SELF);
+  set_threads(static_cast<int>(deck.run.threads), 1);
+  const ConditionDeck& c = deck.get<ConditionDeck>();
+  WanVae vae(deck.get<WanVaeDeck>());
+  vae.params().allocate_for_inference(vae.bf16());
+  load_weights(request.weights, vae.params(), vae.weight_names());
+  const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
+  const ArenaScope scope(*arena);
+  const ProbeInputs inputs(request.inputs);
+  const auto& s = inputs.shape("picture", 3);
+  const std::vector<std::uint8_t> rgb = inputs.u8("picture");
+  const RgbView picture{rgb.data(), s[0], s[1], s[1] * 3};
+  const std::int64_t side = vae.pixels_a_latent();
+  ProbeOutputs outputs;
+  PictureFit fit;
+  if (c.variant == "i2v") {
+    fit = stretched_fit(s[1], s[0], c.max_area, side, 2);
+    const Tensor pixels = stretched(picture, fit);
+    Tensor planes = Tensor::empty({1, 3, 1, fit.height, fit.width}, DType::f32);
+    ops::to_channels_first(pixels.view({1, 1, fit.height, fit.width, 3}), planes);
+    outputs.add("resized", planes.view({3, fit.height, fit.width}));
+    const Tensor y = picture_condition(vae, pixels, c.num_frames);
+    outputs.add("y", y.view({y.dim(1), y.dim(2), y.dim(3), y.dim(4)}));
+  } else {
+    fit = covering_fit(s[1], s[0], c.max_area, 2 * side);
+    std::vector<std::uint8_t> bytes;
+    const Tensor pixels = covering(picture, fit, &bytes);
+    outputs.add("resized", bytes, {fit.height, fit.width, 3});
+    const Tensor z = vae.encode(
+        vae.whole(1), fit.height, fit.width, [&](std::int64_t, std::int64_t) { return pixels; },
+        nullptr);
+    outputs.add("latent", z.view({z.dim(1), z.dim(2), z.dim(3), z.dim(4)}));
+  }
+  outputs.add("size", std::vector<std::int64_t>{fit.width, fit.height}, {2});
+  outputs.write(request.outputs);
+  return 0;
+}
+
+int probe_picture_size(const Deck& deck, const ProbeRequest& request) {
+  const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
+  const ArenaScope scope(*arena);
+  const ProbeInputs inputs(request.inputs);
+  const std::vector<std::int64_t> pictures = inputs.i64("picture"), areas = inputs.i64("max_area");
+  std::vector<std::int64_t> i2v, ti2v, scaled, crop;
+  for (std::size_t i = 0; i < areas.size(); ++i) {
+    const PictureFit a = stretched_fit(pictures[2 * i], pictures[2 * i + 1], areas[i], 8, 2);
+    const PictureFit b = covering_fit(pictures[2 * i], pictures[2 * i + 1], areas[i], 32);
+    i2v.insert(i2v.end(), {a.width, a.height});
+    ti2v.insert(ti2v.end(), {b.width, b.height});
+    scaled.insert(scaled.end(), {b.scaled_width, b.scaled_height});
+    crop.insert(crop.end(), {b.left, b.top});
+  }
+  ProbeOutputs outputs;
+  const Shape shape{std::ssize(areas), 2};
+  outputs.add("i2v", i2v, shape);
+  outputs.add("ti2v", ti2v, shape);
+  outputs.add("ti2v_resized", scaled, shape);
+  outputs.add("ti2v_crop", crop, shape);
   outputs.write(request.outputs);
   return 0;
 }

@@ -198,15 +198,18 @@ LatentReference ClipMaker::encode(const ClipItem& item, std::int64_t loop, std::
                          item.latent_height * side, item.latent_width * side, codec_, noise);
   }
   const GenerateDeck& g = deck_.get<GenerateDeck>();
+  const Prompt& prompt = prompt_of(item);
+  const MediaSource file{prompt.references[i], prompt.named_by};
+  if (item.picture && i == 0)
+    return encode_picture(file, {deck_.media, {}}, *model_.picture_start(), item.pixels, item.area,
+                          codec_);
   const auto number = static_cast<std::int64_t>(i);
   const auto uses = [&](const MaskGroup& m) {
     return m.reference == number && m.loop >= 0 && m.loop < g.loop;
   };
   if (std::none_of(masks_.begin(), masks_.end(), uses)) return {};
-  const Prompt& prompt = prompt_of(item);
-  return encode_reference({prompt.references[i], prompt.named_by}, {deck_.media, {}},
-                          item.pixels.height, item.pixels.width, codec_, noise,
-                          [&](std::int64_t latents) {
+  return encode_reference(file, {deck_.media, {}}, item.pixels.height, item.pixels.width, codec_,
+                          noise, [&](std::int64_t latents) {
                             return frames_taken(masks_, g.loop, number, latents, item.latent_frames,
                                                 g.align, item.name);
                           });
@@ -258,11 +261,15 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
                                            deck_.get<GenerateDeck>().align, item.name);
   for (const Placement& p : placements)
     copy_frames(references_[p.reference], p, request.z, item.name);
+  if (item.picture && placements.empty())
+    request.condition = Tensor::from_host(std::span<const float>(references_.front().values),
+                                          {1, model_.condition_channels(), item.latent_frames,
+                                           item.latent_height, item.latent_width});
   // Without references the mask would be all ones: no effect, only time.
   if (!placements.empty()) request.edit = edit_ratios(placements, item.latent_frames);
   request.fresh_noise = [&](int step, Tensor& noise) {
     ops::fill_normal(seed, static_cast<int>(Purpose::noise),
-                     static_cast<std::uint64_t>(loop * sampler.steps + step), id, noise);
+                     static_cast<std::uint64_t>(loop * sampler.count() + step), id, noise);
   };
   add_captions(clips, request);
   double reported = begin;
@@ -285,12 +292,12 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
   const Tensor z = flow_sample(model_, sampler, deck_.get<DiffusionDeck>(), request);
   z.to_host();  // waits for the GPU, for the time below
   if (first()) {
-    times_.steps += sampler.steps;
+    times_.steps += sampler.count();
     times_.skipped += skipped;
     if (sampler.caches())
       log::info("sample    {}{}: loop {}, {} of {} steps skipped ({})", item.name,
                 clips > 1 ? fmt::format(" and {} more", clips - 1) : "", loop, skipped,
-                sampler.steps, sampler.cache);
+                sampler.count(), sampler.cache);
   }
   times_.sample += now_seconds() - begin;
   return z;
@@ -405,10 +412,15 @@ MemoryNeed plan_sampling(const Deck& deck, const ClipParts& parts, const ClipIte
     request.negative_y = Tensor::empty({clips, rows, model.caption_channels()}, DType::f32);
     request.negative = pack_captions({}, rows, clips, false);
   }
+  if (model.condition_channels() > 0)
+    request.condition = Tensor::empty({clips, model.condition_channels(), item.latent_frames,
+                                       item.latent_height, item.latent_width},
+                                      DType::f32);
   if (model.takes_given_frames()) request.edit.assign(clips * item.latent_frames, 1.0f);
   SamplerDeck sampler = model.sampler(deck);
   // All steps need the same memory.
   sampler.steps = 1;
+  sampler.timesteps.clear();
   flow_sample(model, sampler, deck.get<DiffusionDeck>(), request);
   return arena->need();
 }

@@ -45,14 +45,32 @@ namespace fs = std::filesystem;
 // Exit::usage for a deck whose parts do not fit together.
 struct ClipModels {
   ClipParts parts;
+  std::vector<WeightSet> sets;
   ModelSource denoiser_weights;
-  std::optional<ModelSource> codec_weights;  // none of a codec without parameters
+  std::optional<ModelSource> high_noise_weights;  // where they are another file
+  std::optional<ModelSource> codec_weights;       // none of a codec without parameters
 
   ClipModels(const Deck& deck, MPI_Comm world)
       : parts(deck),
-        denoiser_weights("generate.weights", deck.get<GenerateDeck>().weights, deck.run.dir,
+        sets(parts.denoiser->weight_sets()),
+        denoiser_weights("generate.weights", of_set(deck, 0), deck.run.dir,
                          deck.get<GenerateDeck>().ema, world) {
-    denoiser_weights.add_adapters("generate.adapters", deck.get<GenerateDeck>().adapters, world);
+    const GenerateDeck& g = deck.get<GenerateDeck>();
+    denoiser_weights.add_adapters("generate.adapters", g.adapters, world);
+    const std::string high = of_set(deck, 1);
+    WEFT_CHECK((g.weights_high_noise.empty() && g.adapters_high_noise.empty()) || !sets.empty(),
+               Exit::usage, "set sampler.boundary, or leave both out",
+               "generate.weights_high_noise or adapters_high_noise is set, and {} is one model",
+               parts.denoiser->name());
+    WEFT_CHECK(sets.empty() || !high.empty() || holds_both(deck), Exit::usage,
+               "name it as generate.weights_high_noise, or a folder that holds both as "
+               "generate.weights",
+               "sampler.boundary asks for two experts, and {} is one", denoiser_weights.describe());
+    if (!sets.empty() && !high.empty()) {
+      high_noise_weights.emplace("generate.weights_high_noise", high, "", g.ema, world);
+      high_noise_weights->add_adapters("generate.adapters_high_noise", g.adapters_high_noise,
+                                       world);
+    }
     if (parts.codec->params().all().empty()) return;
     const VideoCodec::WeightsKey weights = parts.codec->weights();
     codec_weights.emplace(weights.key, weights.value, "", deck.get<GenerateDeck>().ema, world);
@@ -60,7 +78,39 @@ struct ClipModels {
   }
   // Stands for the weights in the clips' keys.
   std::string identity() const {
-    return denoiser_weights.identity() + "; " + (codec_weights ? codec_weights->identity() : "");
+    return denoiser_weights.identity() + "; " +
+           (high_noise_weights ? high_noise_weights->identity() + "; " : "") +
+           (codec_weights ? codec_weights->identity() : "");
+  }
+  void load_denoiser() {
+    Denoiser& model = *parts.denoiser;
+    if (!high_noise_weights)
+      return denoiser_weights.load(model.params(), model.weight_names(), model.bf16());
+    model.params().allocate_for_inference(model.bf16());
+    denoiser_weights.read(model.params(), sets[0].names);
+    high_noise_weights->read(model.params(), sets[1].names);
+  }
+
+ private:
+  // Whether generate.weights is both by itself: a file with the names of both, or random numbers.
+  bool holds_both(const Deck& deck) const {
+    if (is_random_source(deck.get<GenerateDeck>().weights)) return true;
+    const std::optional<WeightFiles> files = denoiser_weights.files();
+    return files && std::ranges::any_of(files->tensors(), [&](const WeightFiles::Tensor& t) {
+             return t.entry.name.starts_with(sets[1].names.prefix);
+           });
+  }
+  // The deck's weights of that set; of both in one folder, the set's own. Empty: there are none of
+  // their own.
+  std::string of_set(const Deck& deck, std::size_t number) const {
+    const GenerateDeck& g = deck.get<GenerateDeck>();
+    if (sets.empty() || !g.weights_high_noise.empty())
+      return number == 0 ? g.weights : g.weights_high_noise;
+    for (const std::string& folder : sets[number].folders) {
+      const fs::path path = fs::path(g.weights) / folder;
+      if (!g.weights.empty() && is_there(path, Exit::data)) return path;
+    }
+    return number == 0 ? g.weights : "";
   }
 };
 
@@ -95,11 +145,14 @@ class ClipJob : public ListJob {
     VideoCodec& codec = *models.parts.codec;
     const std::vector<std::int64_t>& order = engine.missing();
     model.set_sequence_group(exchange_.get());
-    models.denoiser_weights.load(model.params(), model.weight_names(), model.bf16());
+    models.load_denoiser();
     if (first_ && models.codec_weights)
       models.codec_weights->load(codec.params(), codec.weight_names(), codec.bf16());
-    log::info("weights   {}; {} {}", models.denoiser_weights.describe(), codec.name(),
-              models.codec_weights ? models.codec_weights->describe() : "without weights");
+    log::info(
+        "weights   {}{}; {} {}", models.denoiser_weights.describe(),
+        models.high_noise_weights ? " and for high noise " + models.high_noise_weights->describe()
+                                  : "",
+        codec.name(), models.codec_weights ? models.codec_weights->describe() : "without weights");
     capacity_ = arena_capacity(deck.memory, device);
     BatchLimits limits = limit_batches(deck, job, order, engine.groups().count);
     fit_batches(deck, job, order, models.parts, capacity_, limits, world);

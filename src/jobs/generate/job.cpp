@@ -21,6 +21,7 @@
 #include "data/synthetic.h"
 #include "jobs/generate/options.h"
 #include "jobs/generate/references.h"
+#include "media/video_reader.h"
 #include "models/flow_sampler.h"
 #include "models/pixels.h"
 #include "models/registry.h"
@@ -182,10 +183,17 @@ void check_model(const Deck& deck, const Prompt& p, const ClipItem& item, const 
                          side * parts.codec->pixels_a_latent(), cut(item.latent_height),
                          cut(item.latent_width)),
              "{}: {} makes no clip of {}x{} (width x height)", where, model.name(), width, height);
+  const PictureStart* start = model.picture_start();
   WEFT_CHECK(
-      model.takes_given_frames() || (p.references.empty() && item.masks.empty() && g.loop == 1),
-      Exit::usage, "leave out references, mask strategies and generate.loop",
-      "{}: {} cannot begin with given frames or edit them", where, model.name());
+      start == nullptr || !start->required() || item.picture, Exit::usage,
+      "name one: generate.references, or the prompt's reference_path, without a mask strategy",
+      "{}: {} makes no clip without a picture to begin with", where, model.name());
+  WEFT_CHECK(!item.picture || g.loop == 1, Exit::usage, "leave generate.loop out",
+             "{}: {} begins with one picture, and goes on from none", where, model.name());
+  WEFT_CHECK(model.takes_given_frames() || item.picture ||
+                 (p.references.empty() && item.masks.empty() && g.loop == 1),
+             Exit::usage, "leave out references, mask strategies and generate.loop",
+             "{}: {} cannot begin with given frames or edit them", where, model.name());
   for (const MaskGroup& m : item.masks) check_edit(model.sampler(deck), m.edit, where);
   if (g.loop > 1 && loops.condition_latents > 0)
     check_edit(model.sampler(deck), g.condition_frame_edit, "generate.condition_frame_edit");
@@ -194,7 +202,8 @@ void check_model(const Deck& deck, const Prompt& p, const ClipItem& item, const 
 }
 
 // Warns of settings without effect, a line each.
-void warn_of_unused(const GenerateDeck& g, const std::vector<Prompt>& prompts) {
+void warn_of_unused(const GenerateDeck& g, const std::vector<Prompt>& prompts,
+                    const Denoiser& model) {
   if (log::rank() != 0) return;
   if (!g.prompts.empty() && (!g.prompt_file.empty() || !g.prompt_generator.empty()))
     log::warn("generate.prompts is not used, generate.{} is set",
@@ -203,8 +212,9 @@ void warn_of_unused(const GenerateDeck& g, const std::vector<Prompt>& prompts) {
     const auto p = std::find_if(prompts.begin(), prompts.end(), unused);
     return p == prompts.end() ? std::string() : place_of(g, *p);
   };
+  const std::size_t used = model.picture_start() != nullptr ? 1 : 0;
   const std::string references =
-      first([](const Prompt& p) { return !p.references.empty() && p.mask_strategy.empty(); });
+      first([&](const Prompt& p) { return p.references.size() > used && p.mask_strategy.empty(); });
   if (!references.empty())
     log::warn("{}: references without a mask_strategy are not used; \"0\" begins with the first",
               references);
@@ -295,6 +305,16 @@ ClipItem item_of_prompt(const Deck& deck, const Prompt& p, const ClipParts& part
   const std::string where = place_of(g, p);
   ClipItem item;
   item.pixels = size_of_prompt(g, p, where);
+  const PictureStart* start = parts.denoiser->picture_start();
+  item.picture = start != nullptr && !p.references.empty() && p.mask_strategy.empty();
+  item.area = item.pixels.height * item.pixels.width;
+  if (item.picture) {
+    check_references({p.references.front()}, p.named_by, where);
+    const VideoReader picture({p.references.front(), p.named_by}, {.access = {deck.media, {}}});
+    const PictureFit fit =
+        start->fit(picture.width(), picture.height(), item.area, codec.pixels_a_latent());
+    item.pixels.height = fit.height, item.pixels.width = fit.width;
+  }
   const auto [frames, height, width] = item.pixels;
   std::int64_t more = frames;
   while (codec.coded_frames(more) != more) ++more;
@@ -312,10 +332,13 @@ ClipItem item_of_prompt(const Deck& deck, const Prompt& p, const ClipParts& part
              "{}: each loop drops {} frames of its {}", where, loops.condition_frames, frames);
   item.masks = parse_mask_strategy(p.mask_strategy, where);
   check_references(p.references, p.named_by, where);
+  if (item.picture && parts.denoiser->condition_channels() == 0)
+    item.masks = parse_mask_strategy("0", where);
   check_masks(item, p, g, loops, where);
   check_model(deck, p, item, parts, loops, where);
+  const SamplerDeck& sampler = parts.denoiser->sampler(deck);
   const double sampling =
-      2.0 * static_cast<double>(parts.denoiser->sampler(deck).steps) *
+      static_cast<double>((sampler.guided() ? 2 : 1) * sampler.count()) *
       parts.denoiser->flops(item.latent_frames, item.latent_height, item.latent_width);
   const double decoding =
       static_cast<double>(frames) *
@@ -369,7 +392,7 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
   GenerateJob job;
   job.prompts = std::move(prompts);
   if (parts.denoiser->takes_given_frames()) job.loops = loop_lengths(g, codec);
-  warn_of_unused(g, job.prompts);
+  warn_of_unused(g, job.prompts, *parts.denoiser);
   check_cache(parts.denoiser->sampler(deck), *parts.denoiser);
   WEFT_CHECK(parts.encodes_texts() || parts.denoiser->has_null_caption(), Exit::usage,
              "name the text encoder's weights: without them there is no caption at all",

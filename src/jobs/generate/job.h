@@ -55,6 +55,8 @@ struct ClipItem {
   // Likewise, of the negative prompt, for all loops; -1: guidance takes the null caption.
   std::int64_t negative = -1;
   std::vector<MaskGroup> masks;  // without what loops add
+  std::int64_t area = 0;         // of a frame, as asked for
+  bool picture = false;  // its first reference is the picture that it begins with (PictureStart)
   std::string key;  // hash of all that decides its pixels: a finished clip of the same key is not
                     // made again
 

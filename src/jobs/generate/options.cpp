@@ -15,7 +15,11 @@ void generate_rows(Rows& r, GenerateDeck& d) {
   r.path(
       "adapters", d.adapters,
       "Adapters (LoRA) to add to these weights, PATH or PATH=FACTOR each: folders of weft export "
-      "or PEFT, or run directories.");
+      "or PEFT, run directories, or files with the names of ComfyUI, kohya or diffusers.");
+  r.path("weights_high_noise", d.weights_high_noise,
+         "Of a model of two experts (sampler.boundary), that of high noise, beside weights for low "
+         "noise; empty: weights is a folder that holds both, as they are released.");
+  r.path("adapters_high_noise", d.adapters_high_noise, "Adapters of that expert, as adapters.");
   r.flag("ema", d.ema, "Take the moving average of a checkpoint's weights.");
   r.text("prompts", d.prompts, "The prompts; they may end in options as JSON.");
   r.path("prompt_file", d.prompt_file, "Text file with a prompt a line, instead of prompts.");

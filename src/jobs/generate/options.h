@@ -8,6 +8,8 @@ namespace weft {
 struct GenerateDeck {
   std::string weights;
   std::vector<std::string> adapters;
+  std::string weights_high_noise;
+  std::vector<std::string> adapters_high_noise;
   bool ema = true;
   std::vector<std::string> prompts;
   std::string prompt_file;

@@ -11,6 +11,7 @@
 #include "core/hash.h"
 #include "core/log.h"
 #include "jobs/generate/texts.h"
+#include "media/image_file.h"
 #include "media/media_source.h"
 #include "media/resize.h"
 #include "media/video_reader.h"
@@ -148,6 +149,39 @@ LatentReference encode_reference(const MediaSource& file, const MediaAccess& acc
                return Tensor::from_host(std::span<const float>(values), {n, height, width, 3});
              });
   reference.picture = std::move(picture);
+  return reference;
+}
+
+LatentReference encode_picture(const MediaSource& file, const MediaAccess& access,
+                               const PictureStart& start, PixelSize clip, std::int64_t area,
+                               VideoCodec& codec) {
+  const bool still = VideoReader(file, {.access = access}).is_image();
+  // As the originals open pictures: Pillow's pixels.
+  Footage shown;
+  if (still) {
+    ImageFile image = read_image_file(file, access.limits);
+    shown = {std::move(image.values), 1, image.height, image.width};
+  } else {
+    shown = read_frames(file, 1, 0, 0, {.access = access});
+  }
+  const PictureFit fit = start.fit(shown.width, shown.height, area, codec.pixels_a_latent());
+  WEFT_CHECK(fit.height == clip.height && fit.width == clip.width, Exit::data,
+             "the file's size differs from what its header says: write it again",
+             "{} is {}x{} (width x height), its clip was planned as {}x{}", file.path, shown.width,
+             shown.height, clip.width, clip.height);
+  const Tensor pixels =
+      start.pixels({shown.rgb.data(), shown.height, shown.width, shown.width * 3}, fit);
+  Tensor latent = start.condition(codec, pixels, clip.frames);
+  if (!latent.defined())
+    latent = codec.encode(
+        codec.whole(1), fit.height, fit.width, [&](std::int64_t, std::int64_t) { return pixels; },
+        nullptr);
+  const Tensor on_host = latent.to_host(), seen = pixels.to_host();
+  const auto values = on_host.span<float>();
+  LatentReference reference{{values.begin(), values.end()}, latent.dim(2), 0, latent.dim(2), {}};
+  for (const float v : seen.span<float>())
+    reference.picture.push_back(
+        static_cast<std::uint8_t>(std::lround(std::clamp((v + 1) * 127.5f, 0.0f, 255.0f))));
   return reference;
 }
 

@@ -48,6 +48,13 @@ LatentReference encode_reference(const MediaSource& file, const MediaAccess& acc
                                  std::int64_t height, std::int64_t width, VideoCodec& codec,
                                  const VideoCodec::Noise& noise, const TakenFrames& taken);
 
+// The picture that a clip begins with, or a video's first frame, at the size that it asks for: what
+// the model reads beside the clip, or its own latent, the codec's mean. Exit::data where the file
+// is of another size than `fit` was made for.
+LatentReference encode_picture(const MediaSource& file, const MediaAccess& access,
+                               const PictureStart& start, PixelSize clip, std::int64_t area,
+                               VideoCodec& codec);
+
 // The same of frames f32 [part.frames,H,W,3] in [-1,1], not clamped, in host memory.
 LatentReference encode_frames(const std::vector<float>& frames, const VideoCodec::Part& part,
                               std::int64_t height, std::int64_t width, VideoCodec& codec,

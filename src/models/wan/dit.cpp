@@ -52,17 +52,24 @@ std::vector<float> add_padding_keys(CaptionBatch& captions, std::int64_t text_le
   return bias;
 }
 
-Wan::Wan(const WanConfig& config)
-    : config_(config), heads_(config.num_heads), head_(config.hidden_size / config.num_heads) {
+Wan::Wan(const WanConfig& config, ParameterTable* shared, const std::string& prefix)
+    : config_(config),
+      picture_(config.variant == "i2v", config.patch_size[1]),
+      heads_(config.num_heads),
+      head_(config.hidden_size / config.num_heads),
+      params_(shared != nullptr ? *shared : own_) {
   const std::int64_t C = config.hidden_size;
+  const auto add = [&](const std::string& name, const Shape& shape, Init init) {
+    return &params_.add(prefix + name, shape, init);
+  };
   const auto linear = [&](const std::string& name, std::int64_t out, std::int64_t in, Init weight) {
-    return nn::add_linear(params_, name, out, in, weight);
+    return nn::add_linear(params_, prefix + name, out, in, weight);
   };
   const auto& p = config.patch_size;
   const std::int64_t patch = p[0] * p[1] * p[2], fan_in = config.in_channels * patch;
-  patch_.weight = &params_.add("patch_embedding.weight", {C, config.in_channels, p[0], p[1], p[2]},
-                               Init::xavier(C, fan_in));
-  patch_.bias = &params_.add("patch_embedding.bias", {C}, Init::constant(0));
+  patch_.weight = add("patch_embedding.weight", {C, config.in_channels, p[0], p[1], p[2]},
+                      Init::xavier(C, fan_in));
+  patch_.bias = add("patch_embedding.bias", {C}, Init::constant(0));
   time1_ = linear("time_embedding.0", C, config.freq_dim, Init::normal(0.02));
   time2_ = linear("time_embedding.2", C, C, Init::normal(0.02));
   time_projection_ = linear("time_projection.1", 6 * C, C, Init::xavier(6 * C, C));
@@ -72,17 +79,17 @@ Wan::Wan(const WanConfig& config)
   for (std::int64_t i = 0; i < config.depth; ++i) {
     const std::string name = fmt::format("blocks.{}.", i);
     WanBlock b;
-    b.modulation = &params_.add(name + "modulation", {1, 6, C}, modulation);
-    b.self = add_attention(name + "self_attn.");
-    b.norm3_weight = &params_.add(name + "norm3.weight", {C}, Init::constant(1));
-    b.norm3_bias = &params_.add(name + "norm3.bias", {C}, Init::constant(0));
-    b.cross = add_attention(name + "cross_attn.");
+    b.modulation = add(name + "modulation", {1, 6, C}, modulation);
+    b.self = add_attention(prefix + name + "self_attn.");
+    b.norm3_weight = add(name + "norm3.weight", {C}, Init::constant(1));
+    b.norm3_bias = add(name + "norm3.bias", {C}, Init::constant(0));
+    b.cross = add_attention(prefix + name + "cross_attn.");
     b.fc1 = linear(name + "ffn.0", config.ffn_dim, C, Init::xavier(config.ffn_dim, C));
     b.fc2 = linear(name + "ffn.2", C, config.ffn_dim, Init::xavier(C, config.ffn_dim));
     blocks_.push_back(b);
   }
-  head_modulation_ = &params_.add("head.modulation", {1, 2, C}, modulation);
-  head_linear_ = linear("head.head", patch * config.in_channels, C, Init::constant(0));
+  head_modulation_ = add("head.modulation", {1, 2, C}, modulation);
+  head_linear_ = linear("head.head", patch * channels(), C, Init::constant(0));
 
   for (WanBlock& b : blocks_)
     for (nn::Linear* l : {&b.self.q, &b.self.k, &b.self.v, &b.self.o, &b.cross.q, &b.cross.k,
@@ -159,13 +166,32 @@ WanInput Wan::complete(const DenoiserInput& in) const {
   const std::vector<float> bias = add_padding_keys(captions, config_.text_len);
   whole.captions = upload(captions, in.captions.y, count_tokens(in.x, config_.patch_size));
   whole.last_bias = Tensor::from_host(std::span<const float>(bias), {std::ssize(bias)});
+  if (in.x_mask.defined() && !group_.alone()) {
+    const Tensor mask = Arena::current().is_planning() ? Tensor() : in.x_mask.to_host();
+    whole.rows = token_rows(
+        in.x, mask.defined() ? mask.span<std::uint8_t>() : std::span<const std::uint8_t>());
+  }
   return whole;
+}
+
+Tensor Wan::token_rows(const Tensor& x, std::span<const std::uint8_t> mask) const {
+  const auto& p = config_.patch_size;
+  const std::int64_t B = x.dim(0), T = x.dim(2) / p[0], S = x.dim(3) / p[1] * (x.dim(4) / p[2]);
+  const Part own = nn::share_of(T * S, group_.rank, group_.size);
+  const std::int64_t run = std::gcd(std::gcd(S, own.begin), own.size());
+  std::vector<std::int32_t> rows;
+  for (std::int64_t b = 0; b < B; ++b)
+    for (std::int64_t at = own.begin; at < own.end; at += run) {
+      const bool generated = mask.empty() || mask[static_cast<std::size_t>(b * T + at / S)] != 0;
+      rows.push_back(static_cast<std::int32_t>(generated ? b : B + b));
+    }
+  return Tensor::from_host(std::span<const std::int32_t>(rows), {std::ssize(rows)});
 }
 
 // What the steps of one forward share. A rank alone has all N tokens of each sample.
 struct Wan::Shared {
-  Var m6;       // [B,6C], what time adds to each block's modulation
-  Tensor rows;  // i32 [B]: sample b's modulation is row b
+  Var m6;       // [G,6C], what each timestep in use adds to each block's modulation
+  Tensor rows;  // i32 [B*R]: the row of m6 of each of R equal runs of a sample's tokens
   Tensor rope;  // of this rank's tokens
   Tensor offsets, last_bias;
   std::int64_t N;
@@ -176,7 +202,7 @@ struct Wan::Pass {
   ops::PatchGeometry patch;
   std::int64_t B, T, S, N;
   Part tokens;  // this rank's, of each sample
-  Var e;        // [B,C], of the timestep
+  Var e;        // [G,C], of the timesteps
   Shared shared;
 
   Pass(Tape& tape, ParameterTable& params, const WanConfig& config, const nn::SequenceGroup& group,
@@ -190,10 +216,11 @@ struct Wan::Pass {
         S(in.x.dim(3) / patch.ph * (in.x.dim(4) / patch.pw)),
         N(T * S),
         tokens(nn::share_of(N, group.rank, group.size)) {
-    WEFT_ASSERT(in.x.dim(1) == config.in_channels && N >= group.size);
+    WEFT_ASSERT(in.x.dim(1) == config.latent_channels() && N >= group.size);
+    WEFT_ASSERT(in.condition.defined() == (config.in_channels > config.latent_channels()));
     WEFT_ASSERT(in.x.dim(2) % patch.pt == 0 && in.x.dim(3) % patch.ph == 0 &&
                 in.x.dim(4) % patch.pw == 0);
-    WEFT_ASSERT(!in.x_mask.defined() && in.last_bias.defined());
+    WEFT_ASSERT(in.last_bias.defined());
     shared.rope =
         Tensor::empty({tokens.size(), config.hidden_size / config.num_heads / 2, 2}, DType::f32);
     ops::rope_table_3d(static_cast<int>(in.x.dim(3) / patch.ph),
@@ -204,50 +231,77 @@ struct Wan::Pass {
   }
 };
 
-Var Wan::forward(Tape& tape, const WanInput& in, const Var& x_var, const Var& y_var) {
+Var Wan::forward(Tape& tape, const WanInput& in, const Inputs& inputs) {
   Pass p(tape, params_, config_, group_, in);
-  Var x = embed_patches(p, x_var);
+  Var x = embed_patches(p, inputs);
   embed_times(p);
-  const Var y = embed_captions(p, y_var);
+  const Var y = embed_captions(p, inputs.captions);
   x = run_blocks(p, std::move(x), y);
   return head(p, x);
 }
 
-// 1. Tokens: patches through one matrix product. f32 [B,N_r,C]
-Var Wan::embed_patches(const Pass& p, const Var& x_var) {
+// 1. Tokens: patches of the latent and of what it reads beside it, through one matrix product.
+// f32 [B,N_r,C]
+Var Wan::embed_patches(const Pass& p, const Inputs& inputs) {
   const ops::PatchGeometry patch = p.patch;
-  const std::int64_t values = config_.in_channels * patch.pt * patch.ph * patch.pw;
+  const std::int64_t size = patch.pt * patch.ph * patch.pw, values = config_.in_channels * size;
   const Shape grid{p.B, p.T, p.S, values}, all{p.B, 1, p.N, values};
   Tensor patches = Tensor::empty(grid, activation_dtype());
-  ops::patchify_forward(p.in.x, patch, patches);
+  if (!p.in.condition.defined()) {
+    ops::patchify_forward(p.in.x, patch, patches);
+  } else {
+    std::int64_t first = 0;
+    for (const Tensor& part : {p.in.x, p.in.condition}) {
+      Tensor rows = Tensor::empty({p.B, p.T, p.S, part.dim(1) * size}, activation_dtype());
+      ops::patchify_forward(part, patch, rows);
+      ops::put_channels(rows, first, patches);
+      first += rows.dim(3);
+    }
+  }
   Tensor own = patches.view(all);
   if (!group_.alone()) {
     own = Tensor::empty({p.B, 1, p.tokens.size(), values}, activation_dtype());
     ops::copy_tokens(patches.view(all), {1, p.tokens.size(), 0, p.tokens.begin}, own);
   }
   patches.release();
-  const Var rows = make_var(own.view({p.B, p.tokens.size(), values}), x_var != nullptr);
-  if (x_var && p.c.tape.recording())
-    p.c.tape.record([x_var, rows, patch, grid, all, tokens = p.tokens] {
+  const Var rows = make_var(own.view({p.B, p.tokens.size(), values}), inputs.x != nullptr);
+  if (inputs.x && p.c.tape.recording())
+    p.c.tape.record([inputs, rows, patch, grid, all, size, tokens = p.tokens] {
       Tensor drows = Tensor::empty(all, rows->value.dtype());
       ops::fill_zero(drows);
       ops::copy_tokens(rows->grad.view({all[0], 1, tokens.size(), all[3]}),
                        {1, tokens.size(), 0, 0, 0, tokens.begin}, drows);
-      x_var->grad = Tensor::empty(x_var->value.shape(), DType::f32);
-      ops::patchify_backward(drows.view(grid), patch, x_var->grad);
+      std::int64_t first = 0;
+      for (const Var& part : {inputs.x, inputs.condition}) {
+        if (!part) continue;
+        Tensor own =
+            Tensor::empty({grid[0], grid[1], grid[2], part->value.dim(1) * size}, drows.dtype());
+        ops::take_channels(drows.view(grid), first, own, false);
+        first += own.dim(3);
+        part->grad = Tensor::empty(part->value.shape(), DType::f32);
+        ops::patchify_backward(own, patch, part->grad);
+      }
     });
   return as_f32(p.c, nn::linear(p.c, rows, patch_));
 }
 
-// 2. The timestep, to what modulates the tokens.
+// 2. The timesteps, to what modulates the tokens.
 void Wan::embed_times(Pass& p) {
-  Tensor times = Tensor::empty({p.B}, DType::f32), rates = Tensor::empty({p.B}, DType::f32);
-  Tensor sample_rows = Tensor::empty({p.B}, DType::i32);
-  p.shared.rows = Tensor::empty({p.B}, DType::i32);
-  // The model has no frame rate: the timestep stands in for it.
-  ops::modulation_rows(p.in.timestep, p.in.timestep, Tensor(), times, rates, p.shared.rows,
-                       sample_rows);
-  Tensor waves = Tensor::empty({p.B, config_.freq_dim}, DType::f32);
+  Tensor times = p.in.times;
+  p.shared.rows = p.in.rows;
+  if (!times.defined()) {
+    const bool masked = p.in.x_mask.defined();
+    const std::int64_t G = masked ? 2 * p.B : p.B, frames = masked ? p.B * p.T : p.B;
+    times = Tensor::empty({G}, DType::f32);
+    Tensor rates = Tensor::empty({G}, DType::f32);
+    Tensor rows = Tensor::empty({frames}, DType::i32),
+           samples = Tensor::empty({frames}, DType::i32);
+    // The model has no frame rate: the timestep stands in for it.
+    ops::modulation_rows(p.in.timestep, p.in.timestep, p.in.x_mask, times, rates, rows, samples);
+    if (!p.shared.rows.defined()) p.shared.rows = rows;
+    WEFT_ASSERT(!masked || p.in.rows.defined() || group_.alone());
+  }
+  Tensor waves = Tensor::empty({times.numel(), config_.freq_dim}, DType::f32);
   ops::timestep_embedding(times, waves);
   p.e = nn::linear(p.c, nn::silu(p.c, nn::linear(p.c, make_var(waves, false), time1_)), time2_);
   p.shared.m6 = nn::linear(p.c, nn::silu(p.c, p.e), time_projection_);
@@ -381,7 +435,8 @@ double Wan::flops(std::int64_t frames, std::int64_t h, std::int64_t w) const {
   const auto C = static_cast<double>(config_.hidden_size),
              M = static_cast<double>(config_.text_len);
   const auto ffn = static_cast<double>(config_.ffn_dim);
-  const auto patch = static_cast<double>(p[0] * p[1] * p[2] * config_.in_channels);
+  const auto patch =
+      static_cast<double>(p[0] * p[1] * p[2] * (config_.in_channels + channels())) / 2;
   const double text_keys = 4 * M * C * C;
   const double block =
       2 * N * (6 * C * C + 2 * C * ffn) + 4 * N * N * C + 4 * N * M * C + text_keys;
@@ -421,6 +476,14 @@ WeightNames wan_weight_names() {
     return std::vector<std::string>{"model.diffusion_model." + name, name_in_diffusers(name)};
   };
   return names;
+}
+
+std::vector<WeightSet> WanExperts::weight_sets() const {
+  WeightSet low{wan_weight_names(), {"low_noise_model", "transformer_2"}};
+  WeightSet high{wan_weight_names(), {"high_noise_model", "transformer"}};
+  low.names.prefix = "low_noise_model.";
+  high.names.prefix = "high_noise_model.";
+  return {low, high};
 }
 
 }  // namespace weft

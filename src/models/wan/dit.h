@@ -1,9 +1,11 @@
-// The diffusion transformer of Wan2.1 (docs/models/wan.md; wan/modules/model.py of
-// Wan-Video/Wan2.1): named parameters and one forward function. Attention is over all tokens of a
-// clip.
+// The diffusion transformer of Wan2.1 and Wan2.2 (docs/models/wan.md; wan/modules/model.py of
+// Wan-Video/Wan2.1 and Wan2.2): named parameters and one forward function. Attention is over all
+// tokens of a clip.
 #pragma once
 
 #include <numeric>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "checkpoint/weights.h"
@@ -11,6 +13,7 @@
 #include "models/flow_sampler.h"
 #include "models/interfaces.h"
 #include "models/wan/options.h"
+#include "models/wan/picture.h"
 #include "nn/exchange.h"
 #include "nn/nn.h"
 
@@ -50,6 +53,9 @@ struct WanBlock {
 struct WanInput : DenoiserInput {
   Tensor last_bias;       // f32 [B], added to the score of each sample's last key
   double recompute = -1;  // share of the blocks to recompute for this input; below 0: the model's
+  // Where tokens of a sample have timesteps of their own: `rows` i32 [B*R] names that of each of R
+  // equal runs of this rank's tokens, of `times` f32 [G]. Undefined: made from timestep and x_mask.
+  Tensor times, rows;
 };
 
 // All `text_len` rows of a caption are keys of the cross attention, and those behind the caption
@@ -61,7 +67,9 @@ std::vector<float> add_padding_keys(CaptionBatch& captions, std::int64_t text_le
 class Wan : public Denoiser {
  public:
   // Registers the parameters; params().allocate() is the caller's, who knows what is to be trained.
-  explicit Wan(const WanConfig& config);
+  // `shared`: in that table, with `prefix` before their names (WanExperts).
+  explicit Wan(const WanConfig& config, ParameterTable* shared = nullptr,
+               const std::string& prefix = {});
 
   std::string name() const override { return "Wan"; }
   ParameterTable& params() override { return params_; }
@@ -73,13 +81,19 @@ class Wan : public Denoiser {
   std::vector<nn::Linear*> linears();
   bool bf16() const override { return holds_bf16(config_.dtype); }
   std::set<std::string> tables() const override { return {"model", "sampler"}; }
-  std::int64_t channels() const override { return config_.in_channels; }
+  std::int64_t channels() const override { return config_.latent_channels(); }
+  std::int64_t condition_channels() const override { return config_.in_channels - channels(); }
   std::int64_t caption_channels() const override { return config_.text_dim; }
   std::int64_t max_caption() const override { return config_.text_len; }
   std::string caption_keys() const override { return "model.text_dim and model.text_len"; }
   bool has_null_caption() const override { return false; }
-  bool takes_given_frames() const override { return false; }
-  ClipDefaults clip_defaults() const override { return {16, 0, wan_negative_prompt}; }
+  bool takes_given_frames() const override { return config_.variant == "ti2v"; }
+  const PictureStart* picture_start() const override {
+    return config_.variant == "t2v" ? nullptr : &picture_;
+  }
+  ClipDefaults clip_defaults() const override {
+    return {config_.variant == "ti2v" ? 24.0 : 16.0, 0, wan_negative_prompt};
+  }
   const SamplerDeck& sampler(const Deck& deck) const override { return deck.get<WanSamplerDeck>(); }
   std::int64_t side_multiple() const override {
     return std::lcm(config_.patch_size[1], config_.patch_size[2]);
@@ -97,14 +111,20 @@ class Wan : public Denoiser {
   // model a head for every rank of a group of `ranks`.
   void check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const override;
 
-  // The same input with the captions' padding keys. Reads their index on the host.
+  // The same input with the captions' padding keys, and in a group with the tokens' timesteps.
+  // Reads the captions' index and the mask on the host.
   WanInput complete(const DenoiserInput& in) const;
+  // WanInput::rows of this rank's tokens of a clip like x, for a mask [B*T] of frames: row b is the
+  // sample's timestep, row B + b that of frames that are given.
+  Tensor token_rows(const Tensor& x, std::span<const std::uint8_t> mask) const;
 
-  // The model's own prediction, eps - x0, f32 [B,C,T,h,w]. `x_var` and `y_var`, if given, are nodes
-  // that hold in.x and in.captions.y and receive their gradients (weft_probe); in a group, what
-  // this rank's tokens contribute.
-  Var forward(Tape& tape, const WanInput& in, const Var& x_var = nullptr,
-              const Var& y_var = nullptr);
+  // The model's own prediction, eps - x0, f32 [B,C,T,h,w]. Nodes of `inputs`, if given, hold in.x,
+  // in.condition and in.captions.y and receive their gradients (weft_probe); in a group, what this
+  // rank's tokens contribute.
+  struct Inputs {
+    Var x, condition, captions;
+  };
+  Var forward(Tape& tape, const WanInput& in, const Inputs& inputs = {});
 
   Tensor velocity(const DenoiserInput& in) override;
   double flops(std::int64_t frames, std::int64_t h, std::int64_t w) const override;
@@ -112,7 +132,7 @@ class Wan : public Denoiser {
  private:
   struct Pass;
   WanAttention add_attention(const std::string& name);
-  Var embed_patches(const Pass& p, const Var& x_var);
+  Var embed_patches(const Pass& p, const Inputs& inputs);
   void embed_times(Pass& p);
   Var embed_captions(const Pass& p, const Var& y_var);
   Var run_blocks(const Pass& p, Var x, const Var& y);
@@ -128,12 +148,57 @@ class Wan : public Denoiser {
   Var to_tokens(nn::Context c, const Var& x);
 
   WanConfig config_;
+  WanPicture picture_;
   std::int64_t heads_, head_;  // H, D
   nn::SequenceGroup group_;
-  ParameterTable params_;
+  ParameterTable own_;
+  ParameterTable& params_;
   nn::Linear patch_, text1_, text2_, time1_, time2_, time_projection_, head_linear_;
   Parameter* head_modulation_;  // [1,2,C]
   std::vector<WanBlock> blocks_;
+};
+
+// Wan2.2's two models of one shape (docs/models/wan.md, Experts): one of them makes each step,
+// as DenoiserInput::high_noise says. Their names have "high_noise_model." and "low_noise_model."
+// before them.
+class WanExperts : public Denoiser {
+ public:
+  explicit WanExperts(const WanConfig& config)
+      : high_(config, &params_, "high_noise_model."), low_(config, &params_, "low_noise_model.") {}
+
+  std::string name() const override { return "Wan's two experts"; }
+  ParameterTable& params() override { return params_; }
+  std::vector<WeightSet> weight_sets() const override;
+  bool bf16() const override { return low_.bf16(); }
+  std::set<std::string> tables() const override { return low_.tables(); }
+  std::int64_t channels() const override { return low_.channels(); }
+  std::int64_t condition_channels() const override { return low_.condition_channels(); }
+  std::int64_t caption_channels() const override { return low_.caption_channels(); }
+  std::int64_t max_caption() const override { return low_.max_caption(); }
+  std::string caption_keys() const override { return low_.caption_keys(); }
+  bool has_null_caption() const override { return false; }
+  bool takes_given_frames() const override { return low_.takes_given_frames(); }
+  const PictureStart* picture_start() const override { return low_.picture_start(); }
+  ClipDefaults clip_defaults() const override { return low_.clip_defaults(); }
+  const SamplerDeck& sampler(const Deck& deck) const override { return low_.sampler(deck); }
+  std::int64_t side_multiple() const override { return low_.side_multiple(); }
+  void set_sequence_group(Communicator* group) override {
+    high_.set_sequence_group(group);
+    low_.set_sequence_group(group);
+  }
+  void check_sequence(std::int64_t h, std::int64_t w, std::int64_t ranks) const override {
+    low_.check_sequence(h, w, ranks);
+  }
+  Tensor velocity(const DenoiserInput& in) override {
+    return (in.high_noise ? high_ : low_).velocity(in);
+  }
+  double flops(std::int64_t frames, std::int64_t h, std::int64_t w) const override {
+    return low_.flops(frames, h, w);
+  }
+
+ private:
+  ParameterTable params_;
+  Wan high_, low_;
 };
 
 }  // namespace weft

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/philox.h"
 #include "models/lora.h"
 #include "models/registry.h"
 #include "ops/pointwise.h"
@@ -36,8 +37,14 @@ Captions pack_padded(const ClipCaptions& captions, std::int64_t text_len, std::i
 
 double draw_sigma(const WanDiffusionDeck& d, std::uint64_t seed, std::uint64_t step,
                   std::uint64_t sample) {
-  const double u = draw_level(d.sample_method, d.loc, d.scale, seed, step, sample);
-  return d.shift * u / (1 + (d.shift - 1) * u);
+  const double low = d.noise_range[0], high = d.noise_range[1];
+  double sigma = 0;
+  for (std::uint32_t again = 0; again < 1000; ++again) {
+    const double u = draw_level(d.sample_method, d.loc, d.scale, seed, step, sample, again);
+    sigma = d.shift * u / (1 + (d.shift - 1) * u);
+    if (low <= sigma && (sigma < high || high == 1)) return sigma;
+  }
+  return low + (high - low) * sigma;
 }
 
 double sigma_weight(const WanDiffusionDeck& d, double sigma) {
@@ -47,16 +54,16 @@ double sigma_weight(const WanDiffusionDeck& d, double sigma) {
 Tensor wan_loss(Tape& tape, Wan& model, const Tensor& x0, const Tensor& eps, WanInput in,
                 const Tensor& factors, const Tensor& weight) {
   in.x = Tensor::empty(x0.shape(), DType::f32);
-  ops::flow_interpolate(x0, eps, in.timestep, Tensor(), in.x);
+  ops::flow_interpolate(x0, eps, in.timestep, in.x_mask, in.x);
   const Var out = model.forward(tape, in);
   const std::int64_t B = x0.dim(0);
   Tensor loss = Tensor::empty({B}, DType::f32);
   // The operation's target is its first latent less the second: here noise less data.
-  ops::velocity_loss_forward(out->value, eps, x0, Tensor(), loss);
+  ops::velocity_loss_forward(out->value, eps, x0, in.x_mask, loss);
   if (tape.recording()) out->grad = Tensor::empty(out->value.shape(), DType::f32);
   if (!factors.defined()) {
     if (tape.recording())
-      ops::velocity_loss_backward(out->value, eps, x0, Tensor(), weight, out->grad);
+      ops::velocity_loss_backward(out->value, eps, x0, in.x_mask, weight, out->grad);
     return loss;
   }
   for (std::int64_t b = 0; b < B; ++b) {
@@ -66,7 +73,8 @@ Tensor wan_loss(Tape& tape, Wan& model, const Tensor& x0, const Tensor& eps, Wan
     if (!tape.recording()) continue;
     Tensor factor = Tensor::empty({1}, DType::f32), grad = of(out->grad);
     ops::scaled_add(weight, 1, of(factors), factor, false);
-    ops::velocity_loss_backward(of(out->value), of(eps), of(x0), Tensor(), factor, grad);
+    const Tensor mask = in.x_mask.defined() ? of(in.x_mask) : Tensor();
+    ops::velocity_loss_backward(of(out->value), of(eps), of(x0), mask, factor, grad);
   }
   return loss;
 }
@@ -90,6 +98,24 @@ std::string WanTask::describe() const {
                      lora.on() ? fmt::format(", LoRA of rank {}", lora.rank) : "");
 }
 
+// The mask of a batch in which a share of the samples has its first frame given.
+void WanTask::give_first_frames(const LoadedBatch& clips, const Tensor& x0, WanInput& in) const {
+  const std::int64_t B = x0.dim(0), T = x0.dim(2);
+  in.x_mask = Tensor::empty({B, T}, DType::u8);
+  std::vector<std::uint8_t> mask(static_cast<std::size_t>(B * T), 1);
+  if (!is_planned(clips)) {
+    for (std::int64_t b = 0; b < B; ++b) {
+      const Philox random(static_cast<std::uint64_t>(deck_.run.seed), Purpose::frame_mask,
+                          static_cast<std::uint64_t>(clips.step),
+                          static_cast<std::uint64_t>(clips.what.samples[b]));
+      const bool given = random.uniform(0) < deck_.get<WanDiffusionDeck>().first_frame;
+      mask[static_cast<std::size_t>(b * T)] = given ? 0 : 1;
+    }
+    in.x_mask.set(std::span<const std::uint8_t>(mask));
+  }
+  if (!model_.sequence_group().alone()) in.rows = model_.token_rows(x0, mask);
+}
+
 VideoTask::Flow WanTask::make_flow(const Bucket& bucket, const LoadedBatch& clips,
                                    const Tensor& bytes, double recompute, bool held_out) {
   const std::int64_t B = std::ssize(clips.what.clips);
@@ -103,6 +129,7 @@ VideoTask::Flow WanTask::make_flow(const Bucket& bucket, const LoadedBatch& clip
   if (held_out) shape.drop = 0;
   in.captions = pack_padded(captions_of(deck_, shape, bucket, clips, features()), m.text_len,
                             count_tokens(made.x0, m.patch_size), in.last_bias);
+  if (d.first_frame > 0 && made.x0.dim(2) > 1 && !held_out) give_first_frames(clips, made.x0, in);
   Tensor factors;
   if (d.weighting != "none" && !held_out) factors = Tensor::empty({B}, DType::f32);
   if (!is_planned(clips) && !held_out) {

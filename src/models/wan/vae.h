@@ -1,15 +1,22 @@
-// Wan2.1's VAE as a codec (docs/models/wan_vae.md, Chunks): clips in chunks of a few latent frames,
+// Wan's VAEs as a codec (docs/models/wan_vae.md, Chunks): clips in chunks of a few latent frames,
 // each of which goes on where the one before ended, so that memory does not grow with the clip.
 #pragma once
 
 #include <set>
 #include <string>
+#include <vector>
 
 #include "models/interfaces.h"
 #include "models/wan/options.h"
 #include "models/wan/vae_networks.h"
 
 namespace weft {
+
+// Means and deviations of the released VAE's latents (docs/models/wan_vae.md, Normalisation).
+struct LatentStatistics {
+  std::vector<float> means, deviations;  // [C]
+};
+const LatentStatistics& wan_latents(const std::string& variant);
 
 class WanVae : public VideoCodec {
  public:
@@ -26,7 +33,7 @@ class WanVae : public VideoCodec {
 
   const CausalVae& networks() const { return networks_; }
 
-  std::int64_t channels() const override { return CausalVae::latent_channels; }
+  std::int64_t channels() const override { return config_.z_channels; }
   std::int64_t latent_frames(std::int64_t frames) const override {
     return frames > 0 ? networks_.latent_frames(frames) : 0;
   }
@@ -36,12 +43,12 @@ class WanVae : public VideoCodec {
   std::int64_t pixels_a_latent() const override { return networks_.pixels_a_latent(); }
   // Exit::usage: every chunk needs those before it.
   std::int64_t chunk_pixels() const override;
-  // The published means and deviations of the 16 channels.
+  // The published means and deviations.
   Normalisation normalisation() const override;
   // From the clip's beginning on.
   Part part_with(std::int64_t frames, std::int64_t first, std::int64_t last) const override;
 
-  // Noise of the posterior: the stream of Philox with Purpose::posterior, step 0, [16,T,h,w] of the
+  // Noise of the posterior: the stream of Philox with Purpose::posterior, step 0, [C,T,h,w] of the
   // whole clip in that order.
   Tensor encode(const Part& part, std::int64_t height, std::int64_t width,
                 const FrameSource& source, const Noise* noise) override;
@@ -53,7 +60,7 @@ class WanVae : public VideoCodec {
     return networks_.decoding_flops(height, width);
   }
 
-  // Channel factors and terms f32 [2,16] for ops::channel_affine_*: latents of the posterior to
+  // Channel factors and terms f32 [2,C] for ops::channel_affine_*: latents of the posterior to
   // those of the denoiser, and back.
   const Tensor& normalised() const { return normalised_; }
   const Tensor& denormalised() const { return denormalised_; }

@@ -161,6 +161,14 @@ Var frames_together(nn::Context c, const Var& x, std::int64_t batch) {
   return nn::view(c, x, {batch, s[0] / batch, s[2], s[3], s[4]});
 }
 
+// Pixels to the channels of the input, columns before rows.
+ops::Blocks patches(std::int64_t side) { return {1, static_cast<int>(side), 0, true}; }
+
+// What a level makes one of where it changes the size.
+ops::Blocks blocks_of(const nn::ConvWeights& space, const nn::ConvWeights& time) {
+  return {time.weight != nullptr ? 2 : 1, space.weight != nullptr ? 2 : 1};
+}
+
 Var resize_frames(nn::Context c, const Var& x, const nn::ConvWeights& w, Conv geometry) {
   const std::int64_t batch = x->value.dim(0);
   return frames_together(c, nn::conv(c, frames_apart(c, x), w, geometry), batch);
@@ -209,56 +217,77 @@ class CausalVae::Builder {
     Side e;
     const std::size_t levels = config_.channel_multipliers.size();
     std::int64_t C = config_.filters;
-    int number = 0;  // of blocks and changes of size, counted together
-    const auto next = [&] { return "encoder.downsamples." + std::to_string(number++); };
-    e.in = conv("encoder.conv1", C, colours, 3);
+    Names names{"encoder.downsamples.", shortcuts()};
+    e.in = conv("encoder.conv1", C, pixel_channels(), 3);
     for (std::size_t i = 0; i < levels; ++i) {
       Level l;
       const std::int64_t out = config_.filters * config_.channel_multipliers[i];
       for (std::int64_t j = 0; j < config_.num_res_blocks; ++j, C = out)
-        l.blocks.push_back(block(next(), C, out));
+        l.blocks.push_back(block(names.next(), C, out));
       if (i + 1 < levels) {
-        const std::string name = next();
+        const std::string name = names.next();
         l.space = flat_conv(name + ".resample.1", C, C, 3);
         if (config_.temporal_downsample[i]) l.time = time_conv(name, C, C);
       }
+      l.channels = C;
+      names.end_level();
       e.levels.push_back(std::move(l));
     }
     e.middle = middle("encoder.middle", C);
     e.norm = norm("encoder.head.0", {C, 1, 1, 1});
-    e.out = conv("encoder.head.2", 2 * latent_channels, C, 3);
-    e.quant = conv("conv1", 2 * latent_channels, 2 * latent_channels, 1);
+    e.out = conv("encoder.head.2", 2 * config_.z_channels, C, 3);
+    e.quant = conv("conv1", 2 * config_.z_channels, 2 * config_.z_channels, 1);
     return e;
   }
 
   Side decoder() const {
     Side d;
     const std::size_t levels = config_.channel_multipliers.size();
-    std::int64_t C = config_.filters * config_.channel_multipliers.back();
-    int number = 0;
-    const auto next = [&] { return "decoder.upsamples." + std::to_string(number++); };
-    d.quant = conv("conv2", latent_channels, latent_channels, 1);
-    d.in = conv("decoder.conv1", C, latent_channels, 3);
+    const std::int64_t filters =
+        config_.decoder_filters > 0 ? config_.decoder_filters : config_.filters;
+    std::int64_t C = filters * config_.channel_multipliers.back();
+    Names names{"decoder.upsamples.", shortcuts()};
+    d.quant = conv("conv2", config_.z_channels, config_.z_channels, 1);
+    d.in = conv("decoder.conv1", C, config_.z_channels, 3);
     d.middle = middle("decoder.middle", C);
     for (std::size_t i = levels; i-- > 0;) {
       Level l;
-      const std::int64_t out = config_.filters * config_.channel_multipliers[i];
+      const std::int64_t out = filters * config_.channel_multipliers[i];
       for (std::int64_t j = 0; j <= config_.num_res_blocks; ++j, C = out)
-        l.blocks.push_back(block(next(), C, out));
+        l.blocks.push_back(block(names.next(), C, out));
       if (i > 0) {
-        const std::string name = next();
-        l.space = flat_conv(name + ".resample.1", C / 2, C, 3);
+        const std::string name = names.next();
+        l.space = flat_conv(name + ".resample.1", shortcuts() ? C : C / 2, C, 3);
         if (config_.temporal_downsample[i - 1]) l.time = time_conv(name, 2 * C, C);
-        C /= 2;
+        if (!shortcuts()) C /= 2;
       }
+      l.channels = C;
+      names.end_level();
       d.levels.push_back(std::move(l));
     }
     d.norm = norm("decoder.head.0", {C, 1, 1, 1});
-    d.out = conv("decoder.head.2", colours, C, 3);
+    d.out = conv("decoder.head.2", pixel_channels(), C, 3);
     return d;
   }
 
+  bool shortcuts() const { return config_.variant == "2.2"; }
+
  private:
+  // Wan2.1 numbers blocks and changes of size through all levels, Wan2.2 those of each level.
+  struct Names {
+    std::string prefix;
+    bool by_level;
+    int level = 0, number = 0;
+
+    std::string next() {
+      return by_level ? fmt::format("{}{}.{}{}", prefix, level, prefix.substr(8), number++)
+                      : fmt::format("{}{}", prefix, number++);
+    }
+    void end_level() {
+      if (by_level) ++level, number = 0;
+    }
+  };
+  std::int64_t pixel_channels() const { return colours * config_.patch_size * config_.patch_size; }
   nn::ConvWeights time_conv(const std::string& name, std::int64_t out, std::int64_t in) const {
     return add_conv(params_, name + ".time_conv", out, in, {3, 1, 1}, true);
   }
@@ -267,7 +296,8 @@ class CausalVae::Builder {
   const WanVaeDeck& config_;
 };
 
-CausalVae::CausalVae(const WanVaeDeck& config, ParameterTable& params) {
+CausalVae::CausalVae(const WanVaeDeck& config, ParameterTable& params)
+    : shortcuts_(config.variant == "2.2"), patch_(config.patch_size) {
   const Builder builder(params, config);
   encoder_ = builder.encoder();
   decoder_ = builder.decoder();
@@ -309,11 +339,17 @@ Var CausalVae::encode(nn::Context c, const Var& frames, FrameCache* cache) const
   Var x = frames;
   if (cache == nullptr && pixel_frames(latent_frames(T)) < T)
     x = nn::take_frames(c, x, 0, pixel_frames(latent_frames(T)));
+  if (patch_ > 1) x = nn::space_to_depth(c, x, patches(patch_), colours * patch_ * patch_);
   x = causal_conv(c, std::move(x), encoder_.in, Conv::causal(3), nullptr, cache);
   for (const Level& level : encoder_.levels) {
+    const Var input = shortcuts_ ? x : nullptr;
     for (const ResBlock& b : level.blocks) x = res_block(c, std::move(x), b, cache);
     if (level.space.weight != nullptr) x = resize_frames(c, x, level.space, Conv::down());
     if (level.time.weight != nullptr) x = halve_length(c, std::move(x), level.time, cache);
+    if (!shortcuts_) continue;
+    ops::Blocks k = blocks_of(level.space, level.time);
+    k.front = static_cast<int>(input->value.dim(1) % k.frames);  // of two, an odd length lacks one
+    x = nn::space_to_depth(c, input, k, level.channels, x);
   }
   x = middle(c, std::move(x), encoder_.middle, cache);
   x = norm_conv(c, std::move(x), *encoder_.norm, encoder_.out, nullptr, cache);
@@ -329,11 +365,17 @@ Var CausalVae::decode(nn::Context c, const Var& z, FrameCache* cache) const {
   x = causal_conv(c, std::move(x), decoder_.in, Conv::causal(3), nullptr, cache);
   x = middle(c, std::move(x), decoder_.middle, cache);
   for (const Level& level : decoder_.levels) {
+    const Var input = shortcuts_ && level.space.weight != nullptr ? x : nullptr;
     for (const ResBlock& b : level.blocks) x = res_block(c, std::move(x), b, cache);
     if (level.time.weight != nullptr) x = double_length(c, std::move(x), level.time, cache);
     if (level.space.weight != nullptr) x = resize_frames(c, x, level.space, Conv::up());
+    if (!input) continue;
+    ops::Blocks k = blocks_of(level.space, level.time);
+    k.front = cache == nullptr || cache->first_chunk() ? k.frames - 1 : 0;
+    x = nn::depth_to_space(c, input, k, level.channels, x);
   }
-  return norm_conv(c, std::move(x), *decoder_.norm, decoder_.out, nullptr, cache);
+  x = norm_conv(c, std::move(x), *decoder_.norm, decoder_.out, nullptr, cache);
+  return patch_ > 1 ? nn::depth_to_space(c, x, patches(patch_), colours) : x;
 }
 
 // The first frame of a clip takes less.

@@ -1,6 +1,7 @@
-// The networks of Wan2.1's VAE (docs/models/wan_vae.md): an encoder and a decoder of causal 3-D
+// The networks of Wan's VAEs (docs/models/wan_vae.md): an encoder and a decoder of causal 3-D
 // convolutions. Latent frame 0 stands for pixel frame 0, every other one for the four frames up to
-// its own last: 4n + 1 frames are n + 1 latents.
+// its own last: 4n + 1 frames are n + 1 latents. Wan2.2's works on patches of pixels, and has
+// shortcuts around its levels.
 #pragma once
 
 #include <string>
@@ -43,13 +44,13 @@ class CausalVae {
   // frames in the first chunk, 4k in every other, of one clip (B is 1); chunks together give what
   // the clip gives as a whole. Inference alone.
   Var encode(nn::Context c, const Var& x, FrameCache* cache = nullptr) const;
-  // z [B,t,h,w,C], not normalised -> frames [B,pixel_frames(t),8h,8w,3], not clamped. With a cache
-  // likewise: the first chunk of k latents gives 1 + 4 (k - 1) frames, every other 4k.
+  // z [B,t,h,w,C], not normalised -> frames [B,pixel_frames(t),H,W,3], not clamped; H =
+  // h pixels_a_latent(). With a cache likewise: the first chunk of k latents gives 1 + 4 (k - 1)
+  // frames, every other 4k.
   Var decode(nn::Context c, const Var& z, FrameCache* cache = nullptr) const;
 
-  static constexpr std::int64_t latent_channels = 16;
-  // 8 and 4 with the released shape.
-  std::int64_t pixels_a_latent() const { return std::int64_t{1} << (encoder_.levels.size() - 1); }
+  // 8 (Wan2.2: 16) and 4 with the released shapes.
+  std::int64_t pixels_a_latent() const { return patch_ << (encoder_.levels.size() - 1); }
   std::int64_t frames_a_latent() const { return frames_a_latent_; }
   // 1 -> 1, 2 to 4 -> 1, 5 -> 2; and back: 1 -> 1, 2 -> 5.
   std::int64_t latent_frames(std::int64_t frames) const {
@@ -77,6 +78,7 @@ class CausalVae {
   struct Level {
     std::vector<ResBlock> blocks;
     nn::ConvWeights space, time;  // the change of size behind them; `time` where the length changes
+    std::int64_t channels = 0;    // of its result
   };
   struct Side {
     nn::ConvWeights in, out, quant;
@@ -92,7 +94,8 @@ class CausalVae {
   Var middle(nn::Context c, Var x, const Middle& m, FrameCache* cache) const;
 
   Side encoder_, decoder_;
-  std::int64_t frames_a_latent_ = 1;
+  bool shortcuts_;
+  std::int64_t patch_, frames_a_latent_ = 1;
 };
 
 }  // namespace weft

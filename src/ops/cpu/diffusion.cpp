@@ -94,12 +94,13 @@ void velocity_loss_backward(const Tensor& out, const Tensor& x0, const Tensor& e
 
 void guided_euler_step(const Tensor& out, float guidance, const Tensor& dt, const Tensor& act,
                        Tensor& z) {
-  const std::int64_t B = z.dim(0), T = z.dim(2), frame = z.dim(3) * z.dim(4), Co = out.dim(1);
+  const std::int64_t T = z.dim(2), frame = z.dim(3) * z.dim(4), Co = out.dim(1);
+  const std::int64_t half = out.dim(0) - z.dim(0);
   const std::uint8_t* a = act.defined() ? act.data<std::uint8_t>() : nullptr;
   for_frames(z, [&](std::int64_t b, std::int64_t c, std::int64_t t, std::int64_t at) {
     if (!shown(a, b, t, T)) return;
     const float* vc = out.data<float>() + ((b * Co + c) * T + t) * frame;
-    const float* vu = out.data<float>() + (((b + B) * Co + c) * T + t) * frame;
+    const float* vu = out.data<float>() + (((b + half) * Co + c) * T + t) * frame;
     const float step = dt.data<float>()[b];
     float* x = z.data<float>() + at;
     for_vectors(frame, [&](std::int64_t i, int n) {

@@ -68,6 +68,30 @@ void for_patches(const Tensor& x, PatchGeometry p, bool channels_first, F&& f) {
       }
 }
 
+// Calls f(pixels of x's block in the order of its entries, null before the clip; channels of y),
+// in parallel. x [B,T,H,W,C], y [B,T',h,w,G].
+template <class X, class Y, class F>
+void for_blocks(const Tensor& deep, const Tensor& wide, Blocks k, X* x, Y* y, F&& f) {
+  const std::int64_t T = wide.dim(1), H = wide.dim(2), width = wide.dim(3), C = wide.dim(4);
+  const std::int64_t t = deep.dim(1), h = deep.dim(2), w = deep.dim(3), G = deep.dim(4);
+  WEFT_ASSERT(t * k.frames == T + k.front && h * k.side == H && w * k.side == width);
+  WEFT_ASSERT(k.entries() <= 8 && C * k.entries() % G == 0);
+#pragma omp parallel for schedule(static)
+  for (std::int64_t row = 0; row < deep.dim(0) * t * h; ++row)
+    for (std::int64_t column = 0; column < w; ++column) {
+      const std::int64_t b = row / (t * h), first = row / h % t * k.frames - k.front;
+      X* pixels[8];
+      for (int e = 0; e < k.entries(); ++e) {
+        const int inner = e / k.side % k.side, last = e % k.side;
+        const std::int64_t frame = first + e / (k.side * k.side);
+        const std::int64_t at_row = row % h * k.side + (k.columns_first ? last : inner);
+        const std::int64_t at = column * k.side + (k.columns_first ? inner : last);
+        pixels[e] = frame < 0 ? nullptr : x + (((b * T + frame) * H + at_row) * width + at) * C;
+      }
+      f(pixels, y + (row * w + column) * G);
+    }
+}
+
 }  // namespace
 
 void to_channels_last(const Tensor& x, Tensor& y) {
@@ -115,6 +139,41 @@ void depth_to_time_backward(const Tensor& dy, Tensor& dx) {
       E* out = to + t / 2 * P * 2 * C + t % 2;
       for (std::int64_t i = 0; i < P * C; ++i) out[2 * i] = in[i];
     }
+  });
+}
+
+void space_to_depth(const Tensor& x, Blocks blocks, float scale, bool accumulate, Tensor& y) {
+  const std::int64_t G = y.dim(4), n = x.dim(4) * blocks.entries() / G;
+  with_type(y.dtype(), [&](auto type) {
+    using T = decltype(type);
+    for_blocks(y, x, blocks, x.data<T>(), y.data<T>(), [&](const T* const* pixels, T* to) {
+      int entry = 0;
+      std::int64_t c = 0;
+      for (std::int64_t g = 0; g < G; ++g) {
+        float sum = 0;
+        for (std::int64_t i = 0; i < n; ++i) {
+          if (pixels[entry] != nullptr) sum += static_cast<float>(pixels[entry][c]);
+          if (++entry == blocks.entries()) entry = 0, ++c;
+        }
+        to[g] = T(scale * sum + (accumulate ? static_cast<float>(to[g]) : 0.0f));
+      }
+    });
+  });
+}
+
+void depth_to_space(const Tensor& y, Blocks blocks, float scale, bool accumulate, Tensor& x) {
+  const std::int64_t C = x.dim(4), K = blocks.entries(), n = C * K / y.dim(4);
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    for_blocks(y, x, blocks, x.data<T>(), y.data<T>(), [&](T* const* pixels, const T* from) {
+      for (std::int64_t entry = 0; entry < K; ++entry) {
+        T* to = pixels[entry];
+        if (to == nullptr) continue;
+        for (std::int64_t c = 0; c < C; ++c)
+          to[c] = T(scale * static_cast<float>(from[(c * K + entry) / n]) +
+                    (accumulate ? static_cast<float>(to[c]) : 0.0f));
+      }
+    });
   });
 }
 

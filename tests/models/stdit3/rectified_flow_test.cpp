@@ -436,7 +436,7 @@ class SamplerTest : public FlowTest {
  protected:
   SamplerTest() {
     sampler_.steps = 10;
-    sampler_.cfg_scale = 2.5;
+    sampler_.cfg_scale = {2.5};
     sampler_.use_timestep_transform = false;
   }
   // Sample 0 has two rows of features, sample 1 one.
@@ -511,7 +511,7 @@ class SamplerTest : public FlowTest {
         if (!act[site(p)]) continue;
         const auto half = static_cast<std::size_t>(C * T * frame);
         const std::size_t o = p / half * 2 * half + p % half;  // the first half of the channels
-        z[p] += (null[o] + sampler_.cfg_scale * (conditional[o] - null[o])) *
+        z[p] += (null[o] + sampler_.cfg_scale[0] * (conditional[o] - null[o])) *
                 (tau[i] - tau[i + 1]) / 1000;
       }
     }

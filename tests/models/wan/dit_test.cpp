@@ -28,6 +28,13 @@ TEST(WanShape, CountsOfTheReleasedModels) {
   const Wan large{d};
   EXPECT_EQ(large.params().total_elements(), 14'288'491'584);
   EXPECT_EQ(large.params().all().size(), 1095u);
+  d.variant = "i2v", d.in_channels = 36, d.out_channels = 16;
+  EXPECT_EQ(Wan(d).params().total_elements(), 14'288'901'184);
+  WanConfig ti2v;
+  ti2v.variant = "ti2v", ti2v.in_channels = 48;
+  ti2v.hidden_size = 3072, ti2v.num_heads = 24, ti2v.ffn_dim = 14336;
+  EXPECT_EQ(Wan(ti2v).params().total_elements(), 4'999'787'712);
+  EXPECT_NEAR(Wan(ti2v).flops(31, 44, 80) / 516e12, 1, 0.01);
   for (const auto& [name, shape] :
        std::map<std::string, Shape>{{"patch_embedding.weight", {5120, 16, 1, 2, 2}},
                                     {"text_embedding.0.weight", {5120, 4096}},
@@ -341,8 +348,16 @@ WanConfig with_recompute(double share) {
   return d;
 }
 
+WanConfig of_variant(const char* variant) {
+  WanConfig d = tiny_wan();
+  d.variant = variant;
+  if (d.variant == "i2v") d.in_channels = 8, d.out_channels = 2;
+  return d;
+}
+
 INSTANTIATE_TEST_SUITE_P(Configurations, WanGradient,
-                         testing::Values(WanCase{"plain"},
+                         testing::Values(WanCase{"plain"}, WanCase{"i2v", of_variant("i2v")},
+                                         WanCase{"ti2v", of_variant("ti2v")},
                                          WanCase{"half_recomputed", with_recompute(0.5)},
                                          WanCase{"lora", tiny_wan(), wan_adapters()}),
                          [](const auto& one) { return std::string(one.param.name); });

@@ -33,8 +33,17 @@ struct WanBatch {
 inline WanInput make_wan_input(const Wan& model, const WanBatch& b) {
   const WanConfig& d = model.config();
   DenoiserInput in;
-  const Shape shape{b.B(), d.in_channels, b.T, b.h, b.w};
+  const Shape shape{b.B(), model.channels(), b.T, b.h, b.w};
   in.x = to_tensor(random_values(shape.numel(), 901), shape);
+  if (const std::int64_t c = model.condition_channels(); c > 0) {
+    const Shape beside{b.B(), c, b.T, b.h, b.w};
+    in.condition = to_tensor(random_values(beside.numel(), 903), beside);
+  }
+  if (model.takes_given_frames()) {  // the first frames of every other sample
+    std::vector<std::uint8_t> mask;
+    for (std::int64_t f = 0; f < b.B() * b.T; ++f) mask.push_back(f % (2 * b.T) != 0);
+    in.x_mask = Tensor::from_host(std::span<const std::uint8_t>(mask), {b.B(), b.T});
+  }
   Vec times;
   for (std::int64_t i = 0; i < b.B(); ++i)
     times.push_back(std::fmod(811.0 + 345.6 * static_cast<double>(i), 1000.0));
@@ -80,7 +89,7 @@ class WanModel {
     table.set_counting(true);
     Tape tape;
     const Var x = make_var(in.x), y = make_var(in.captions.y);
-    const Var out = net.forward(tape, in, x, y);
+    const Var out = net.forward(tape, in, {x, nullptr, y});
     o.out = to_values(out->value);
     out->grad = to_tensor(g, out->value.shape());
     tape.backward();

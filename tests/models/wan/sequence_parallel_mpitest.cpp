@@ -29,21 +29,27 @@ class WanGroups : public testing::Test {
   ArenaScope scope_{*arena_};
   std::unique_ptr<Communicator> world_ = make_mpi_communicator(MPI_COMM_WORLD);
 };
-class WanGroupsOf : public WanGroups,
-                    public testing::WithParamInterface<std::tuple<const char*, double>> {};
+class WanGroupsOf
+    : public WanGroups,
+      public testing::WithParamInterface<std::tuple<const char*, double, const char*>> {};
 
 TEST_P(WanGroupsOf, AgreeWithOneRank) {
   WanConfig config = tiny_wan();
   config.dtype = std::get<0>(GetParam());
   config.recompute = std::get<1>(GetParam());
+  config.variant = std::get<2>(GetParam());
+  if (config.variant == "i2v") config.in_channels = 8, config.out_channels = 2;
   WanModel model(config);
   const WanInput in = make_wan_input(model.net, {.T = 5, .h = 10, .w = 14});  // 175 tokens
   const Vec g = random_values(in.x.numel(), 55);
   const std::size_t before = arena_->used();
   const WanModel::Outcome alone = model.run(in, g);
   model.net.set_sequence_group(world_.get());
-  const WanModel::Outcome shared = model.run(in, g);
-  EXPECT_EQ(arena_->used(), before) << "something of the step stayed behind";
+  // A rank's tokens have timesteps of their own where frames are given.
+  const WanInput of_rank = make_wan_input(model.net, {.T = 5, .h = 10, .w = 14});
+  const std::size_t begin = arena_->used();
+  const WanModel::Outcome shared = model.run(of_rank, g);
+  EXPECT_EQ(arena_->used(), begin) << "something of the step stayed behind";
 
   const bool low = config.dtype == "bf16";
   EXPECT_LE(relative_error(shared.out, alone.out), low ? 4 * 0x1p-9 : 1e-6);
@@ -63,11 +69,15 @@ TEST_P(WanGroupsOf, AgreeWithOneRank) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, WanGroupsOf,
-                         testing::Values(std::tuple("f32", 0.0), std::tuple("f32", 0.5),
-                                         std::tuple("bf16", 0.0)),
+                         testing::Values(std::tuple("f32", 0.0, "t2v"),
+                                         std::tuple("f32", 0.5, "t2v"),
+                                         std::tuple("bf16", 0.0, "t2v"),
+                                         std::tuple("f32", 0.5, "ti2v"),
+                                         std::tuple("f32", 0.0, "i2v")),
                          [](const auto& one) {
                            return std::string(std::get<0>(one.param)) +
-                                  (std::get<1>(one.param) > 0 ? "_recomputed" : "");
+                                  (std::get<1>(one.param) > 0 ? "_recomputed_" : "_") +
+                                  std::get<2>(one.param);
                          });
 
 TEST_F(WanGroups, PlannedPeakIsTheRealPeak) {

@@ -52,6 +52,46 @@ TEST(WanVaeParameters, ReleasedNamesAndCounts) {
   EXPECT_EQ(table.find("decoder.upsamples.8.shortcut.weight"), nullptr);
 }
 
+WanVaeDeck released_22() {
+  WanVaeDeck d;
+  d.variant = "2.2";
+  d.filters = 160;
+  d.decoder_filters = 256;
+  d.z_channels = 48;
+  d.patch_size = 2;
+  return d;
+}
+
+TEST(WanVaeParameters, OfWan22) {
+  WanVae vae{released_22()};
+  std::map<std::string, std::int64_t> elements, tensors;
+  std::set<std::string> others;
+  const auto names = vae.weight_names();
+  for (const auto& p : vae.params().all()) {
+    const std::string side = p->name.substr(0, p->name.find('.'));
+    elements[side] += p->shape.numel(), ++tensors[side];
+    EXPECT_TRUE(others.insert(names.others(p->name).front()).second) << p->name;
+  }
+  EXPECT_EQ(elements,
+            (std::map<std::string, std::int64_t>{
+                {"encoder", 149627776}, {"decoder", 555049228}, {"conv1", 9312}, {"conv2", 2352}}));
+  EXPECT_EQ(tensors["encoder"], 84);
+  EXPECT_EQ(tensors["decoder"], 108);
+  EXPECT_EQ(vae.pixels_a_latent(), 16);
+  EXPECT_EQ(vae.channels(), 48);
+  for (const char* name : {"encoder.downsamples.1.downsamples.2.time_conv.weight",
+                           "encoder.downsamples.3.downsamples.1.residual.6.bias",
+                           "decoder.upsamples.0.upsamples.3.resample.1.weight",
+                           "decoder.upsamples.2.upsamples.0.shortcut.weight"})
+    EXPECT_NE(vae.params().find(name), nullptr) << name;
+  for (const char* name : {"encoder.down_blocks.0.resnets.1.conv2.weight",
+                           "encoder.down_blocks.2.downsampler.time_conv.bias",
+                           "decoder.up_blocks.1.upsampler.resample.1.weight",
+                           "decoder.up_blocks.3.resnets.0.conv_shortcut.weight",
+                           "decoder.up_blocks.0.resnets.2.norm1.gamma"})
+    EXPECT_TRUE(others.contains(name)) << name;
+}
+
 TEST(WanVaeParameters, NamesOfDiffusers) {
   WanVae vae{WanVaeDeck()};
   const auto names = vae.weight_names();
@@ -153,24 +193,39 @@ Tensor decode(WanVae& vae, const Tensor& latent, std::int64_t frames) {
 
 using WanVaeTest = OpTest;
 
-TEST_F(WanVaeTest, ChunksAreTheWhole) {
-  TinyWanVae t;
-  // Sides that are no multiples of 8: what is left over is cut off.
+WanVaeDeck tiny_22() {
+  WanVaeDeck d = tiny();
+  d.variant = "2.2";
+  d.channel_multipliers = {1, 2, 4, 4};
+  d.decoder_filters = 6;
+  d.z_channels = 48;
+  d.patch_size = 2;
+  return d;
+}
+
+class WanVaes : public OpTest, public testing::WithParamInterface<bool> {};
+INSTANTIATE_TEST_SUITE_P(Variants, WanVaes, testing::Bool());
+
+TEST_P(WanVaes, ChunksAreTheWhole) {
+  TinyWanVae t(GetParam() ? tiny_22() : tiny());
+  const std::int64_t C = t.vae.channels(), side = t.vae.pixels_a_latent();
+  // Sides that are no multiples of 8: the convolutions of 2.1 leave the rest out by themselves.
+  const std::int64_t height = GetParam() ? 32 : 19, width = GetParam() ? 48 : 29;
   for (const std::int64_t frames : {1, 5, 9, 17}) {
-    const Clip clip{frames, 19, 29};
+    const Clip clip{frames, height, width};
     // On the networks themselves, without a cache.
     Tape tape(Tape::Mode::infer);
     const nn::Context c{tape, t.vae.params()};
-    const Var x = make_var(clip(0, frames).view({1, frames, 19, 29, 3}), false);
+    const Var x = make_var(clip(0, frames).view({1, frames, height, width, 3}), false);
     const Var m = nn::channels_first(c, t.vae.networks().encode(c, x));
-    ASSERT_EQ(m->value.shape(), (Shape{1, 32, (frames - 1) / 4 + 1, 2, 3}));
+    ASSERT_EQ(m->value.shape(), (Shape{1, 2 * C, (frames - 1) / 4 + 1, 2, 3}));
     const Vec moments = to_values(m->value);
     const Tensor latent =
-        to_tensor(random_values(m->value.numel() / 2, 7), {1, 16, m->value.dim(2), 2, 3});
+        to_tensor(random_values(m->value.numel() / 2, 7), {1, C, m->value.dim(2), 2, 3});
     Tensor z = to_tensor(to_values(latent), latent.shape());
     ops::channel_affine_forward(z, t.vae.denormalised(), ops::Channels::first, z);
     const Var y = t.vae.networks().decode(c, nn::channels_last(c, make_var(z, false)));
-    ASSERT_EQ(y->value.shape(), (Shape{1, frames, 16, 24, 3}));
+    ASSERT_EQ(y->value.shape(), (Shape{1, frames, 2 * side, 3 * side, 3}));
     const Vec pixels = to_values(y->value);
     // Frames at once: whole; in chunks of 1, 2 and 3 latents.
     for (const std::int64_t at_once : {0, 4, 8, 12}) {
@@ -181,6 +236,22 @@ TEST_F(WanVaeTest, ChunksAreTheWhole) {
           << frames << " frames, " << at_once;
     }
   }
+}
+
+TEST_F(WanVaeTest, WhatIsLeftOverOfTheSidesIsCutOff) {
+  TinyWanVae t(tiny_22());
+  const Clip clip{5, 35, 54};
+  const auto inner = [&](std::int64_t first, std::int64_t count) {
+    const Vec all = to_values(clip(first, count));
+    Vec cut;
+    for (std::int64_t i = 0; i < count * 32; ++i) {
+      const auto row = all.begin() + (i / 32 * 35 + i % 32) * 54 * 3;
+      cut.insert(cut.end(), row, row + 48 * 3);
+    }
+    return to_tensor(cut, {count, 32, 48, 3});
+  };
+  EXPECT_EQ(to_values(moments_of(t.vae, clip, t.vae.whole(5))),
+            to_values(t.vae.encode_moments(t.vae.whole(5), 32, 48, inner, nullptr)));
 }
 
 TEST_F(WanVaeTest, FramesBehindTheLastGroupDoNotCount) {
