@@ -115,6 +115,8 @@ void row(nlohmann::ordered_json& j, const std::string& kind, std::size_t bytes,
 
 // Bytes of a part's weights, which it has from now on.
 std::size_t allocate_weights(auto& part) {
+  const auto planned = Arena::planning();  // they may be more than this host has
+  const ArenaScope scope(*planned);
   part.params().allocate_for_inference(part.bf16());
   return part.params().inference_bytes(part.bf16());
 }

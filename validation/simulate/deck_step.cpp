@@ -30,11 +30,11 @@ std::vector<double> agreed_seconds(const fs::path& run, std::size_t buckets) {
              "give a run that has saved (train.checkpoint_every), or a JSON file of seconds",
              "--costs {}: contains no checkpoint", run.string());
   const Checkpoint newest = Checkpoint::open(run / checkpoint::step_name(steps.front()));
-  const auto note = newest.info().notes.find("costs");
-  WEFT_CHECK(note != newest.info().notes.end(), Exit::checkpoint,
+  const std::string& costs = newest.info().notes.costs;
+  WEFT_CHECK(!costs.empty(), Exit::checkpoint,
              "train some more steps with this version of weft, which records them",
              "--costs {}: {} has no record of its costs", run.string(), newest.dir().string());
-  return CostTable::seconds_in(note->second, buckets);
+  return CostTable::seconds_in(costs, buckets);
 }
 
 // Medians over a run's steps, the first ones left out: caches and the costs themselves settle
@@ -143,8 +143,8 @@ RankWork share_work(const DeckStep& step, const StepPlan& planner, int ranks, st
     costs.push_back(all.back().forward + all.back().backward);
   }
   const SyncMode sync = step.lockstep && step.lockstep(ranks) > 1 ? SyncMode::lockstep
-                          : step.in_parts && ranks > 1              ? SyncMode::per_micro_batch
-                                                                    : SyncMode::per_step;
+                        : step.in_parts && ranks > 1              ? SyncMode::per_micro_batch
+                                                                  : SyncMode::per_step;
   const std::vector<int> owner = owners(costs, ranks / step.sp, sync);
   RankWork mine(static_cast<std::size_t>(ranks));
   for (const std::size_t i : order_of(costs, sync))
