@@ -5,8 +5,13 @@ import json
 import struct
 import unittest
 
-from harness import WeftTest, read_safetensors
+from harness import WeftTest, read_safetensors, write_safetensors
+from test_evaluate import png
 from tiny_models import TINY_WAN_DECK, write_t5
+
+I2V = ("model.variant=i2v", "model.in_channels=36", "model.out_channels=16")
+TI2V = ("model.variant=ti2v", "model.in_channels=48", "vae.variant=2.2", "vae.z_channels=48", "vae.patch_size=2",
+        "vae.decoder_filters=6")
 
 
 class GenerateWan(WeftTest):
@@ -57,6 +62,75 @@ class GenerateWan(WeftTest):
                             "sampler.cache_threshold=1000").err
         self.assertTrue((self.dir / "out" / "sample_0001.png").exists())
         self.assertIn("1 of 4 steps skipped", log)
+
+    def test_clips_that_begin_with_a_picture(self):
+        (self.dir / "wide.png").write_bytes(png(80, 40, lambda x, y: (3 * x, 5 * y, x * y % 256)))
+        (self.dir / "other.png").write_bytes(png(80, 40, lambda x, y: (255 - 3 * x, 5 * y, 7)))
+        given = 'generate.references=["wide.png", "other.png"]'
+        for name, options, size in ("i2v", I2V, (16, 48)), ("ti2v", (*TI2V, "generate.image_size=[64,64]"), (32, 128)):
+            with self.subTest(name):
+                self.generate(*options, given, f"generate.output={name}")
+                one = self.clips(name)
+                self.assertEqual({(line["height"], line["width"]) for line in one.values()}, {size})
+                for ranks in 2, 3:
+                    self.generate(*options, given, f"generate.output={name}{ranks}", "parallel.sp=%d" % (ranks % 3 or 1),
+                                  ranks=ranks)
+                    self.assertEqual(self.pixels(f"{name}{ranks}"), self.pixels(name))
+                # Another picture is another clip, and only where it is another.
+                self.generate(*options, 'generate.references=["wide.png", "wide.png"]', f"generate.output={name}_same")
+                same = self.pixels(f"{name}_same")
+                self.assertEqual(same["sample_0000"], one["sample_0000"]["pixels"])
+                self.assertNotEqual(same["sample_0001"], one["sample_0001"]["pixels"])
+        self.generate(*TI2V, "generate.image_size=[32,32]", "generate.output=text")  # without a picture
+        for options, what in (((*I2V,), "without a picture"), ((*I2V, given, "generate.loop=2"), "begins with one picture"),
+                              ((*I2V, 'generate.references=["none.png", "wide.png"]'), "none.png")):
+            job = self.generate(*options, "generate.output=refused", expect=None)
+            self.refused(job, 3 if what == "none.png" else 2, what)
+
+    def test_two_experts(self):
+        # Weights of one expert, as an export has them.
+        self.weft("train", "deck.toml", "run.dir=one", "train.steps=1", "train.lr=0", "model.weights=",
+                  "data.path=synthetic:clips=4,frames=2,height=4,width=6,channels=16,latent=1", ranks=0)
+        self.weft("export", "one", "low.safetensors", ranks=0)
+        low = read_safetensors(self.dir / "low.safetensors")
+        draw = {"head.head.weight": 0.05, "head.head.bias": 0.5}
+
+        def filled(name, value):
+            return value[0], value[1], struct.pack(f"<{len(value[2]) // 4}f", *[draw[name]] * (len(value[2]) // 4))
+        low = {name: filled(name, value) if name in draw else value for name, value in low.items()}
+        high = low | {"head.head.bias": filled("head.head.weight", low["head.head.bias"])}
+        for name, tensors in ("low", low), ("high", high):
+            write_safetensors(self.dir / f"{name}.safetensors", tensors)
+            folder = self.dir / "both" / f"{name}_noise_model"
+            folder.mkdir(parents=True)
+            write_safetensors(folder / "diffusion_pytorch_model.safetensors", tensors)
+        experts = ("sampler.boundary=0.875", "sampler.cfg_scale=[2,3]", "sampler.shift=12")
+        self.generate(*experts, "generate.weights=both", "generate.output=folder")
+        self.generate(*experts, "generate.weights=low.safetensors", "generate.weights_high_noise=high.safetensors",
+                      "generate.output=files", ranks=2)
+        self.assertEqual(self.pixels("folder"), self.pixels("files"))
+        seen = {*self.pixels("folder").values()}
+        q = "diffusion_model.blocks.0.cross_attn.v."
+        write_safetensors(self.dir / "lora.safetensors",
+                          {q + "lora_down.weight": ("F32", [1, 32], struct.pack("<32f", *[0.5] * 32)),
+                           q + "lora_up.weight": ("F32", [32, 1], struct.pack("<32f", *[0.5] * 32)),
+                           q + "alpha": ("F32", [1], struct.pack("<f", 3))})
+        few = ("sampler.boundary=0", "sampler.boundary_step=1", "sampler.solver=euler", "sampler.timesteps=[1000,500]",
+               "sampler.cfg_scale=1")
+        for i, other in enumerate([("generate.weights=high.safetensors", "generate.weights_high_noise=low.safetensors"),
+                                   ('generate.adapters=["lora.safetensors"]',),
+                                   ('generate.adapters_high_noise=["lora.safetensors=0.5"]',), few]):
+            self.generate(*experts, "generate.weights=both", *other, f"generate.output=e{i}")
+            self.assertTrue(seen.isdisjoint(self.pixels(f"e{i}").values()), other)
+            seen.update(self.pixels(f"e{i}").values())
+        for options, what in ((("generate.weights=low.safetensors",), "generate.weights_high_noise"),
+                              (("sampler.boundary=0", "sampler.cfg_scale=1", "generate.weights_high_noise=high.safetensors"),
+                               "sampler.boundary"),
+                              (("sampler.boundary=0",), "sampler.cfg_scale"),
+                              ((*few, "sampler.timesteps=[500,1000]"), "sampler.timesteps"),
+                              ((*few, "sampler.solver=unipc"), "sampler.timesteps")):
+            job = self.generate(*experts, "generate.weights=both", *options, "generate.output=refused", expect=None)
+            self.refused(job, 2, what)
 
     def test_what_it_cannot_make_is_refused(self):
         def refused(*said, overrides=()):
