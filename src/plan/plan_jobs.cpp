@@ -176,6 +176,7 @@ void plan_encode_job(const Deck& deck, const PlanRequest& request, int ranks,
              gb(static_cast<double>(weights)), request.memory_gb);
   const std::size_t capacity = usable(request) - weights;
   const Rates rates = rates_of(request);
+  const std::unique_ptr<Denoiser> beside = with_condition(deck);
   fmt::print("\nencoding, every rank\n");
   row(j, codec->name() + " weights", weights, dtype_name(*codec));
   fmt::print("  {:<20} {:>6} {:>10} {:>12} {:>14} {:>12}\n", "bucket", "clips", "memory",
@@ -183,8 +184,10 @@ void plan_encode_job(const Deck& deck, const PlanRequest& request, int ranks,
   std::string largest;  // that fits
   double seconds = 0;
   for (const Bucket& b : source->buckets()) {
-    const Bucket stored = encoded_bucket(b, deck.get<EncodeDeck>(), *codec, 0);
-    const CodecPlan plan = fit_codec(*codec, {b.frames, b.height, b.width}, capacity, false, rates);
+    const Bucket stored = encoded_bucket(b, deck.get<EncodeDeck>(), *codec, 0,
+                                         beside ? beside->condition_channels() : 0);
+    CodecPlan plan = fit_codec(*codec, {b.frames, b.height, b.width}, capacity, false, rates);
+    if (beside) plan.encoding *= 2;
     WEFT_CHECK(plan.micro_batch > 0, Exit::usage,
                largest.empty() ? "give ranks more memory, or ingest at a lower resolution"
                                : fmt::format("{} still fits", largest),

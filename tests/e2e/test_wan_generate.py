@@ -87,6 +87,29 @@ class GenerateWan(WeftTest):
             job = self.generate(*options, "generate.output=refused", expect=None)
             self.refused(job, 3 if what == "none.png" else 2, what)
 
+    def test_trainings_on_first_frames(self):
+        self.weft("ingest", "deck.toml", 'ingest.inputs=["lavfi:testsrc2=size=96x64:rate=10:duration=6"]', "ingest.frames=[5]",
+                  "ingest.height=64", "ingest.width=64", "ingest.output=px.h5", ranks=0)
+        for name, options, channels in (("i2v", (*I2V, "diffusion.noise_range=[0.9,1]"), 36),
+                                        ("ti2v", (*TI2V, "diffusion.first_frame=0.5"), 48)):
+            with self.subTest(name):
+                encode = ("encode", "deck.toml", *options, "data.path=px.h5", f"encode.output={name}.h5")
+                if name == "i2v":
+                    self.refused(self.weft(*encode, ranks=0, expect=None), 2, "encode.latents")
+                self.weft(*encode, "encode.latents=mean", ranks=0)
+                self.assertIn(f"[{channels},2,", self.weft("inspect", f"{name}.h5", ranks=0).out)
+
+                def train(run, steps, *more, ranks=1):
+                    self.weft("train", "deck.toml", *options, f"data.path={name}.h5", f"run.dir={run}", f"train.steps={steps}",
+                              "train.batch_size=2", "train.micro_batches=2", "train.warmup_steps=0", *more, ranks=ranks)
+                train(f"{name}1", 4)
+                for run, more in ("two", ()), ("sp", ("parallel.sp=2",)):
+                    train(name + run, 4, *more, ranks=2)
+                    self.assert_close(self.losses(name + run), self.losses(f"{name}1"), 1e-5)
+                train(f"{name}_parts", 2)
+                train(f"{name}_parts", 4)
+                self.assert_same_run(f"{name}_parts", f"{name}1")
+
     def test_two_experts(self):
         # Weights of one expert, as an export has them.
         self.weft("train", "deck.toml", "run.dir=one", "train.steps=1", "train.lr=0", "model.weights=",

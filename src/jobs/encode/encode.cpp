@@ -49,7 +49,7 @@
 namespace weft {
 
 Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoCodec& codec,
-                      std::int64_t text_channels) {
+                      std::int64_t text_channels, std::int64_t condition) {
   const std::int64_t side = codec.pixels_a_latent();
   check_holds_clips(pixels);
   WEFT_CHECK(pixels.dtype == DType::u8, Exit::usage, "data.path must hold pixels",
@@ -62,9 +62,17 @@ Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoC
   b.height = pixels.height / side;
   b.width = pixels.width / side;
   b.moments = deck.latents == "moments";
-  b.channels = codec.channels() * (b.moments ? 2 : 1);
+  b.channels = codec.channels() * (b.moments ? 2 : 1) + condition;
   b.dtype = deck.dtype == "f16" ? DType::f16 : DType::f32;
-  const VideoCodec::Normalisation n = codec.normalisation();
+  VideoCodec::Normalisation n = codec.normalisation();
+  if (condition > 0) {  // a mask, as it is, and latents again
+    const auto mask = static_cast<std::size_t>(condition - codec.channels());
+    const VideoCodec::Normalisation again = n;
+    n.scale.insert(n.scale.end(), mask, 1.0f);
+    n.shift.insert(n.shift.end(), mask, 0.0f);
+    n.scale.insert(n.scale.end(), again.scale.begin(), again.scale.end());
+    n.shift.insert(n.shift.end(), again.shift.begin(), again.shift.end());
+  }
   b.scale = n.scale;
   b.shift = n.shift;
   b.text_channels = text_channels;
@@ -251,11 +259,13 @@ struct EncodedClip : PictureUnit {
 // (run.seed, sample id): the same latents at any rank count.
 class EncodeWork : public PictureWork {
  public:
-  EncodeWork(const Deck& deck, const ClipSource& source, VideoCodec& codec, ListEngine& engine)
+  EncodeWork(const Deck& deck, const ClipSource& source, VideoCodec& codec,
+             const PictureStart* start, ListEngine& engine)
       : PictureWork(engine),
         deck_(deck),
         source_(source),
         codec_(codec),
+        start_(start),
         writer_(engine.settings().directory, engine.groups().rank) {}
 
   std::unique_ptr<PictureUnit> next(std::int64_t, std::int64_t number) override {
@@ -330,13 +340,20 @@ class EncodeWork : public PictureWork {
                                : codec_.encode(all, b.height, b.width, frames,
                                                settings.latents == "sampled" ? &noise : nullptr))
                               .to_host();
-    return stored_values(values.span<float>(), settings.dtype == "f16" ? DType::f16 : DType::f32,
-                         what);
+    const DType dtype = settings.dtype == "f16" ? DType::f16 : DType::f32;
+    std::vector<std::byte> stored = stored_values(values.span<float>(), dtype, what);
+    if (start_ != nullptr) {
+      const Tensor beside = start_->condition(codec_, frames(0, 1), all.frames).to_host();
+      const std::vector<std::byte> more = stored_values(beside.span<float>(), dtype, what);
+      stored.insert(stored.end(), more.begin(), more.end());
+    }
+    return stored;
   }
 
   const Deck& deck_;
   const ClipSource& source_;
   VideoCodec& codec_;
+  const PictureStart* start_;  // of a model that reads its condition beside the latent; else null
   std::mutex writing_;
   PartWriter writer_;
   std::int64_t frames_ = 0;
@@ -535,13 +552,13 @@ ListSettings settings_of(const Deck& deck, const fs::path& folder) {
 // Encodes clips; a rank that is free takes the next one. Returns this rank's share of the report.
 nlohmann::ordered_json encode_clips(const Deck& deck, const ListStart& start,
                                     const ModelSource& weights, const ClipSource& source,
-                                    VideoCodec& codec, ListEngine& engine) {
+                                    VideoCodec& codec, const Denoiser* beside, ListEngine& engine) {
   weights.load(codec.params(), codec.weight_names(), codec.bf16());
   log::info("weights   {}", weights.describe());
   if (codec.lacks_scale().empty()) codec.check_weights(weights);
   const std::size_t planned =
       fit_encoding(codec, source.buckets(), arena_capacity(deck.memory, start.device));
-  EncodeWork work(deck, source, codec, engine);
+  EncodeWork work(deck, source, codec, beside ? beside->picture_start() : nullptr, engine);
   const nlohmann::ordered_json times = make_pictures(work, engine, deck, start, whole_clips_ahead);
   const std::int64_t frames = work.close();
   log::info("memory    {:.1f} MiB at the peak ({:.1f} planned), {} at once",
@@ -553,6 +570,15 @@ nlohmann::ordered_json encode_clips(const Deck& deck, const ListStart& start,
 
 }  // namespace
 
+std::unique_ptr<Denoiser> with_condition(const Deck& deck) {
+  for (const Model& m : models())
+    if (m.name == deck.model.name && m.make_denoiser != nullptr)
+      if (std::unique_ptr<Denoiser> model = m.make_denoiser(deck);
+          model->condition_channels() > 0 && model->picture_start() != nullptr)
+        return model;
+  return nullptr;
+}
+
 int encode(const Deck& deck, MPI_Comm world) {
   // 1. The work to do.
   check_deck(deck);
@@ -563,6 +589,13 @@ int encode(const Deck& deck, MPI_Comm world) {
   WEFT_CHECK(codec->lacks_scale().empty() || deck.get<EncodeDeck>().latents == "moments",
              Exit::usage, "set encode.latents = \"moments\"",
              "{}: drawn latents cannot be normalised", codec->lacks_scale());
+  const std::unique_ptr<Denoiser> beside = with_condition(deck);
+  const std::int64_t condition = beside ? beside->condition_channels() : 0;
+  WEFT_CHECK(condition == 0 || deck.get<EncodeDeck>().latents != "moments", Exit::usage,
+             "set encode.latents = \"mean\"",
+             "encode.latents = \"moments\": {} reads a picture beside each clip, whose latents are "
+             "means",
+             beside->name());
   const VideoCodec::WeightsKey key = codec->weights();
   const ModelSource weights(key.key, key.value, deck.run.dir, deck.get<GenerateDeck>().ema, world);
   Texts texts;
@@ -574,11 +607,13 @@ int encode(const Deck& deck, MPI_Comm world) {
         coded != b.frames && log::rank() == 0)
       log::warn("bucket {}: the {} codes {} of its {} frames", b.name, codec->name(), coded,
                 b.frames);
-    stored.push_back(
-        encoded_bucket(b, deck.get<EncodeDeck>(), *codec, with_text ? encoder->channels() : 0));
+    stored.push_back(encoded_bucket(b, deck.get<EncodeDeck>(), *codec,
+                                    with_text ? encoder->channels() : 0, condition));
   }
   const fs::path folder = deck.get<EncodeDeck>().output + ".parts";
-  const std::string job = describe_job(deck, *codec, weights.identity());
+  const std::string job =
+      describe_job(deck, *codec, weights.identity()) +
+      (condition > 0 ? fmt::format("and {} channels of the first frame\n", condition) : "");
   std::string made_by = job + (with_text ? encoder->describe() : "no features") + "\n";
   for (const std::string& prefix : deck.data.prompt_prefixes)
     if (!prefix.empty()) made_by += "captions begin with " + printable(prefix) + "\n";
@@ -609,7 +644,7 @@ int encode(const Deck& deck, MPI_Comm world) {
   ListEnd last;
   const double begin = now_seconds();
   if (missing > 0 && !features->encoded().stopped)
-    last.share = encode_clips(deck, start, weights, *source, *codec, *engine);
+    last.share = encode_clips(deck, start, weights, *source, *codec, beside.get(), *engine);
   const double seconds = now_seconds() - begin;
 
   // 4. Rank 0 merges the parts into one store and removes them.
@@ -639,7 +674,8 @@ void encode_rows(Rows& r, EncodeDeck& d) {
   r.path("output", d.output, "The store of latents (HDF5) to write.").decides = false;
   r.text("latents", d.latents,
          "moments: store mean and log variance, from which training samples in every step; "
-         "sampled: store one sample; mean: store the mean.",
+         "sampled: store one sample; mean: store the mean. A model that begins with a picture "
+         "(Wan2.2's I2V) also gets what it reads of each clip's first frame, and no moments.",
          {"moments", "sampled", "mean"});
   // Told in a line of its own (describe_job).
   r.text("dtype", d.dtype, "Number format in the store.", {"f16", "f32"}).decides = false;

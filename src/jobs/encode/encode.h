@@ -20,9 +20,12 @@ struct EncodeDeck {
 DeckTable encode_table();
 
 // The bucket as stored, by encode.latents and encode.dtype. `text_channels` 0: without the features
-// of captions.
+// of captions. `condition`: channels behind the latents (with_condition).
 Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoCodec& codec,
-                      std::int64_t text_channels);
+                      std::int64_t text_channels, std::int64_t condition);
+// The model that is to be trained, if it reads something beside the latents that is made of the
+// footage, too: its first frame as a picture, which the codec encodes again. Else null.
+std::unique_ptr<Denoiser> with_condition(const Deck& deck);
 
 // Collective. Returns the exit code: 0, 3 if clips failed (the others are kept in OUTPUT.parts), 75
 // if asked to stop. The same command makes what is missing, and the store when all clips are there.

@@ -98,6 +98,23 @@ std::string WanTask::describe() const {
                      lora.on() ? fmt::format(", LoRA of rank {}", lora.rank) : "");
 }
 
+// Of what `weft encode` stored for a model that reads a picture beside the latent: the latents and
+// their noise, and as in.condition the rest.
+NoisyClips WanTask::without_condition(const NoisyClips& all, WanInput& in) const {
+  const Shape& s = all.x0.shape();
+  const std::int64_t C = model_.channels();
+  const auto channels = [&](const Tensor& from, std::int64_t first, std::int64_t end) {
+    Tensor to = Tensor::empty({s[0], end - first, s[2], s[3], s[4]}, DType::f32);
+    for (std::int64_t b = 0; b < s[0]; ++b) {
+      Tensor one = to.slice(b, b + 1).view({end - first, s[2], s[3], s[4]});
+      ops::convert(from.slice(b, b + 1).view({s[1], s[2], s[3], s[4]}).slice(first, end), one);
+    }
+    return to;
+  };
+  in.condition = channels(all.x0, C, s[1]);
+  return {channels(all.x0, 0, C), channels(all.eps, 0, C)};
+}
+
 // The mask of a batch in which a share of the samples has its first frame given.
 void WanTask::give_first_frames(const LoadedBatch& clips, const Tensor& x0, WanInput& in) const {
   const std::int64_t B = x0.dim(0), T = x0.dim(2);
@@ -123,6 +140,7 @@ VideoTask::Flow WanTask::make_flow(const Bucket& bucket, const LoadedBatch& clip
   const WanDiffusionDeck& d = deck_.get<WanDiffusionDeck>();
   NoisyClips made = make_clips(deck_, bucket, clips, bytes, latents());
   WanInput in;
+  if (model_.condition_channels() > 0) made = without_condition(made, in);
   in.recompute = recompute;
   in.timestep = Tensor::empty({B}, DType::f32);
   CaptionShape shape = captions();

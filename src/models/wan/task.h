@@ -45,6 +45,7 @@ class WanTask : public VideoTask {
                  double recompute, bool held_out) override;
 
  private:
+  NoisyClips without_condition(const NoisyClips& all, WanInput& in) const;
   void give_first_frames(const LoadedBatch& clips, const Tensor& x0, WanInput& in) const;
 
   Wan model_;
