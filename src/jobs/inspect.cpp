@@ -99,11 +99,17 @@ void inspect_safetensors(const std::string& path) {
 // "" for tensors that are no adapter's.
 std::string adapter_text(const fs::path& path) {
   if (!holds_adapter(WeightFiles::open(path))) return "";
-  const Adapter read = read_adapter(path);
+  Adapter read;
+  try {
+    read = read_adapter(path);
+  } catch (const Error& e) {  // the tensors were told nevertheless
+    return fmt::format("adapter that cannot be read: {}\n", printable(e.what()));
+  }
   std::map<std::string, std::int64_t> kinds;  // "blocks.*.self_attn.q": how many
   for (const auto& [name, layer] : read.layers) ++kinds[kind_of_tensor(name)];
-  std::string text = fmt::format("adapter with the names of {}: {}, {}", read.layout,
-                                 counted(std::ssize(read.layers), "layer"), read.facts.describe());
+  std::string text = fmt::format("adapter of {}: {}; names of {}",
+                                 counted(std::ssize(read.layers), "layer"), read.facts.describe(),
+                                 read.layout);
   if (!read.differences.empty())
     text += fmt::format("; {} of whole parameters",
                         counted(std::ssize(read.differences), "difference"));

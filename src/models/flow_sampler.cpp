@@ -68,16 +68,22 @@ bool is_active(float edit, double tau) {
 
 namespace {
 
-// The guided batch where there is a null caption: the captions, and behind them null captions with
-// the same token counts.
+// Null captions with the same token counts.
+CaptionBatch null_captions(const CaptionBatch& captions) {
+  CaptionBatch null{{}, captions.offsets};
+  for (std::size_t b = 1; b < captions.offsets.size(); ++b)
+    for (std::int32_t l = 0; l < captions.offsets[b] - captions.offsets[b - 1]; ++l)
+      null.index.push_back(-1 - l);
+  return null;
+}
+
+// The guided batch where there is a null caption: the captions, and null captions behind them.
 CaptionBatch with_null_captions(const CaptionBatch& captions) {
   CaptionBatch both = captions;
-  const std::int32_t conditional = captions.offsets.back();
-  for (std::size_t b = 1; b < captions.offsets.size(); ++b) {
-    const std::int32_t length = captions.offsets[b] - captions.offsets[b - 1];
-    for (std::int32_t l = 0; l < length; ++l) both.index.push_back(-1 - l);
-    both.offsets.push_back(conditional + captions.offsets[b]);
-  }
+  const CaptionBatch null = null_captions(captions);
+  both.index.insert(both.index.end(), null.index.begin(), null.index.end());
+  for (std::size_t b = 1; b < null.offsets.size(); ++b)
+    both.offsets.push_back(captions.offsets.back() + null.offsets[b]);
   return both;
 }
 
@@ -169,7 +175,26 @@ class EditedFrames {
   std::vector<bool> seen_;  // [B*T], denoised in the step before
 };
 
+// Velocities of both halves, of which this rank has made one.
+Tensor both_branches(const Tensor& made, const SampleRequest& request) {
+  const std::int64_t B = made.dim(0);
+  Tensor both =
+      Tensor::empty({2 * B, made.dim(1), made.dim(2), made.dim(3), made.dim(4)}, DType::f32);
+  Tensor own = both.slice(request.branch * B, (request.branch + 1) * B);
+  ops::convert(made, own);
+  if (request.branches != nullptr) request.branches->wait(request.branches->all_gather(both));
+  return both;
+}
+
 }  // namespace
+
+void check_branches(const SamplerDeck& sampler) {
+  WEFT_CHECK(
+      sampler.guided() && !sampler.caches(), Exit::usage,
+      "set generate.cfg_ranks = 1, or guide (sampler.cfg_scale other than 1) without a cache",
+      "generate.cfg_ranks = 2 with sampler.cfg_scale = {} and sampler.cache = \"{}\"",
+      fmt::join(sampler.cfg_scale, ", "), sampler.cache);
+}
 
 void check_edit(const SamplerDeck& sampler, double edit, const std::string& where) {
   WEFT_CHECK(sampler.solver == "euler" || edit == 0 || edit == 1, Exit::usage,
@@ -181,7 +206,8 @@ Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionD
                    const SampleRequest& request) {
   Tensor z = request.z;
   const std::int64_t B = z.dim(0), K = sampler.count();
-  const std::int64_t halves = sampler.guided() ? 2 : 1, both = halves * B;
+  const bool shared = request.branch >= 0;
+  const std::int64_t halves = sampler.guided() && !shared ? 2 : 1, both = halves * B;
   std::vector<SamplerTimes> times;
   for (std::int64_t b = 0; b < B; ++b)
     times.push_back(
@@ -194,10 +220,14 @@ Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionD
 
   // 1. What all steps share: both halves of the guided batch, with the captions and without.
   DenoiserInput in;
-  if (halves == 1) {
+  const bool null = request.negative.offsets.empty();
+  WEFT_ASSERT(!sampler.guided() || !null || model.has_null_caption());
+  if (shared && request.branch == 1) {
+    in.captions = null ? upload(null_captions(request.captions), request.y)
+                       : upload(request.negative, request.negative_y);
+  } else if (halves == 1) {
     in.captions = upload(request.captions, request.y);
-  } else if (request.negative.offsets.empty()) {
-    WEFT_ASSERT(model.has_null_caption());
+  } else if (null) {
     in.captions = upload(with_null_captions(request.captions), request.y);
   } else {
     in.captions = with_negative_captions(request);
@@ -257,7 +287,7 @@ Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionD
     if (cache) {
       cache->velocity(in, joined, velocity);
     } else {
-      const Tensor out = model.velocity(in);
+      const Tensor made = model.velocity(in), out = shared ? both_branches(made, request) : made;
       if (solver)
         guided_velocity(out, guidance, ones, velocity);
       else

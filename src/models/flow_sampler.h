@@ -104,7 +104,12 @@ struct SampleRequest {
   // B, L, caption_channels]. No offsets: the null caption, as long as each sample's own.
   Tensor negative_y;
   CaptionBatch negative;
-  Tensor condition;             // f32 [B,c,T,H,W] or undefined, as DenoiserInput's
+  Tensor condition;  // f32 [B,c,T,H,W] or undefined, as DenoiserInput's
+  // Guidance on two ranks: this one makes the velocity of the captions (0) or of what guidance
+  // steers away from (1), and `branches`, of the two in this order, brings it to the other. A dry
+  // run has none. -1: this rank makes both.
+  int branch = -1;
+  Communicator* branches = nullptr;
   std::vector<float> fps;       // [B]
   ClipSize size;                // the position embedding's, and every sample's unless:
   std::vector<ClipSize> sizes;  // [B] or empty: sizes for the timestep transform
@@ -123,6 +128,9 @@ struct SampleRequest {
 // reaches 700, which 1000 times the f32 nearest to 0.7 does not. Frames to generate (1) always are,
 // also where rounding puts the first tau above 1000.
 bool is_active(float edit, double tau);
+
+// Exit::usage where there are no two halves that two ranks could make.
+void check_branches(const SamplerDeck& sampler);
 
 // Exit::usage for frames that join late, with edit ratios between 0 and 1, unless steps are
 // Euler's: the others go on from what they knew of a frame in the steps before. `where` begins the

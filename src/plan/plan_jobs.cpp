@@ -155,7 +155,7 @@ ClipPlan plan_clip(const Deck& deck, const ClipParts& parts, const ClipItem& ite
     // One step of the sampler, with and without the caption.
     const OpTimes step(rates);
     plan.sampling = plan_sampling(deck, parts, item, plan.together).bytes;
-    plan.seconds = static_cast<double>(parts.denoiser->sampler(deck).steps) *
+    plan.seconds = static_cast<double>(parts.denoiser->sampler(deck).count()) *
                    (step.seconds() + step.bytes_sent() / link) / static_cast<double>(plan.together);
   }
   // Clips that were sampled together are decoded one by one: the others wait in memory meanwhile.
@@ -237,8 +237,11 @@ void plan_generate(const Deck& written, const PlanRequest& request, int ranks,
                    nlohmann::ordered_json& j) {
   const Deck deck = with_model_defaults(written);
   const int sp = static_cast<int>(deck.parallel.sp);
-  WEFT_CHECK(ranks % sp == 0, Exit::usage, "choose parallel.sp so that it divides the ranks",
-             "parallel.sp = {} does not divide {} ranks", sp, ranks);
+  const int together = sp * static_cast<int>(deck.get<GenerateDeck>().cfg_ranks);
+  WEFT_CHECK(ranks % together == 0, Exit::usage,
+             "choose parallel.sp and generate.cfg_ranks so that they divide the ranks",
+             "parallel.sp = {} and generate.cfg_ranks = {} do not divide {} ranks", sp,
+             deck.get<GenerateDeck>().cfg_ranks, ranks);
   const Machine machine = machine_of(request);
   const Rates rates = rates_of(request, false, deck.model.dtype);
   const ClipParts parts(deck);
@@ -309,9 +312,9 @@ void plan_generate(const Deck& written, const PlanRequest& request, int ranks,
   row(j, "frames on the host", plan_frames(deck, job, job.longest_first(), codec).bytes,
       "between codec and encoder, whatever the clips' lengths");
   fmt::print("  at least {:.1f} s of sampling and decoding on {} ({})\n",
-             std::max(longest, seconds * sp / ranks),
-             counted(ranks / sp, "group of ranks", "groups of ranks"), rates.origin);
-  j["seconds"] = std::max(longest, seconds * sp / ranks);
+             std::max(longest, seconds * together / ranks),
+             counted(ranks / together, "group of ranks", "groups of ranks"), rates.origin);
+  j["seconds"] = std::max(longest, seconds * together / ranks);
 }
 
 }  // namespace

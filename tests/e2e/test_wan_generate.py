@@ -110,6 +110,17 @@ class GenerateWan(WeftTest):
                 train(f"{name}_parts", 4)
                 self.assert_same_run(f"{name}_parts", f"{name}1")
 
+    def test_guidance_on_two_ranks(self):
+        self.generate()
+        for name, options, ranks in (("cfg", (), 2), ("groups", (), 4), ("sp", ("parallel.sp=2",), 4)):
+            self.generate("generate.cfg_ranks=2", *options, f"generate.output={name}", ranks=ranks)
+            self.assertEqual(self.pixels(name), self.pixels())
+        self.refused(self.generate("generate.cfg_ranks=2", "generate.output=no", expect=None), 2, "1 rank")
+        for option in "sampler.cfg_scale=1", "sampler.cache=easycache":
+            job = self.generate("generate.cfg_ranks=2", option, "sampler.cache_threshold=%d" % ("cache" in option),
+                                "generate.output=no", ranks=2, expect=None)
+            self.refused(job, 2, "generate.cfg_ranks")
+
     def test_two_experts(self):
         # Weights of one expert, as an export has them.
         self.weft("train", "deck.toml", "run.dir=one", "train.steps=1", "train.lr=0", "model.weights=",

@@ -95,8 +95,14 @@ VideoCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job,
 }
 
 ClipMaker::ClipMaker(const Deck& deck, const GenerateJob& job, Denoiser& model, VideoCodec& codec,
-                     const PromptFeatures& features, MPI_Comm group)
-    : deck_(deck), job_(job), model_(model), codec_(codec), features_(features), group_(group) {
+                     const PromptFeatures& features, MPI_Comm group, Communicator* branches)
+    : deck_(deck),
+      job_(job),
+      model_(model),
+      codec_(codec),
+      features_(features),
+      group_(group),
+      branches_(branches) {
   if (group_ == MPI_COMM_NULL) return;
   MPI_Comm_rank(group_, &rank_);
   MPI_Comm_size(group_, &ranks_);
@@ -272,6 +278,7 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
                      static_cast<std::uint64_t>(loop * sampler.count() + step), id, noise);
   };
   add_captions(clips, request);
+  if (branches_ != nullptr) request.branch = branches_->rank(), request.branches = branches_;
   double reported = begin;
   request.progress = [&](int step, int steps) {
     if (step < steps && now_seconds() - reported < 10) return;
@@ -417,6 +424,7 @@ MemoryNeed plan_sampling(const Deck& deck, const ClipParts& parts, const ClipIte
                                        item.latent_height, item.latent_width},
                                       DType::f32);
   if (model.takes_given_frames()) request.edit.assign(clips * item.latent_frames, 1.0f);
+  if (deck.get<GenerateDeck>().cfg_ranks > 1) request.branch = 0;
   SamplerDeck sampler = model.sampler(deck);
   // All steps need the same memory.
   sampler.steps = 1;

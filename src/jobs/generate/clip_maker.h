@@ -33,10 +33,12 @@ struct ClipTimes {
 
 class ClipMaker {
  public:
-  // `group`: the ranks that share a clip's tokens (parallel.sp), the model's sequence group, or
-  // MPI_COMM_NULL for a rank alone. The group's first rank has the codec's work.
+  // `group`: the ranks that make a clip together, or MPI_COMM_NULL for a rank alone: those that
+  // share its tokens (parallel.sp), the model's sequence group, and with generate.cfg_ranks = 2 as
+  // many again for the other half of guidance; `branches` then has a rank of each. The group's
+  // first rank has the codec's work.
   ClipMaker(const Deck& deck, const GenerateJob& job, Denoiser& model, VideoCodec& codec,
-            const PromptFeatures& features, MPI_Comm group);
+            const PromptFeatures& features, MPI_Comm group, Communicator* branches = nullptr);
 
   // Collective over the group; in the current arena. On the group's first rank the frames go to
   // `writer` as they are decoded, clip after clip; returns how many are all there. The same pixels
@@ -89,6 +91,7 @@ class ClipMaker {
   VideoCodec& codec_;
   const PromptFeatures& features_;
   MPI_Comm group_;
+  Communicator* branches_;
   int rank_ = 0, ranks_ = 1;
   std::vector<LatentReference> references_;  // of the clip in hand; a batch has none
   std::vector<MaskGroup> masks_;             // with what loops add

@@ -128,6 +128,19 @@ void check_latents(const Deck& deck, const ClipModels& models) {
       deck.data.path, models.denoiser_weights.describe());
 }
 
+// Of each group's first half and its second a rank, in this order; null where one makes both.
+std::unique_ptr<Communicator> make_branches(const Deck& deck, MPI_Comm world) {
+  if (deck.get<GenerateDeck>().cfg_ranks == 1) return nullptr;
+  const int sp = static_cast<int>(deck.parallel.sp);
+  int rank = 0;
+  MPI_Comm_rank(world, &rank);
+  MPI_Comm pair = MPI_COMM_NULL;
+  MPI_Comm_split(world, rank / (2 * sp) * sp + rank % sp, rank, &pair);
+  auto branches = make_communicator(pair, deck.parallel.hang_timeout);
+  MPI_Comm_free(&pair);
+  return branches;
+}
+
 // ---- Clips as a list job: a rank's state while it makes them
 
 class ClipJob : public ListJob {
@@ -140,7 +153,8 @@ class ClipJob : public ListJob {
       : models_(models),
         engine_(engine),
         first_(engine.groups().first),
-        exchange_(nn::make_sequence_group(world, deck.parallel.sp, deck.parallel.hang_timeout)) {
+        exchange_(nn::make_sequence_group(world, deck.parallel.sp, deck.parallel.hang_timeout)),
+        branches_(make_branches(deck, world)) {
     Denoiser& model = *models.parts.denoiser;
     VideoCodec& codec = *models.parts.codec;
     const std::vector<std::int64_t>& order = engine.missing();
@@ -161,7 +175,7 @@ class ClipJob : public ListJob {
     arena_ = Arena::reserve(capacity_);
     scope_.emplace(*arena_);
     if (first_) frames_ = plan_frames(deck, job, order, codec);
-    maker_.emplace(deck, job, model, codec, features, engine.groups().group);
+    maker_.emplace(deck, job, model, codec, features, engine.groups().group, branches_.get());
     writer_.emplace(engine.settings().directory, std::move(watermark), engine.groups().rank,
                     frames_.piece,
                     [this](const nlohmann::ordered_json& line) { engine_.finished(line); });
@@ -208,6 +222,7 @@ class ClipJob : public ListJob {
   ListEngine& engine_;
   const bool first_;                        // of its group: decodes and writes
   std::unique_ptr<Communicator> exchange_;  // of the model, with parallel.sp
+  std::unique_ptr<Communicator> branches_;  // of the halves of guidance, with generate.cfg_ranks
   std::size_t capacity_, planned_ = 0;      // bytes of the arena
   std::vector<ItemBatch> batches_;
   std::unique_ptr<Arena> arena_;
@@ -271,7 +286,7 @@ std::shared_ptr<const Watermark> open_watermark(const Deck& deck) {
 ListSettings settings_of(const Deck& deck) {
   ListSettings s = list_settings(deck, "generate", output_of(deck), "clip");
   s.stem = "generated";
-  s.group = static_cast<int>(deck.parallel.sp);
+  s.group = static_cast<int>(deck.parallel.sp * deck.get<GenerateDeck>().cfg_ranks);
   return s;
 }
 
@@ -313,7 +328,7 @@ struct Stages {
 nlohmann::ordered_json report_header(const Deck& deck, const Stages& stages,
                                      const EncodedTexts& texts) {
   nlohmann::ordered_json header = {
-      {"ranks_a_clip", deck.parallel.sp},
+      {"ranks_a_clip", deck.parallel.sp * deck.get<GenerateDeck>().cfg_ranks},
       {"seconds", {{"text", stages.text}, {"load", stages.load}, {"clips", stages.clips}}}};
   if (!texts.bytes_taken.empty())
     header["text"] = {{"bytes_planned", texts.bytes_planned}, {"bytes_taken", texts.bytes_taken}};
@@ -333,6 +348,12 @@ int generate(const Deck& written, MPI_Comm world) {
     check_text_encoder(models.denoiser_weights.notes().text_encoder,
                        models.denoiser_weights.describe(), *models.parts.texts);
   ListSettings settings = settings_of(deck);
+  int ranks = 0;
+  MPI_Comm_size(world, &ranks);
+  WEFT_CHECK(deck.get<GenerateDeck>().cfg_ranks == 1 || ranks % settings.group == 0, Exit::usage,
+             "start a multiple of them, or lower parallel.sp or generate.cfg_ranks",
+             "{} cannot form groups of parallel.sp times generate.cfg_ranks = {}",
+             counted(ranks, "rank"), settings.group);
   // Answers of refine are kept in the folder.
   if (!deck.get<GenerateDeck>().refine.empty())
     settings.lock = lock_output(settings.directory, settings.key);

@@ -394,6 +394,7 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
   if (parts.denoiser->takes_given_frames()) job.loops = loop_lengths(g, codec);
   warn_of_unused(g, job.prompts, *parts.denoiser);
   check_cache(parts.denoiser->sampler(deck), *parts.denoiser);
+  if (g.cfg_ranks > 1) check_branches(parts.denoiser->sampler(deck));
   WEFT_CHECK(parts.encodes_texts() || parts.denoiser->has_null_caption(), Exit::usage,
              "name the text encoder's weights: without them there is no caption at all",
              "{}, and {} has no null caption",

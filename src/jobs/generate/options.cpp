@@ -20,6 +20,9 @@ void generate_rows(Rows& r, GenerateDeck& d) {
          "Of a model of two experts (sampler.boundary), that of high noise, beside weights for low "
          "noise; empty: weights is a folder that holds both, as they are released.");
   r.path("adapters_high_noise", d.adapters_high_noise, "Adapters of that expert, as adapters.");
+  r.number("cfg_ranks", d.cfg_ranks, 1, 2,
+           "2: the two halves of guidance on two ranks (or groups of parallel.sp), which make a "
+           "clip together in about half the time.");
   r.flag("ema", d.ema, "Take the moving average of a checkpoint's weights.");
   r.text("prompts", d.prompts, "The prompts; they may end in options as JSON.");
   r.path("prompt_file", d.prompt_file, "Text file with a prompt a line, instead of prompts.");
