@@ -58,6 +58,12 @@ Deck samples_deck(const Deck& deck) {
   g.references = g.mask_strategies = {};
   g.start_index = none.start_index;
   g.end_index = none.end_index;
+  g.cfg_ranks = none.cfg_ranks;
+  WEFT_CHECK(model->make_denoiser(own)->weight_sets().empty(), Exit::usage,
+             "make clips of both when they are trained (weft generate), and leave out "
+             "sampler.boundary and boundary_step or samples.every here",
+             "samples.every = {} with sampler.boundary: a training has one of the two experts",
+             deck.get<SamplesDeck>().every);
   return own;
 }
 
