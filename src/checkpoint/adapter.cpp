@@ -84,8 +84,8 @@ std::vector<float>& add_half(Adapter& adapter, const std::string& name, const Ad
                              const std::vector<std::int64_t>& shape) {
   const bool is_a = piece.kind == AdapterPart::Kind::a;
   WEFT_CHECK(shape.size() == 2, Exit::data, "weft takes LoRA of linear layers: matrices",
-             "{}: tensor \"{}\" with shape [{}] is none", adapter.path, printable(name),
-             fmt::join(shape, ", "));
+             "{}: tensor \"{}\" has shape [{}], which is not a matrix", adapter.path,
+             printable(name), fmt::join(shape, ", "));
   Adapter::Layer& layer = adapter.layers[piece.layer];
   std::vector<float>& values = is_a ? layer.a : layer.b;
   WEFT_CHECK(values.empty(), Exit::data, "a file of adapters has one of each",

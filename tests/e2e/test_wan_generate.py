@@ -164,6 +164,8 @@ class GenerateWan(WeftTest):
         for options, what in ((("generate.weights=low.safetensors",), "generate.weights_high_noise"),
                               (("sampler.boundary=0", "sampler.cfg_scale=1", "generate.weights_high_noise=high.safetensors"),
                                "sampler.boundary"),
+                              (("generate.weights=random:1", 'generate.adapters_high_noise=["lora.safetensors"]'),
+                               "generate.adapters_high_noise"),
                               (("sampler.boundary=0",), "sampler.cfg_scale"),
                               ((*few, "sampler.timesteps=[500,1000]"), "sampler.timesteps"),
                               ((*few, "sampler.solver=unipc"), "sampler.timesteps")):

@@ -66,6 +66,10 @@ struct ClipModels {
                "name it as generate.weights_high_noise, or a folder that holds both as "
                "generate.weights",
                "sampler.boundary asks for two experts, and {} is one", denoiser_weights.describe());
+    WEFT_CHECK(g.adapters_high_noise.empty() || !high.empty(), Exit::usage,
+               "name each expert's weights by themselves, or their folder",
+               "generate.adapters_high_noise is set, and {} is both experts in one",
+               denoiser_weights.describe());
     if (!sets.empty() && !high.empty()) {
       high_noise_weights.emplace("generate.weights_high_noise", high, "", g.ema, world);
       high_noise_weights->add_adapters("generate.adapters_high_noise", g.adapters_high_noise,

@@ -166,7 +166,7 @@ class WanExperts : public Denoiser {
   explicit WanExperts(const WanConfig& config)
       : high_(config, &params_, "high_noise_model."), low_(config, &params_, "low_noise_model.") {}
 
-  std::string name() const override { return "Wan's two experts"; }
+  std::string name() const override { return "Wan with two experts"; }
   ParameterTable& params() override { return params_; }
   std::vector<WeightSet> weight_sets() const override;
   bool bf16() const override { return low_.bf16(); }

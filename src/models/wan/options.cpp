@@ -38,9 +38,10 @@ void model_rows(Rows& r, WanDeck& d) {
 
 void check_model(const Deck& deck, const DeckDemand& demand) {
   const WanDeck& m = deck.get<WanDeck>();
-  demand(deck.model.name != "wan" || !masks_wanted(deck.get<MaskDeck>()),
-         "[mask] has shares of samples, and model.name is \"wan\"",
-         "leave [mask] out: this model denoises whole clips, and takes no frame as given");
+  demand(
+      deck.model.name != "wan" || !masks_wanted(deck.get<MaskDeck>()),
+      "[mask] has shares of samples, and model.name is \"wan\"",
+      "leave [mask] out: Wan learns from given first frames alone (diffusion.first_frame, TI2V)");
   const std::int64_t latent = m.latent_channels(), i2v = 2 * latent + 4;
   demand(m.in_channels == (m.variant == "i2v" ? i2v : latent),
          fmt::format("model.in_channels = {} with out_channels = {} and variant = \"{}\"",
