@@ -107,9 +107,9 @@ std::string adapter_text(const fs::path& path) {
   }
   std::map<std::string, std::int64_t> kinds;  // "blocks.*.self_attn.q": how many
   for (const auto& [name, layer] : read.layers) ++kinds[kind_of_tensor(name)];
-  std::string text = fmt::format("adapter of {}: {}; names of {}",
-                                 counted(std::ssize(read.layers), "layer"), read.facts.describe(),
-                                 read.layout);
+  std::string text =
+      fmt::format("adapter of {}: {}; names of {}", counted(std::ssize(read.layers), "layer"),
+                  read.facts.describe(), read.layout);
   if (!read.differences.empty())
     text += fmt::format("; {} of whole parameters",
                         counted(std::ssize(read.differences), "difference"));
