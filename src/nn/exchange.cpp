@@ -9,6 +9,7 @@
 #include "core/log.h"
 #include "nn/nn.h"
 #include "ops/layout.h"
+#include "ops/pointwise.h"
 
 namespace weft::nn {
 namespace {
@@ -56,6 +57,24 @@ ops::TokenBlock reversed(ops::TokenBlock b) {
 
 // With one sample, pieces along time are contiguous in the grid: they are sent without a copy.
 bool travels_as_it_is(const Shape& grid, Cut cut) { return grid[0] == 1 && cut == Cut::frames; }
+
+// All ranks' pieces of a grid that is cut by tokens, in slots of equal size: each is its rank's
+// part of the whole (core/parts.h).
+struct Slots {
+  Shape grid;
+  std::vector<Piece> pieces;
+  std::int64_t size = 0;
+
+  Slots(const Shape& whole, int ranks) : grid(whole), pieces(pieces_of(whole, Cut::tokens, ranks)) {
+    for (const Piece& p : pieces) size = std::max(size, p.shape.numel());
+    size = (size + part_unit - 1) / part_unit * part_unit;
+  }
+  Tensor room(DType dtype) const { return Tensor::empty({std::ssize(pieces) * size}, dtype); }
+  Tensor of(const Tensor& room, int rank) const {
+    const Piece& p = pieces[rank];
+    return room.slice(rank * size, rank * size + p.shape.numel()).view(p.shape);
+  }
+};
 
 bool planning() { return Arena::current().is_planning(); }
 
@@ -110,6 +129,25 @@ Tensor exchanged(const ParameterTable& table, Tensor x, SequenceGroup& group, Cu
   return out;
 }
 
+// This rank's piece of the sum of all ranks' grids, f32. A dry run only allocates.
+Tensor summed(const ParameterTable& table, Tensor grid, const Slots& slots, SequenceGroup& group) {
+  grid = ops::converted(grid, DType::f32);
+  Tensor parts = slots.room(DType::f32);
+  ops::fill_zero(parts);  // the ends of slots, too
+  for (int r = 0; r < group.size; ++r) {
+    Tensor piece = slots.of(parts, r);
+    ops::copy_tokens(grid, slots.pieces[r].block, piece);
+  }
+  grid.release();
+  if (planning())
+    detail::note_exchange("reduce_scatter", {parts.slice(slots.size, parts.numel())});
+  else
+    table.aside([&group, parts = lent(parts)] {
+      group.blocked_seconds += group.ranks->wait(group.ranks->reduce_scatter_sum(parts));
+    });
+  return slots.of(parts, group.rank);
+}
+
 }  // namespace
 
 Var exchange(Context c, const Var& x, SequenceGroup& group, Cut to, std::int64_t whole) {
@@ -124,36 +162,33 @@ Var exchange(Context c, const Var& x, SequenceGroup& group, Cut to, std::int64_t
   return out;
 }
 
-Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S) {
+Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S,
+                  Gathered gradient) {
   const Shape own = x->value.shape();
   WEFT_ASSERT(own.rank() == 4 && group.ranks != nullptr);
-  const Shape shape{own[0], own[1], S, own[3]};
-  const auto pieces = pieces_of(shape, Cut::tokens, group.size);
-  // Slots of equal size, so that each is its rank's part of the whole (core/parts.h).
-  std::int64_t slot = 0;
-  for (const Piece& p : pieces) slot = std::max(slot, p.shape.numel());
-  slot = (slot + part_unit - 1) / part_unit * part_unit;
-  Tensor slots = Tensor::empty({group.size * slot}, x->value.dtype());
-  const auto slot_of = [&](int r) {
-    const Piece& p = pieces[r];
-    return slots.slice(r * slot, r * slot + p.shape.numel()).view(p.shape);
-  };
-  Tensor mine = slot_of(group.rank);
+  const Slots slots({own[0], own[1], S, own[3]}, group.size);
+  Tensor all = slots.room(x->value.dtype());
+  Tensor mine = slots.of(all, group.rank);
   ops::copy_tokens(x->value, {own[1], own[2]}, mine);
   if (planning())
-    detail::note_exchange("all_gather", {slots.slice(slot, group.size * slot)});
+    detail::note_exchange("all_gather", {all.slice(slots.size, all.numel())});
   else
-    c.parameters.aside([&group, slots = lent(slots)] {
-      group.blocked_seconds += group.ranks->wait(group.ranks->all_gather(slots));
+    c.parameters.aside([&group, all = lent(all)] {
+      group.blocked_seconds += group.ranks->wait(group.ranks->all_gather(all));
     });
-  Tensor all = Tensor::empty(shape, x->value.dtype());
-  for (int r = 0; r < group.size; ++r) ops::copy_tokens(slot_of(r), reversed(pieces[r].block), all);
-  const Var out = make_var(all);
+  Tensor grid = Tensor::empty(slots.grid, x->value.dtype());
+  for (int r = 0; r < group.size; ++r)
+    ops::copy_tokens(slots.of(all, r), reversed(slots.pieces[r].block), grid);
+  const Var out = make_var(grid);
   if (c.tape.recording())
-    c.tape.record([x, out, own, block = pieces[group.rank].block] {
+    c.tape.record([x, out, own, slots, gradient, &group, &table = c.parameters] {
       Tensor dx = Tensor::empty(own, out->grad.dtype());
-      ops::copy_tokens(out->grad, block, dx);
-      out->grad.release();
+      if (gradient == Gathered::whole) {
+        ops::copy_tokens(out->grad, slots.pieces[group.rank].block, dx);
+        out->grad.release();
+      } else {
+        ops::convert(summed(table, std::exchange(out->grad, Tensor()), slots, group), dx);
+      }
       give_grad(x, dx);
     });
   return out;

@@ -46,9 +46,14 @@ inline Part share_of(std::int64_t n, int rank, int ranks) {
 // it.
 Var exchange(Context c, const Var& x, SequenceGroup& group, Cut to, std::int64_t whole);
 
-// x [B,T,S_r,C] of all ranks -> [B,T,S,C] on every rank. Backward takes this rank's own tokens:
-// each rank has the whole gradient of the result, and what the ranks send back adds up to it once.
-Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S);
+// What a rank has of the gradient of a gathered tensor.
+enum class Gathered {
+  whole,  // all of it: backward takes the rank's own tokens
+  part,   // what its own work contributes: backward sums the ranks' parts, in f32
+};
+// x [B,T,S_r,C] of all ranks -> [B,T,S,C] on every rank.
+Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S,
+                  Gathered gradient = Gathered::whole);
 
 // Stands for an operation that this rank skips because it has none of its tokens: the parameters
 // count as used, without a contribution. Buckets of gradients are thus announced between the same

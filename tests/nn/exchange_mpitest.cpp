@@ -4,6 +4,7 @@
 
 #include <mpi.h>
 
+#include <cmath>
 #include <cstring>
 
 #include "fixture.h"
@@ -77,6 +78,31 @@ TEST_F(Exchange, GathersAllTokensAndTakesBackItsOwn) {
     tape.backward();
     EXPECT_TRUE(same_bits(own->grad, marks(g, all_t, s, 3)));
   }
+}
+
+TEST_F(Exchange, GathersAllTokensAndSumsTheRanksParts) {
+  for (const Grid& g : grids_)
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      // Small whole numbers, which bf16 has exactly.
+      const auto small = [&](Part s, double factor) {
+        Vec v = to_values(marks(g, {0, g.T}, s));
+        for (double& x : v) x = factor * std::fmod(x, 32);
+        return to_tensor(v, {g.B, g.T, s.size(), g.C}, dtype);
+      };
+      const Part s = nn::share_of(g.S, group_.rank, group_.size);
+      const std::size_t before = arena_->used();
+      {
+        Tape tape;
+        const Var own = make_var(small(s, 1));
+        const Var all =
+            nn::gather_tokens({tape, parameters_}, own, group_, g.S, nn::Gathered::part);
+        EXPECT_TRUE(same_bits(all->value, small({0, g.S}, 1)));
+        all->grad = small({0, g.S}, group_.rank + 1);
+        tape.backward();
+        EXPECT_TRUE(same_bits(own->grad, small(s, group_.size * (group_.size + 1) / 2)));
+      }
+      EXPECT_EQ(arena_->used(), before);
+    }
 }
 
 TEST(Share, TilesInOrderAndDiffersByOneAtMost) {

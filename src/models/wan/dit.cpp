@@ -141,9 +141,6 @@ void Wan::check_sequence(std::int64_t height, std::int64_t width, std::int64_t r
   WEFT_CHECK(tokens >= ranks, Exit::usage, "lower parallel.sp",
              "a latent of {}x{} has {} tokens a frame, too few for parallel.sp = {} ranks", height,
              width, tokens, ranks);
-  WEFT_CHECK(heads_ >= ranks, Exit::usage,
-             fmt::format("lower parallel.sp to {}, or to a divisor of it", heads_),
-             "parallel.sp = {} ranks share {} attention heads (model.num_heads)", ranks, heads_);
 }
 
 // ---- Forward
@@ -358,18 +355,23 @@ Var Wan::block(nn::Context c, const WanBlock& b, const Var& x, const Var& y, con
 }
 
 // Attention among all N tokens of a sample. In a group each rank makes q, k and v of its own
-// tokens, and then has all tokens of its heads.
+// tokens. Where the ranks divide the heads, a rank then has all tokens of its heads; otherwise the
+// queries of its tokens, and the keys of all (docs/parallel.md).
 Var Wan::self_attention(nn::Context c, const WanAttention& a, const Var& u, const Shared& s) {
   const int heads = static_cast<int>(heads_);
   Var q = nn::rms_rope(c, nn::linear(c, u, a.q), *a.norm_q, s.rope, heads);
   Var k = nn::rms_rope(c, nn::linear(c, u, a.k), *a.norm_k, s.rope, heads);
   Var v = nn::linear(c, u, a.v);
-  if (!group_.alone())
+  const bool by_heads = !group_.alone() && heads_ % group_.size == 0;
+  if (by_heads) {
     for (Var* part : {&q, &k, &v}) *part = to_heads(c, *part, s.N);
+  } else if (!group_.alone()) {
+    for (Var* part : {&k, &v}) *part = of_all_tokens(c, *part, s.N);
+  }
   Var out =
       nn::attention(c, q, k, v, Tensor(), Tensor(), static_cast<int>(q->value.dim(2) / head_));
   for (Var* part : {&q, &k, &v}) part->reset();
-  if (!group_.alone()) out = to_tokens(c, out);
+  if (by_heads) out = to_tokens(c, out);
   return nn::linear(c, out, a.o);
 }
 
@@ -404,6 +406,14 @@ Var Wan::to_tokens(nn::Context c, const Var& x) {
   const Var grid = nn::view(c, x, {all[0], all[1], all[2] / head_, head_});
   const Var own = nn::exchange(c, grid, group_, nn::Cut::frames, heads_);
   return nn::view(c, own, {all[0], own->value.dim(1), config_.hidden_size});
+}
+
+// [B,N_r,C] of this rank's tokens -> [B,N,C].
+Var Wan::of_all_tokens(nn::Context c, const Var& x, std::int64_t tokens) {
+  const Shape own = x->value.shape();
+  const Var grid = nn::view(c, x, {own[0], 1, own[1], own[2]});
+  const Var all = nn::gather_tokens(c, grid, group_, tokens, nn::Gathered::part);
+  return nn::view(c, all, {own[0], tokens, own[2]});
 }
 
 // 5. The head, and tokens back to a latent.

@@ -102,13 +102,14 @@ class Wan : public Denoiser {
 
   // From now on the ranks of `group` run each forward and backward together, on the same input, and
   // share its tokens: outside of self attention a rank has its share of the tokens, within it its
-  // share of the heads of all tokens (nn/exchange.h). Every rank gets the whole output and must be
-  // given the whole gradient of it; its parameters' gradients are what its own tokens contribute,
-  // to be summed over the group. Null: without a group. `group` outlives its use.
+  // share of the heads of all tokens, or of the queries where the ranks do not divide the heads
+  // (nn/exchange.h). Every rank gets the whole output and must be given the whole gradient of it;
+  // its parameters' gradients are what its own tokens contribute, to be summed over the group.
+  // Null: without a group. `group` outlives its use.
   void set_sequence_group(Communicator* group) override;
   const nn::SequenceGroup& sequence_group() const { return group_; }
-  // Exit::usage unless a latent of this size is made of whole patches, and has a token and the
-  // model a head for every rank of a group of `ranks`.
+  // Exit::usage unless a latent of this size is made of whole patches, and has a token for every
+  // rank of a group of `ranks`.
   void check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const override;
 
   // The same input with the captions' padding keys, and in a group with the tokens' timesteps.
@@ -146,6 +147,7 @@ class Wan : public Denoiser {
                       const Shared& s);
   Var to_heads(nn::Context c, const Var& x, std::int64_t tokens);
   Var to_tokens(nn::Context c, const Var& x);
+  Var of_all_tokens(nn::Context c, const Var& x, std::int64_t tokens);
 
   WanConfig config_;
   WanPicture picture_;

@@ -1,5 +1,6 @@
-// A Wan whose tokens are shared by all ranks against the same model on each rank alone. On 2 ranks
-// three heads are shared unevenly, on 3 ranks each has one; tokens divide evenly nowhere.
+// A Wan whose tokens are shared by all ranks against the same model on each rank alone. Of its
+// three heads each of 3 ranks has one; 2 ranks, which do not divide them, gather the keys. Tokens
+// divide evenly nowhere.
 #include <mpi.h>
 
 #include <algorithm>
@@ -42,7 +43,6 @@ TEST_P(WanGroupsOf, AgreeWithOneRank) {
   WanModel model(config);
   const WanInput in = make_wan_input(model.net, {.T = 5, .h = 10, .w = 14});  // 175 tokens
   const Vec g = random_values(in.x.numel(), 55);
-  const std::size_t before = arena_->used();
   const WanModel::Outcome alone = model.run(in, g);
   model.net.set_sequence_group(world_.get());
   // A rank's tokens have timesteps of their own where frames are given.
