@@ -25,7 +25,9 @@ using nlohmann::ordered_json;
 constexpr const char* adapter_weights_name = "adapter_model.safetensors";
 constexpr const char* adapter_config_name = "adapter_config.json";
 constexpr std::string_view peft_prefix = "base_model.model.", a_ending = ".lora_A.weight",
-                           b_ending = ".lora_B.weight", kohya_prefix = "lora_unet_";
+                           b_ending = ".lora_B.weight", down_ending = ".lora_down.weight",
+                           up_ending = ".lora_up.weight", alpha_ending = ".alpha",
+                           comfy_prefix = "diffusion_model.", kohya_prefix = "lora_unet_";
 constexpr std::string_view of_values = "values:";  // begins a hash of values, not of files
 
 // What a tensor of an adapter is to its layer.
@@ -40,18 +42,17 @@ std::optional<AdapterPart> piece_of(std::string_view name) {
   constexpr std::pair<std::string_view, AdapterPart::Kind> endings[] = {
       {a_ending, a},
       {".lora_A.default.weight", a},
-      {".lora_down.weight", a},
+      {down_ending, a},
       {b_ending, b},
       {".lora_B.default.weight", b},
-      {".lora_up.weight", b},
-      {".alpha", alpha},
+      {up_ending, b},
+      {alpha_ending, alpha},
       {".diff", weight},
       {".diff_b", bias},
       {".diff_m", modulation}};
   for (const std::string_view prefix :
-       {peft_prefix, std::string_view("model.diffusion_model."),
-        std::string_view("diffusion_model."), std::string_view("transformer_2."),
-        std::string_view("transformer.")})
+       {peft_prefix, std::string_view("model.diffusion_model."), comfy_prefix,
+        std::string_view("transformer_2."), std::string_view("transformer.")})
     if (name.starts_with(prefix)) {
       name.remove_prefix(prefix.size());
       break;
@@ -67,7 +68,7 @@ std::string layout_of(std::string_view name) {
   const auto begins = [&](std::string_view prefix) { return name.starts_with(prefix); };
   if (begins(peft_prefix)) return "PEFT";
   if (begins(kohya_prefix)) return "kohya";
-  if (begins("diffusion_model.") || begins("model.diffusion_model.")) return "ComfyUI";
+  if (begins(comfy_prefix) || begins("model.diffusion_model.")) return "ComfyUI";
   if (begins("transformer.") || begins("transformer_2.")) return "diffusers";
   return name.find(".default.") != name.npos ? "DiffSynth" : "weft";
 }
@@ -214,10 +215,11 @@ std::string AdapterFacts::describe() const {
                      base_hash.empty() ? "unknown" : base_hash);
 }
 
-std::string hash_of_values(const ParameterTable& table) {
+std::string hash_of_values(const ParameterTable& table, std::string_view prefix) {
   std::map<std::string_view, const Parameter*> sorted;
   for (const auto& p : table.all())
-    if (p->role != Parameter::Role::adapter) sorted[p->name] = p.get();
+    if (p->role != Parameter::Role::adapter && p->name.starts_with(prefix))
+      sorted[std::string_view(p->name).substr(prefix.size())] = p.get();
   Hasher hasher;
   for (const auto& [name, p] : sorted) {
     hasher.add(std::as_bytes(std::span(name)));
@@ -427,28 +429,41 @@ Adapter by_model(Adapter adapter, const ParameterTable& table, const WeightNames
   return adapter;
 }
 
-void write_adapter(const fs::path& folder, const Adapter& adapter, DType dtype) {
-  make_own_folder(folder, Exit::data);
+void write_adapter(const fs::path& path, const Adapter& adapter, AdapterNames names, DType dtype) {
+  const bool peft = names == AdapterNames::peft;
+  if (peft) make_own_folder(path, Exit::data);
   std::vector<SafetensorWrite> list;
   std::vector<std::vector<std::byte>> bytes;
-  const auto add = [&](const std::string& name, std::int64_t rows, std::int64_t columns,
-                       const std::vector<float>& values) {
-    bytes.push_back(floats_as(values, dtype, folder, name));
-    list.push_back({std::string(peft_prefix) + name, dtype, {rows, columns}, bytes.back()});
+  const auto add = [&](const std::string& name, const std::vector<std::int64_t>& shape,
+                       const std::vector<float>& values, DType type) {
+    bytes.push_back(floats_as(values, type, path, name));
+    list.push_back({name, type, shape, bytes.back()});
   };
   ordered_json targets = ordered_json::array();
-  for (const auto& [name, layer] : adapter.layers) {
-    add(fmt::format("{}{}", name, a_ending), layer.rank, layer.in, layer.a);
-    add(fmt::format("{}{}", name, b_ending), layer.out, layer.rank, layer.b);
-    targets.push_back(name);
+  for (const auto& [layer_name, layer] : adapter.layers) {
+    std::string name = std::string(peft ? peft_prefix : comfy_prefix) + layer_name;
+    if (names == AdapterNames::kohya) {
+      name = layer_name;
+      std::ranges::replace(name, '.', '_');
+      name = std::string(kohya_prefix) + name;
+    }
+    add(fmt::format("{}{}", name, peft ? a_ending : down_ending), {layer.rank, layer.in}, layer.a,
+        dtype);
+    add(fmt::format("{}{}", name, peft ? b_ending : up_ending), {layer.out, layer.rank}, layer.b,
+        dtype);
+    if (!peft)
+      add(fmt::format("{}{}", name, alpha_ending), {},
+          {static_cast<float>(layer.scale * static_cast<double>(layer.rank))}, DType::f32);
+    targets.push_back(layer_name);
   }
   write_safetensors(
-      folder / adapter_weights_name, list,
+      peft ? path / adapter_weights_name : path, list,
       {{"format", "pt"},
        {"producer", "weft"},
        {"base", adapter.facts.base},
        {"base_xxh3", adapter.facts.base_hash},
        {scale_key, scale_text({adapter.facts.rank, adapter.facts.alpha, false, ""})}});
+  if (!peft) return;
   // What PEFT's LoraConfig needs to be made again; the rest has its defaults.
   const ordered_json config = {{"peft_type", "LORA"},
                                {"task_type", nullptr},
@@ -460,7 +475,7 @@ void write_adapter(const fs::path& folder, const Adapter& adapter, DType dtype) 
                                {"fan_in_fan_out", false},
                                {"inference_mode", true},
                                {"target_modules", targets}};
-  replace_file(folder / adapter_config_name, json_text(config, 2) + "\n", Exit::data, Durable::yes);
+  replace_file(path / adapter_config_name, json_text(config, 2) + "\n", Exit::data, Durable::yes);
 }
 
 NamedAdapter find_adapter(const std::string& key, const std::string& text, MPI_Comm world) {

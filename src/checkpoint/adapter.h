@@ -33,8 +33,9 @@ struct AdapterFacts {
 };
 // The identity of a base: "values:" and the digits of XXH3-128 of the parameters' names and values
 // as bf16, adapters aside. The same however files store them: in one or in shards, in f32 or
-// rounded to bf16, under other names.
-std::string hash_of_values(const ParameterTable& table);
+// rounded to bf16, under other names. Of a model with several: those with that prefix, which is no
+// part of the names.
+std::string hash_of_values(const ParameterTable& table, std::string_view prefix = {});
 // nullopt for a checkpoint of a whole model.
 std::optional<AdapterFacts> adapter_facts(const Checkpoint& checkpoint);
 
@@ -67,8 +68,12 @@ Adapter read_adapter(const std::filesystem::path& path);
 // The same by the model's own names, which `names` knows others of. With names.prefix for the
 // parameters that begin so. Exit::data, with the nearest, for a name that is none of them.
 Adapter by_model(Adapter adapter, const ParameterTable& table, const WeightNames& names);
-// Writes them into `folder`, which is made. The metadata of the tensors also names the base.
-void write_adapter(const std::filesystem::path& folder, const Adapter& adapter, DType dtype);
+// Whose names a written adapter has.
+enum class AdapterNames { peft, comfy, kohya };
+// With PEFT's names `path` is a folder, which is made; with the others a file, in which each layer
+// has its alpha. The metadata of the tensors also names the base.
+void write_adapter(const std::filesystem::path& path, const Adapter& adapter, AdapterNames names,
+                   DType dtype);
 
 // Adapters as keys of a deck name them.
 struct NamedAdapter {

@@ -20,13 +20,13 @@ constexpr const char* random_prefix = "random:";
 
 // Parameters that start at zero get small random values: otherwise the branches that they scale
 // would add nothing.
-// Of experts' random weights the last seed counts for both.
-void draw(ParameterTable& table, std::uint64_t seed) {
-  table.initialise(seed);
+void draw(ParameterTable& table, std::uint64_t seed, const std::string& prefix) {
+  table.initialise(seed, prefix);
   std::uint64_t number = 0;
   for (const auto& p : table.all()) {
     ++number;
     if (p->init.kind != Init::Kind::constant || p->init.a != 0) continue;
+    if (!p->name.starts_with(prefix)) continue;
     const double deviation =
         0.3 / std::sqrt(static_cast<double>(p->shape.numel()) / static_cast<double>(p->shape[0]));
     std::vector<float> values(p->shape.numel());
@@ -128,7 +128,7 @@ void ModelSource::load(ParameterTable& table, const WeightNames& names, bool bf1
 
 void ModelSource::read(ParameterTable& table, const WeightNames& names) const {
   if (weights_.starts_with(random_prefix)) {
-    draw(table, std::stoull(weights_.substr(std::string(random_prefix).size())));
+    draw(table, std::stoull(weights_.substr(std::string(random_prefix).size())), names.prefix);
   } else if (of_checkpoint_) {
     WEFT_CHECK(
         is_there(of_checkpoint_->base, Exit::data), Exit::data,
@@ -162,7 +162,7 @@ void ModelSource::merge(ParameterTable& table, const WeightNames& names) const {
   const std::string base = of_checkpoint_ ? of_checkpoint_->base
                            : checkpoint_  ? "checkpoint " + checkpoint_->dir().string()
                                           : weights_;
-  const std::string values = known ? hash_of_values(table) : "";
+  const std::string values = known ? hash_of_values(table, names.prefix) : "";
   if (!is_random_source(weights_))
     for (const auto& [a, factor] : adapters) check_base(a.path, a.facts, base, values);
   merge_adapters(table, adapters, names);

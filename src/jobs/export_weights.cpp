@@ -35,6 +35,7 @@ struct ExportRequest {
   std::string latents;    // of a VAE: a store that `weft encode` made with it; "": none
   bool merged = false;    // of a run of adapters: the base's weights with the adapters in them
   std::string base;       // of these: the base, if it is no longer where the run had it
+  std::string names;      // of a run of adapters: whose; "": PEFT's
   bool replace = false;
 
   bool by_decay() const { return ema_decay >= 0; }
@@ -112,14 +113,25 @@ void check_target(const ExportRequest& request) {
                "{} is there already", file.string());
 }
 
-// The adapters of a run as PEFT has them.
+// The adapters of a run, under the names of PEFT, ComfyUI or kohya.
 int export_adapter(const ExportRequest& request, const Checkpoint& checkpoint, bool average) {
-  WEFT_CHECK(!request.output.ends_with(weights_ending) && request.shard_size == 0, Exit::usage,
-             "name a folder, or export whole weights: --merged",
-             "{} is a run of adapters, which are a folder of two files: {} {}", request.run,
-             request.output, request.shard_size == 0 ? "is a file's name" : "in shards is none");
+  using enum AdapterNames;
+  const AdapterNames names = request.names == "comfy"   ? comfy
+                             : request.names == "kohya" ? kohya
+                                                        : peft;
+  WEFT_CHECK(
+      request.output.ends_with(weights_ending) == (names != peft) && request.shard_size == 0,
+      Exit::usage,
+      names == peft
+          ? "name a folder, a file with --names comfy or kohya, or export whole weights: --merged"
+          : "name one file, NAME.safetensors",
+      "{} is a run of adapters, which are {}: {} {}", request.run,
+      names == peft ? "a folder of two files" : "one file", request.output,
+      request.shard_size != 0 ? "in shards is none"
+      : names == peft         ? "is a file's name"
+                              : "is none");
   const Adapter adapter = adapter_of(checkpoint, average, request.decay());
-  write_adapter(request.output, adapter, dtype_named(request.dtype));
+  write_adapter(request.output, adapter, names, dtype_named(request.dtype));
   log::info("adapters of {} of step {} ({}, {}) in {}: {}",
             counted(std::ssize(adapter.layers), "layer"), checkpoint.info().step,
             request.what(average), request.dtype, request.output, adapter.facts.describe());
@@ -138,6 +150,10 @@ int export_weights(const ExportRequest& request) {
   WEFT_CHECK(adapters || (!request.merged && request.base.empty()), Exit::usage,
              "leave --merged and --base out", "{} is a run of whole weights, not of adapters",
              request.run);
+  WEFT_CHECK(
+      request.names.empty() || (adapters && !request.merged), Exit::usage, "leave it out",
+      "--names is for adapters alone, {}",
+      adapters ? "--merged gives whole weights" : request.run + " is a run of whole weights");
   WEFT_CHECK(request.merged || request.base.empty(), Exit::usage, "add --merged",
              "--base is for --merged: adapters alone need none");
   WEFT_CHECK(!request.raw || !(request.ema || request.by_decay()), Exit::usage,
@@ -195,10 +211,14 @@ Command export_command() {
             [r](const Deck&, MPI_Comm) { return export_weights(*r); }};
   c.first_rank_only = true;
   c.path("run", r->run, "run or checkpoint directory").required = true;
-  c.path("output", r->output, "safetensors file to write; of a run of adapters (LoRA) a folder")
+  c.path("output", r->output,
+         "safetensors file to write; of a run of adapters (LoRA) a folder, see --names")
       .required = true;
   c.option("--merged", r->merged,
            "of a run of adapters: its base with the adapters merged into it");
+  c.option("--names", r->names,
+           "of a run of adapters: whose names they get (peft: a folder; the others: one file)")
+      .choices = {"peft", "comfy", "kohya"};
   c.path("--base", r->base, "for --merged: the base, if it is not where the run had it");
   c.option("--ema", r->ema,
            "export the moving average (EMA) of the weights; of adapters the default");

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "core/error.h"
 #include "models/solver.h"
@@ -279,7 +280,8 @@ Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionD
       joined = edited->begin_step(
           i, [&](std::int64_t b) { return tau(i, b); }, z, in.x_mask);
     to_halves(z, in.x);
-    in.high_noise = sampler.high_noise(i, tau(i, 0));
+    const bool before = std::exchange(in.high_noise, sampler.high_noise(i, tau(i, 0)));
+    if (request.expert && (i == 0 || before != in.high_noise)) request.expert(in.high_noise);
     in.timestep.set(std::span<const float>(taus));
     dt.set(std::span<const float>(steps));
     const Tensor active = edited ? edited->active() : Tensor();

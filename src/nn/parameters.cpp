@@ -276,7 +276,7 @@ void ParameterTable::allocate_to_run(bool bf16_model,
     wide_at = low_at = 0;
     for (const auto& owned : parameters_) {
       Parameter& p = *owned;
-      if (!chosen(p)) continue;
+      if (!chosen(p) || p.memory_of != nullptr) continue;
       const std::int64_t n = p.shape.numel();
       const bool has_low = bf16_model, has_wide = !bf16_model || !p.bf16_only;
       if (placed && has_wide) p.value = wide.slice(wide_at, wide_at + n).view(p.shape);
@@ -285,12 +285,23 @@ void ParameterTable::allocate_to_run(bool bf16_model,
       if (has_low) low_at += aligned(n);
     }
   }
+  for (const auto& p : parameters_)
+    if (p->memory_of != nullptr) p->value = p->memory_of->value, p->working = p->memory_of->working;
+}
+
+void ParameterTable::share_memory(const std::string& those, const std::string& with) {
+  for (const auto& p : parameters_) {
+    if (!p->name.starts_with(with)) continue;
+    p->memory_of = find(those + p->name.substr(with.size()));
+    WEFT_ASSERT(p->memory_of != nullptr && p->memory_of->shape == p->shape);
+  }
 }
 
 namespace {
 
 // The bytes of a parameter in the formats of allocate_for_inference().
 std::size_t bytes_to_run(const Parameter& p, bool bf16_model) {
+  if (p.memory_of != nullptr) return 0;
   return static_cast<std::size_t>(p.shape.numel()) *
          ((bf16_model ? 2u : 0u) + (!bf16_model || !p.bf16_only ? 4u : 0u));
 }
@@ -310,9 +321,10 @@ std::size_t ParameterTable::base_bytes(bool bf16_model) const {
   return bytes;
 }
 
-void ParameterTable::initialise(std::uint64_t seed) {
+void ParameterTable::initialise(std::uint64_t seed, const std::string& prefix) {
   std::vector<float> values;  // of all parameters in turn: new memory for each would take as long
   for (const auto& p : parameters_) {
+    if (!p->name.starts_with(prefix)) continue;
     const Philox random(seed, Purpose::init, 0, stream_of(p->name));
     // What this rank owns of a sharded parameter.
     const Part part = p->sharded ? p->owned : Part{0, p->shape.numel()};

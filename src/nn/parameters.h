@@ -68,7 +68,8 @@ struct Parameter {
   // A gradient to add to: zeroed at the first contribution of the step.
   Tensor& grad_to_add();
 
-  int pending = 0;  // uses whose backward has not run yet
+  int pending = 0;                       // uses whose backward has not run yet
+  const Parameter* memory_of = nullptr;  // has the memory of that one (share_memory)
 };
 
 // Sharded weights (parallel.zero = 3): `ranks` ranks share out those of a model's blocks, of which
@@ -117,6 +118,9 @@ class ParameterTable {
   // is bf16_only. There is no flat space then (values(), working(), fixed() are undefined):
   // Parameter::set, load_weights and restore_state fill the parameters.
   void allocate_for_inference(bool bf16_model);
+  // From then on the parameters `with` NAME have the memory of `those` NAME, of one shape: one of
+  // two networks is in memory at a time. Before allocate_for_inference().
+  void share_memory(const std::string& those, const std::string& with);
   // What that takes: the bytes of parameters, without those lost to alignment. base_bytes(): of
   // those that are base.
   std::size_t inference_bytes(bool bf16_model) const;
@@ -128,8 +132,9 @@ class ParameterTable {
       const std::function<bool(const Parameter&)>& fixed,
       const std::function<void(Parameter&, std::int64_t offset)>& place) const;
 
-  // Draws every value from Philox keyed by (seed, init, name): the same on every rank.
-  void initialise(std::uint64_t seed);
+  // Draws every value, of parameters whose names begin so, from Philox keyed by (seed, init, name):
+  // the same on every rank.
+  void initialise(std::uint64_t seed, const std::string& prefix = {});
   void refresh_working();  // working = bf16(value), where there are values
 
   const std::vector<std::unique_ptr<Parameter>>& all() const { return parameters_; }

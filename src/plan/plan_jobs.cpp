@@ -251,12 +251,15 @@ void plan_generate(const Deck& written, const PlanRequest& request, int ranks,
              "weft plan --job generate plans models with a codec, this one works on {} channels of "
              "pixels",
              model.channels());
-  const std::size_t of_model = allocate_weights(model), of_codec = allocate_weights(codec);
   const GenerateJob job =
       plan_generate_job(deck, read_prompts(deck.get<GenerateDeck>(), {}, deck.media), parts, "");
   // For the exchanges' memory, the last rank of a group has the largest share.
   AbsentRanks sharing(sp - 1, sp);
   if (sp > 1) model.set_sequence_group(&sharing);
+  const bool in_turn = experts_in_turn(deck, job, parts, usable(request));
+  if (const std::vector<WeightSet> sets = model.weight_sets(); in_turn)
+    model.params().share_memory(sets[0].names.prefix, sets[1].names.prefix);
+  const std::size_t of_model = allocate_weights(model), of_codec = allocate_weights(codec);
   // Clips have what the weights of both models leave.
   WEFT_CHECK(of_model + of_codec < usable(request), Exit::usage,
              fmt::format("set model.dtype and {} to \"bf16\", or give ranks more memory",
@@ -265,7 +268,8 @@ void plan_generate(const Deck& written, const PlanRequest& request, int ranks,
              gb(static_cast<double>(of_model + of_codec)), request.memory_gb);
   const std::size_t capacity = usable(request) - of_model - of_codec;
   fmt::print("\ngeneration, every rank{}\n", sp > 1 ? fmt::format(", {} to a clip", sp) : "");
-  row(j, model.name() + " weights", of_model, dtype_name(model));
+  row(j, model.name() + " weights", of_model,
+      dtype_name(model) + (in_turn ? ", one expert at a time, read again twice a batch" : ""));
   row(j, codec.name() + " weights", of_codec, dtype_name(codec));
   const BatchLimits limits = limit_batches(deck, job, job.longest_first(), ranks / sp);
   std::map<ClipShape, ClipPlan> sizes;

@@ -44,8 +44,10 @@ TEXT_TOLERANCE = {"f32": 1e-4, "bf16": 4e-2}[DTYPE]
 # rounded bias and leave a rounded gradient of the weights, as cuDNN's do.
 PROJECTION_TOLERANCE = {"f32": 1e-4, "bf16": 6e-2}[DTYPE]
 # Wan's VAE has some 70 layers in a row: in bf16 gradients are up to 0.10 off on the CPU; PyTorch in bf16 is 0.16 off in a length and
-# 0.4 in a projection.
-WAN22_TOLERANCE = {"f32": 1e-4, "bf16": 1.5e-1}[DTYPE]
+# 0.4 in a projection. That of Wan2.2 has twice as many: 3 of 396 lengths and projections are more than 0.15 off, one of them 0.41.
+# Its outputs are held to less: they are 1.8e-2 off.
+WAN22_VAE_TOLERANCE = {"f32": 1e-4, "bf16": 5e-1}[DTYPE]
+WAN22_TOLERANCE = {"f32": 1e-4, "bf16": 4e-2}[DTYPE]
 WAN_VAE_TOLERANCE = {"f32": 1e-4, "bf16": 1.5e-1}[DTYPE]
 # Of a segmentation model's probabilities, relative; bf16 is 3e-3 off on the CPU.
 SEGMENTATION_TOLERANCE = {"f32": 1e-4, "bf16": 1e-2}[DTYPE]
@@ -173,7 +175,12 @@ class Golden(WeftTest):
             with self.subTest(case=case):
                 if not (GOLDEN / f"{case}.toml").exists():
                     self.skipTest(f"{case} is not there")
-                self.judge("compare.py", *self.computed(case, what, *options), WAN22_TOLERANCE)
+                expected, out = self.computed(case, what, *options)
+                self.judge("compare.py", expected, out, WAN22_VAE_TOLERANCE if case == "wan22_vae" else WAN22_TOLERANCE)
+                wanted, got = read_safetensors(expected), read_safetensors(out)
+                for name in wanted:
+                    if not name.startswith("grad"):
+                        self.assertLessEqual(distance(floats(wanted[name]), floats(got[name])), WAN22_TOLERANCE, name)
 
     def test_wan22_sizes_of_pictures(self):
         if not (GOLDEN / "wan22_picture_size.toml").exists():

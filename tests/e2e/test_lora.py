@@ -206,6 +206,9 @@ class Adapters(LoraCase):
         self.refused(self.train("bad", "model.weights=base.safetensors", "model.adapters=['adapter']", expect=None), USAGE,
                      "model.adapters = [adapter] with lora.rank = 0")
         for arguments, said in ((("run", "adapter.safetensors"), "--merged"), (("base", "w", "--merged"), "leave --merged"),
+                                (("run", "w", "--names", "kohya"), "NAME.safetensors"),
+                                (("run", "w.safetensors", "--names", "comfy", "--merged"), "--merged gives whole weights"),
+                                (("base", "w.safetensors", "--names", "comfy"), "a run of whole weights"),
                                 (("run", "w", "--raw", "--ema"), "--raw and --ema"),
                                 (("run", "w", "--base", "base.safetensors"), "--base is for --merged")):
             self.refused(self.weft("export", *arguments, ranks=0, expect=None), USAGE, said)
@@ -259,6 +262,9 @@ class Adapters(LoraCase):
         self.assertEqual(self.clips("a", weights, "generate.adapters=['run']"), clips)
         self.assertEqual(self.clips("b", weights, "generate.adapters=['adapter=1.0']"), clips)
         self.assertEqual(self.clips("c", "generate.weights=merged.safetensors"), clips)
+        for names in ("comfy", "kohya"):
+            self.weft("export", "run", f"{names}.safetensors", "--names", names, ranks=0)
+            self.assertEqual(self.clips(names, weights, f"generate.adapters=['{names}.safetensors']"), clips)
         plain = self.clips("d", weights)
         self.assertNotEqual(plain, clips)
         self.assertEqual(self.clips("e", weights, "generate.adapters=['run=0']"), plain)

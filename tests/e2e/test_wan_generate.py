@@ -161,7 +161,13 @@ class GenerateWan(WeftTest):
             self.generate(*experts, "generate.weights=both", *other, f"generate.output=e{i}")
             self.assertTrue(seen.isdisjoint(self.pixels(f"e{i}").values()), other)
             seen.update(self.pixels(f"e{i}").values())
+        # One in memory at a time, read again for each of two batches.
+        job = self.generate(*experts, "generate.weights=both", 'generate.adapters_high_noise=["lora.safetensors=0.5"]',
+                            "generate.experts=in_turn", "generate.output=turns")
+        self.assertIn("in turn", job.err)
+        self.assertEqual(self.pixels("turns"), self.pixels("e2"))
         for options, what in ((("generate.weights=low.safetensors",), "generate.weights_high_noise"),
+                              (("generate.weights=random:1", "generate.experts=in_turn"), "generate.experts"),
                               (("sampler.boundary=0", "sampler.cfg_scale=1", "generate.weights_high_noise=high.safetensors"),
                                "sampler.boundary"),
                               (("generate.weights=random:1", 'generate.adapters_high_noise=["lora.safetensors"]'),
@@ -187,6 +193,13 @@ class GenerateWan(WeftTest):
         said = self.weft("plan", "deck.toml", "--job", "generate", "--gpus", "2", "--memory", "8", "--fabric", "8x400",
                          "t5.weights=t5", "generate.prompt_file=prompts.txt").out
         self.assertIn("5x32x48", said)
+
+        def weights(experts):
+            job = self.weft("plan", "deck.toml", "--job", "generate", "--gpus", "2", "--memory", "8", "--json", "plan.json",
+                            "t5.weights=t5", "generate.prompt_file=prompts.txt", "sampler.boundary=0.9", f"generate.experts={experts}")
+            self.assertEqual("one expert at a time" in job.out, experts == "in_turn")
+            return json.loads((self.dir / "plan.json").read_text())
+        self.assertEqual(*({k: v // n for k, v in weights(e).items() if "experts" in k} for e, n in (("auto", 2), ("in_turn", 1))))
 
 
 if __name__ == "__main__":

@@ -238,12 +238,26 @@ TEST_F(LoraTest, MergedIsUnmerged) {
 TEST_F(LoraTest, FilesHoldWhatWasTrained) {
   Model model(tiny_model(), 4, everywhere());
   const Adapter written = adapter_in(model, everywhere());
-  write_adapter(dir_ / "a", written, DType::f32);
+  write_adapter(dir_ / "a", written, AdapterNames::peft, DType::f32);
   for (const auto& path : {dir_ / "a", dir_ / "a" / "adapter_model.safetensors"}) {
     const Adapter read = read_adapter(path);
     EXPECT_EQ(read.facts.rank, 3);
     EXPECT_EQ(read.facts.alpha, 0.75);
     EXPECT_EQ(read.facts.base_hash, "00ff");
+    ASSERT_EQ(read.layers.size(), written.layers.size());
+    for (const auto& [name, layer] : written.layers) {
+      EXPECT_EQ(read.layers.at(name).a, layer.a) << name;
+      EXPECT_EQ(read.layers.at(name).b, layer.b) << name;
+      EXPECT_EQ(read.layers.at(name).scale, layer.scale) << name;
+    }
+  }
+  for (const auto& [names, layout] :
+       {std::pair(AdapterNames::comfy, "ComfyUI"), std::pair(AdapterNames::kohya, "kohya")}) {
+    write_adapter(dir_ / layout, written, names, DType::f32);
+    Adapter read = read_adapter(dir_ / layout);
+    EXPECT_EQ(read.layout, layout);
+    EXPECT_EQ(read.facts.base_hash, "00ff");
+    read = by_model(std::move(read), model.net.params(), {});
     ASSERT_EQ(read.layers.size(), written.layers.size());
     for (const auto& [name, layer] : written.layers) {
       EXPECT_EQ(read.layers.at(name).a, layer.a) << name;
@@ -259,7 +273,7 @@ TEST_F(LoraTest, FilesThatDoNotFitAreRefused) {
   Model model(tiny_model(), 4, everywhere());
   const Adapter good = adapter_in(model, everywhere());
   const auto with_config = [&](const std::string& text) {
-    write_adapter(dir_ / "a", good, DType::f32);
+    write_adapter(dir_ / "a", good, AdapterNames::peft, DType::f32);
     std::ofstream(dir_ / "a" / "adapter_config.json") << text;
     return refusal([&] { read_adapter(dir_ / "a"); }, Exit::data);
   };
@@ -277,14 +291,14 @@ TEST_F(LoraTest, FilesThatDoNotFitAreRefused) {
   EXPECT_THAT(with_config(R"({"peft_type": "LORA"})"), HasSubstr("not the configuration"));
   Adapter broken = good;
   broken.layers.begin()->second.a[0] = std::nanf("");
-  write_adapter(dir_ / "a", broken, DType::f32);
+  write_adapter(dir_ / "a", broken, AdapterNames::peft, DType::f32);
   EXPECT_THAT(refusal([&] { read_adapter(dir_ / "a"); }, Exit::data), HasSubstr("not finite"));
   std::filesystem::remove(dir_ / "a" / "adapter_config.json");
   EXPECT_THAT(refusal([&] { read_adapter(dir_ / "a"); }, Exit::data),
               HasSubstr("adapter_config.json is missing"));
   // As PEFT writes it, without notes. Alpha over the root of the rank.
   const auto of_peft = [&](const std::string& entries) {
-    write_adapter(dir_ / "a", good, DType::f32);
+    write_adapter(dir_ / "a", good, AdapterNames::peft, DType::f32);
     const fs::path path = dir_ / "a" / "adapter_model.safetensors";
     const SafetensorsFile file = SafetensorsFile::open(path);
     std::vector<std::vector<float>> values;

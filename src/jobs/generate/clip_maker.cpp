@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "core/clock.h"
 #include "core/error.h"
@@ -95,14 +96,16 @@ VideoCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job,
 }
 
 ClipMaker::ClipMaker(const Deck& deck, const GenerateJob& job, Denoiser& model, VideoCodec& codec,
-                     const PromptFeatures& features, MPI_Comm group, Communicator* branches)
+                     const PromptFeatures& features, MPI_Comm group, Communicator* branches,
+                     std::function<void(bool)> expert)
     : deck_(deck),
       job_(job),
       model_(model),
       codec_(codec),
       features_(features),
       group_(group),
-      branches_(branches) {
+      branches_(branches),
+      expert_(std::move(expert)) {
   if (group_ == MPI_COMM_NULL) return;
   MPI_Comm_rank(group_, &rank_);
   MPI_Comm_size(group_, &ranks_);
@@ -279,6 +282,7 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
   };
   add_captions(clips, request);
   if (branches_ != nullptr) request.branch = branches_->rank(), request.branches = branches_;
+  request.expert = expert_;
   double reported = begin;
   request.progress = [&](int step, int steps) {
     if (step < steps && now_seconds() - reported < 10) return;
@@ -403,6 +407,27 @@ std::string name_of(const PixelSize& p) {
 }
 
 }  // namespace
+
+bool experts_in_turn(const Deck& deck, const GenerateJob& job, const ClipParts& parts,
+                     std::size_t bytes) {
+  const std::string& experts = deck.get<GenerateDeck>().experts;
+  Denoiser& model = *parts.denoiser;
+  if (model.weight_sets().empty() || experts != "auto") return experts == "in_turn";
+  std::size_t steps = 0;
+  {
+    const auto planned = Arena::planning();
+    const ArenaScope scope(*planned);
+    model.params().allocate_for_inference(model.bf16());
+    std::set<PixelSize> seen;
+    for (const ClipItem& item : job.items)
+      if (seen.insert(item.pixels).second)
+        steps = std::max(steps, plan_sampling(deck, parts, item, 1).bytes);
+  }
+  VideoCodec& codec = *parts.codec;
+  return model.params().inference_bytes(model.bf16()) +
+             codec.params().inference_bytes(codec.bf16()) + steps >
+         bytes;
+}
 
 MemoryNeed plan_sampling(const Deck& deck, const ClipParts& parts, const ClipItem& item,
                          std::int64_t clips, std::size_t capacity) {

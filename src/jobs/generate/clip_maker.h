@@ -36,9 +36,10 @@ class ClipMaker {
   // `group`: the ranks that make a clip together, or MPI_COMM_NULL for a rank alone: those that
   // share its tokens (parallel.sp), the model's sequence group, and with generate.cfg_ranks = 2 as
   // many again for the other half of guidance; `branches` then has a rank of each. The group's
-  // first rank has the codec's work.
+  // first rank has the codec's work. `expert`: SampleRequest's.
   ClipMaker(const Deck& deck, const GenerateJob& job, Denoiser& model, VideoCodec& codec,
-            const PromptFeatures& features, MPI_Comm group, Communicator* branches = nullptr);
+            const PromptFeatures& features, MPI_Comm group, Communicator* branches = nullptr,
+            std::function<void(bool high_noise)> expert = nullptr);
 
   // Collective over the group; in the current arena. On the group's first rank the frames go to
   // `writer` as they are decoded, clip after clip; returns how many are all there. The same pixels
@@ -92,6 +93,7 @@ class ClipMaker {
   const PromptFeatures& features_;
   MPI_Comm group_;
   Communicator* branches_;
+  std::function<void(bool)> expert_;
   int rank_ = 0, ranks_ = 1;
   std::vector<LatentReference> references_;  // of the clip in hand; a batch has none
   std::vector<MaskGroup> masks_;             // with what loops add
@@ -111,6 +113,11 @@ std::vector<MaskGroup> all_masks(const Deck& deck, const GenerateJob& job, const
 VideoCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job,
                                     const VideoCodec& codec, const ClipItem& item,
                                     std::int64_t loop);
+
+// Whether one of two experts at a time is in memory (generate.experts), which has `bytes`: with
+// "auto" where both, the codec and the steps of a clip do not fit.
+bool experts_in_turn(const Deck& deck, const GenerateJob& job, const ClipParts& parts,
+                     std::size_t bytes);
 
 // Dry run: the need of sampling that many clips like `item` together in an arena of `capacity`
 // bytes (0: no limit).

@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/model_source.h"
@@ -66,6 +67,10 @@ struct ClipModels {
                "name it as generate.weights_high_noise, or a folder that holds both as "
                "generate.weights",
                "sampler.boundary asks for two experts, and {} is one", denoiser_weights.describe());
+    WEFT_CHECK(g.experts != "in_turn" || !high.empty(), Exit::usage,
+               "name two files or folders, or set generate.experts = \"auto\"",
+               "generate.experts = \"in_turn\", and {} is {}", denoiser_weights.describe(),
+               sets.empty() ? "one model" : "both experts in one");
     WEFT_CHECK(g.adapters_high_noise.empty() || !high.empty(), Exit::usage,
                "name each expert's weights by themselves, or their folder",
                "generate.adapters_high_noise is set, and {} is both experts in one",
@@ -86,16 +91,25 @@ struct ClipModels {
            (high_noise_weights ? high_noise_weights->identity() + "; " : "") +
            (codec_weights ? codec_weights->identity() : "");
   }
-  void load_denoiser() {
+  // in_turn: the experts have one memory, where that of high noise is at first.
+  void load_denoiser(bool in_turn) {
     Denoiser& model = *parts.denoiser;
     if (!high_noise_weights)
       return denoiser_weights.load(model.params(), model.weight_names(), model.bf16());
+    if (in_turn) model.params().share_memory(sets[0].names.prefix, sets[1].names.prefix);
     model.params().allocate_for_inference(model.bf16());
-    denoiser_weights.read(model.params(), sets[0].names);
-    high_noise_weights->read(model.params(), sets[1].names);
+    for (const bool high_noise : {false, true}) read_expert(high_noise);
+  }
+  // Unless it was the last that was read.
+  void read_expert(bool high_noise) {
+    if (std::exchange(last_read_, high_noise) == high_noise) return;
+    (high_noise ? *high_noise_weights : denoiser_weights)
+        .read(parts.denoiser->params(), sets[high_noise ? 1 : 0].names);
   }
 
  private:
+  std::optional<bool> last_read_;
+
   // Whether generate.weights is both by itself: a file with the names of both, or random numbers.
   bool holds_both(const Deck& deck) const {
     if (is_random_source(deck.get<GenerateDeck>().weights)) return true;
@@ -163,7 +177,10 @@ class ClipJob : public ListJob {
     VideoCodec& codec = *models.parts.codec;
     const std::vector<std::int64_t>& order = engine.missing();
     model.set_sequence_group(exchange_.get());
-    models.load_denoiser();
+    const bool in_turn =
+        models.high_noise_weights &&
+        experts_in_turn(deck, job, models.parts, arena_capacity(MemoryDeck(), device));
+    models.load_denoiser(in_turn);
     if (first_ && models.codec_weights)
       models.codec_weights->load(codec.params(), codec.weight_names(), codec.bf16());
     log::info(
@@ -171,6 +188,9 @@ class ClipJob : public ListJob {
         models.high_noise_weights ? " and for high noise " + models.high_noise_weights->describe()
                                   : "",
         codec.name(), models.codec_weights ? models.codec_weights->describe() : "without weights");
+    if (in_turn)
+      log::info("experts   in turn: {:.1f} GiB are read again twice a batch",
+                gib(model.params().inference_bytes(model.bf16())));
     capacity_ = arena_capacity(deck.memory, device);
     BatchLimits limits = limit_batches(deck, job, order, engine.groups().count);
     fit_batches(deck, job, order, models.parts, capacity_, limits, world);
@@ -179,7 +199,9 @@ class ClipJob : public ListJob {
     arena_ = Arena::reserve(capacity_);
     scope_.emplace(*arena_);
     if (first_) frames_ = plan_frames(deck, job, order, codec);
-    maker_.emplace(deck, job, model, codec, features, engine.groups().group, branches_.get());
+    maker_.emplace(deck, job, model, codec, features, engine.groups().group, branches_.get(),
+                   in_turn ? [&models](bool high_noise) { models.read_expert(high_noise); }
+                           : std::function<void(bool)>());
     writer_.emplace(engine.settings().directory, std::move(watermark), engine.groups().rank,
                     frames_.piece,
                     [this](const nlohmann::ordered_json& line) { engine_.finished(line); });

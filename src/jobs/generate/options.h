@@ -10,6 +10,7 @@ struct GenerateDeck {
   std::vector<std::string> adapters;
   std::string weights_high_noise;
   std::vector<std::string> adapters_high_noise;
+  std::string experts = "auto";
   std::int64_t cfg_ranks = 1;
   bool ema = true;
   std::vector<std::string> prompts;
