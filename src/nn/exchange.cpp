@@ -16,100 +16,85 @@ namespace {
 
 using detail::lent;
 
-Cut other(Cut cut) { return cut == Cut::frames ? Cut::tokens : Cut::frames; }
-
-// Each rank's piece, in order of ranks, of a grid [B,T,S,C] that is whole here in the axis that
-// `cut` cuts.
+// What rank `from` has and `to` wants.
 struct Piece {
-  Shape shape;
-  ops::TokenBlock block;  // from the grid to the piece
+  Block block;
+  std::int64_t numel = 0;
 };
-std::vector<Piece> pieces_of(const Shape& grid, Cut cut, int ranks) {
-  std::vector<Piece> pieces;
-  for (int r = 0; r < ranks; ++r) {
-    Piece p;
-    const Part share = share_of(grid[cut == Cut::frames ? 1 : 2], r, ranks);
-    p.block = {grid[1], grid[2]};
-    if (cut == Cut::frames) {
-      p.block.frames = share.size();
-      p.block.from_frame = share.begin;
-    } else {
-      p.block.tokens = share.size();
-      p.block.from_token = share.begin;
-    }
-    p.shape = {grid[0], p.block.frames, p.block.tokens, grid[3]};
-    pieces.push_back(p);
-  }
-  return pieces;
+Piece common(const Shape& grid, const Block& from, const Block& to) {
+  const auto both = [](Part a, Part b) {
+    const std::int64_t begin = std::max(a.begin, b.begin);
+    return Part{begin, std::max(begin, std::min(a.end, b.end))};
+  };
+  const Block block{both(from.frames, to.frames), both(from.tokens, to.tokens)};
+  return {block, grid[0] * block.frames.size() * block.tokens.size() * grid[3]};
 }
 
 std::vector<std::int64_t> counts_of(const std::vector<Piece>& pieces) {
   std::vector<std::int64_t> counts;
-  for (const Piece& p : pieces) counts.push_back(p.shape.numel());
+  for (const Piece& p : pieces) counts.push_back(p.numel);
   return counts;
 }
 
-ops::TokenBlock reversed(ops::TokenBlock b) {
-  std::swap(b.from_frame, b.to_frame);
-  std::swap(b.from_token, b.to_token);
+// From a tensor of that block to the piece; `to`: the other way round.
+ops::TokenBlock cut_out(const Piece& p, const Block& whole, bool to = false) {
+  ops::TokenBlock b{p.block.frames.size(), p.block.tokens.size()};
+  (to ? b.to_frame : b.from_frame) = p.block.frames.begin - whole.frames.begin;
+  (to ? b.to_token : b.from_token) = p.block.tokens.begin - whole.tokens.begin;
   return b;
 }
 
 // With one sample, pieces along time are contiguous in the grid: they are sent without a copy.
-bool travels_as_it_is(const Shape& grid, Cut cut) { return grid[0] == 1 && cut == Cut::frames; }
-
-// All ranks' pieces of a grid that is cut by tokens, in slots of equal size: each is its rank's
-// part of the whole (core/parts.h).
-struct Slots {
-  Shape grid;
-  std::vector<Piece> pieces;
-  std::int64_t size = 0;
-
-  Slots(const Shape& whole, int ranks) : grid(whole), pieces(pieces_of(whole, Cut::tokens, ranks)) {
-    for (const Piece& p : pieces) size = std::max(size, p.shape.numel());
-    size = (size + part_unit - 1) / part_unit * part_unit;
+bool travel_as_they_are(const Shape& grid, const std::vector<Piece>& pieces) {
+  std::int64_t sum = 0;
+  for (const Piece& p : pieces) {
+    if (p.numel > 0 && p.block.tokens.size() != grid[2]) return false;
+    sum += p.numel;
   }
-  Tensor room(DType dtype) const { return Tensor::empty({std::ssize(pieces) * size}, dtype); }
-  Tensor of(const Tensor& room, int rank) const {
-    const Piece& p = pieces[rank];
-    return room.slice(rank * size, rank * size + p.shape.numel()).view(p.shape);
-  }
-};
+  return grid[0] == 1 && sum == grid.numel();
+}
 
 bool planning() { return Arena::current().is_planning(); }
 
 // Exchanges are never part of a recorded graph: they go through table.aside().
-Tensor exchanged(const ParameterTable& table, Tensor x, SequenceGroup& group, Cut to,
-                 std::int64_t whole) {
-  const Shape from = x.shape();
+Tensor exchanged(const ParameterTable& table, Tensor x, SequenceGroup& group, const Blocks& from,
+                 const Blocks& to) {
+  const Shape grid = x.shape();
   const DType dtype = x.dtype();
-  const Part mine = share_of(from[to == Cut::frames ? 1 : 2], group.rank, group.size);
-  const Shape shape = to == Cut::frames ? Shape{from[0], mine.size(), whole, from[3]}
-                                        : Shape{from[0], whole, mine.size(), from[3]};
-  const auto out_pieces = pieces_of(from, to, group.size);
-  const auto in_pieces = pieces_of(shape, other(to), group.size);
+  const Block &own = from[group.rank], &wanted = to[group.rank];
+  const Shape shape{grid[0], wanted.frames.size(), wanted.tokens.size(), grid[3]};
+  std::vector<Piece> out_pieces, in_pieces;
+  for (int r = 0; r < group.size; ++r) {
+    out_pieces.push_back(common(grid, own, to[r]));
+    in_pieces.push_back(common(grid, from[r], wanted));
+  }
+  const auto give = counts_of(out_pieces), get = counts_of(in_pieces);
+  const auto view_of = [&](const Tensor& all, std::int64_t at, const Piece& p) {
+    return all.slice(at, at + p.numel)
+        .view({grid[0], p.block.frames.size(), p.block.tokens.size(), grid[3]});
+  };
 
   // 1. Packs the pieces in order of ranks.
   Tensor send = x.view({x.numel()});
-  if (!travels_as_it_is(from, to)) {
-    send = Tensor::empty({x.numel()}, dtype);
+  if (!travel_as_they_are(grid, out_pieces)) {
+    send = Tensor::empty({std::reduce(give.begin(), give.end())}, dtype);
     std::int64_t at = 0;
     for (const Piece& p : out_pieces) {
-      Tensor piece = send.slice(at, at + p.shape.numel()).view(p.shape);
-      ops::copy_tokens(x, p.block, piece);
-      at += p.shape.numel();
+      if (p.numel == 0) continue;
+      Tensor piece = view_of(send, at, p);
+      ops::copy_tokens(x, cut_out(p, own), piece);
+      at += p.numel;
     }
   }
   x.release();  // before the next allocation, which can reuse its memory
   // 2. Sends and receives; a dry run only allocates.
-  Tensor received = Tensor::empty({shape.numel()}, dtype);
-  const auto give = counts_of(out_pieces), get = counts_of(in_pieces);
+  Tensor received = Tensor::empty({std::reduce(get.begin(), get.end())}, dtype);
   if (planning()) {
     // All but this rank's own piece.
-    const auto own = give.begin() + group.rank;
-    const std::int64_t begin = std::accumulate(give.begin(), own, std::int64_t{0});
+    const auto mine = give.begin() + group.rank;
+    const std::int64_t begin = std::reduce(give.begin(), mine);
     detail::note_exchange("all_to_all",
-                          {send.slice(0, begin), send.slice(begin + *own, send.numel())});
+                          {send.slice(0, begin), send.slice(begin + *mine, send.numel())});
   } else {
     table.aside([&group, give, get, send = lent(send), received = lent(received)] {
       group.blocked_seconds +=
@@ -117,78 +102,87 @@ Tensor exchanged(const ParameterTable& table, Tensor x, SequenceGroup& group, Cu
     });
   }
   send.release();
-  // 3. Puts the received pieces into the grid.
-  if (travels_as_it_is(shape, other(to))) return received.view(shape);
-  Tensor out = Tensor::empty(shape, dtype);
+  // 3. Puts the received pieces into the grid. Where others have the same block of it, their pieces
+  // come in as many layers, one after the other, and are summed.
+  if (travel_as_they_are(shape, in_pieces)) return received.view(shape);
+  Tensor out = Tensor::empty(shape, dtype), more;
+  if (received.numel() > shape.numel()) more = Tensor::empty(shape, dtype);
   std::int64_t at = 0;
   for (const Piece& p : in_pieces) {
-    ops::copy_tokens(received.slice(at, at + p.shape.numel()).view(p.shape), reversed(p.block),
-                     out);
-    at += p.shape.numel();
+    if (p.numel == 0) continue;
+    Tensor& layer = at < shape.numel() ? out : more;
+    ops::copy_tokens(view_of(received, at, p), cut_out(p, wanted, true), layer);
+    at += p.numel;
+    if (at > shape.numel() && at % shape.numel() == 0) ops::add_inplace(more, out);
   }
   return out;
-}
-
-// This rank's piece of the sum of all ranks' grids, f32. A dry run only allocates.
-Tensor summed(const ParameterTable& table, Tensor grid, const Slots& slots, SequenceGroup& group) {
-  grid = ops::converted(grid, DType::f32);
-  Tensor parts = slots.room(DType::f32);
-  ops::fill_zero(parts);  // the ends of slots, too
-  for (int r = 0; r < group.size; ++r) {
-    Tensor piece = slots.of(parts, r);
-    ops::copy_tokens(grid, slots.pieces[r].block, piece);
-  }
-  grid.release();
-  if (planning())
-    detail::note_exchange("reduce_scatter", {parts.slice(slots.size, parts.numel())});
-  else
-    table.aside([&group, parts = lent(parts)] {
-      group.blocked_seconds += group.ranks->wait(group.ranks->reduce_scatter_sum(parts));
-    });
-  return slots.of(parts, group.rank);
 }
 
 }  // namespace
 
-Var exchange(Context c, const Var& x, SequenceGroup& group, Cut to, std::int64_t whole) {
+Blocks blocks_of(Cut cut, std::int64_t frames, std::int64_t tokens, int ranks) {
+  Blocks blocks;
+  for (int r = 0; r < ranks; ++r)
+    blocks.push_back(cut == Cut::frames ? Block{share_of(frames, r, ranks), {0, tokens}}
+                                        : Block{{0, frames}, share_of(tokens, r, ranks)});
+  return blocks;
+}
+
+Var exchange(Context c, const Var& x, SequenceGroup& group, const Blocks& from, const Blocks& to) {
   WEFT_ASSERT(x->value.shape().rank() == 4 && group.ranks != nullptr);
-  const std::int64_t back = x->value.dim(to == Cut::frames ? 1 : 2);
   const ParameterTable& table = c.parameters;
-  const Var out = make_var(exchanged(table, std::exchange(x->value, Tensor()), group, to, whole));
+  const Var out = make_var(exchanged(table, std::exchange(x->value, Tensor()), group, from, to));
   if (c.tape.recording())
-    c.tape.record([x, out, &group, &table, to, back] {
-      give_grad(x, exchanged(table, std::exchange(out->grad, Tensor()), group, other(to), back));
+    c.tape.record([x, out, &group, &table, from, to] {
+      give_grad(x, exchanged(table, std::exchange(out->grad, Tensor()), group, to, from));
     });
   return out;
 }
 
-Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S,
-                  Gathered gradient) {
+Var exchange(Context c, const Var& x, SequenceGroup& group, Cut to, std::int64_t whole) {
+  const bool to_frames = to == Cut::frames;
+  const std::int64_t T = to_frames ? x->value.dim(1) : whole;
+  const std::int64_t S = to_frames ? whole : x->value.dim(2);
+  return exchange(c, x, group, blocks_of(to_frames ? Cut::tokens : Cut::frames, T, S, group.size),
+                  blocks_of(to, T, S, group.size));
+}
+
+Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S) {
   const Shape own = x->value.shape();
   WEFT_ASSERT(own.rank() == 4 && group.ranks != nullptr);
-  const Slots slots({own[0], own[1], S, own[3]}, group.size);
-  Tensor all = slots.room(x->value.dtype());
-  Tensor mine = slots.of(all, group.rank);
+  const Shape shape{own[0], own[1], S, own[3]};
+  const Block whole{{0, own[1]}, {0, S}};
+  std::vector<Piece> pieces;
+  // Slots of equal size, so that each is its rank's part of the whole (core/parts.h).
+  std::int64_t slot = 0;
+  for (const Block& b : blocks_of(Cut::tokens, own[1], S, group.size)) {
+    pieces.push_back(common(shape, whole, b));
+    slot = std::max(slot, pieces.back().numel);
+  }
+  slot = (slot + part_unit - 1) / part_unit * part_unit;
+  Tensor slots = Tensor::empty({group.size * slot}, x->value.dtype());
+  const auto slot_of = [&](int r) {
+    const Piece& p = pieces[r];
+    return slots.slice(r * slot, r * slot + p.numel)
+        .view({own[0], own[1], p.block.tokens.size(), own[3]});
+  };
+  Tensor mine = slot_of(group.rank);
   ops::copy_tokens(x->value, {own[1], own[2]}, mine);
   if (planning())
-    detail::note_exchange("all_gather", {all.slice(slots.size, all.numel())});
+    detail::note_exchange("all_gather", {slots.slice(slot, group.size * slot)});
   else
-    c.parameters.aside([&group, all = lent(all)] {
-      group.blocked_seconds += group.ranks->wait(group.ranks->all_gather(all));
+    c.parameters.aside([&group, slots = lent(slots)] {
+      group.blocked_seconds += group.ranks->wait(group.ranks->all_gather(slots));
     });
-  Tensor grid = Tensor::empty(slots.grid, x->value.dtype());
+  Tensor all = Tensor::empty(shape, x->value.dtype());
   for (int r = 0; r < group.size; ++r)
-    ops::copy_tokens(slots.of(all, r), reversed(slots.pieces[r].block), grid);
-  const Var out = make_var(grid);
+    ops::copy_tokens(slot_of(r), cut_out(pieces[r], whole, true), all);
+  const Var out = make_var(all);
   if (c.tape.recording())
-    c.tape.record([x, out, own, slots, gradient, &group, &table = c.parameters] {
+    c.tape.record([x, out, own, block = cut_out(pieces[group.rank], whole)] {
       Tensor dx = Tensor::empty(own, out->grad.dtype());
-      if (gradient == Gathered::whole) {
-        ops::copy_tokens(out->grad, slots.pieces[group.rank].block, dx);
-        out->grad.release();
-      } else {
-        ops::convert(summed(table, std::exchange(out->grad, Tensor()), slots, group), dx);
-      }
+      ops::copy_tokens(out->grad, block, dx);
+      out->grad.release();
       give_grad(x, dx);
     });
   return out;

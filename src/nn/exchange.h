@@ -40,20 +40,25 @@ inline Part share_of(std::int64_t n, int rank, int ranks) {
   return {n * rank / ranks, n * (rank + 1) / ranks};
 }
 
-// From one cut to the other, `to`; backward the same in reverse. `whole` is the number of frames
-// (to tokens) or of tokens a frame (to frames) of the clip, all of which this rank will have. Every
-// rank of the group takes part, even with nothing to send. Frees x's value: nothing else may need
-// it.
+// A rectangle of a token grid, and what each rank of a group has of one.
+struct Block {
+  Part frames, tokens;
+};
+using Blocks = std::vector<Block>;
+Blocks blocks_of(Cut cut, std::int64_t frames, std::int64_t tokens, int ranks);
+
+// x, which is this rank's block of `from`, to that of `to`; backward the same in reverse. Blocks of
+// `to` may overlap: each rank gets all of its own, and backward sums what the ranks return. These
+// then come in groups of consecutive ranks, each of which has the whole grid. Every rank of the
+// group takes part, even with nothing to send. Frees x's value: nothing else may need it.
+Var exchange(Context c, const Var& x, SequenceGroup& group, const Blocks& from, const Blocks& to);
+// From one cut to the other, `to`. `whole` is the number of frames
+// (to tokens) or of tokens a frame (to frames) of the clip, all of which this rank will have.
 Var exchange(Context c, const Var& x, SequenceGroup& group, Cut to, std::int64_t whole);
 
-// What a rank has of the gradient of a gathered tensor.
-enum class Gathered {
-  whole,  // all of it: backward takes the rank's own tokens
-  part,   // what its own work contributes: backward sums the ranks' parts, in f32
-};
-// x [B,T,S_r,C] of all ranks -> [B,T,S,C] on every rank.
-Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S,
-                  Gathered gradient = Gathered::whole);
+// x [B,T,S_r,C] of all ranks -> [B,T,S,C] on every rank. Backward takes this rank's own tokens:
+// each rank has the whole gradient of the result, and what the ranks send back adds up to it once.
+Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S);
 
 // Stands for an operation that this rank skips because it has none of its tokens: the parameters
 // count as used, without a contribution. Buckets of gradients are thus announced between the same

@@ -43,8 +43,8 @@ class OpWatch {
  public:
   virtual ~OpWatch() = default;
   virtual void met(const std::string& name, const Cost& cost, std::span<const Tensor> tensors) = 0;
-  // Also of collectives that a dry run leaves out: "all_to_all", "all_gather", "reduce_scatter" and
-  // "all_reduce", with what this rank sends.
+  // Also of collectives that a dry run leaves out: "all_to_all", "all_gather" and "all_reduce",
+  // with what this rank sends.
   virtual void exchanged(const std::string& collective, double bytes) {}
 };
 void set_op_watch(OpWatch* watch);  // null: none

@@ -103,8 +103,9 @@ class GenerateWan(WeftTest):
                     self.weft("train", "deck.toml", *options, f"data.path={name}.h5", f"run.dir={run}", f"train.steps={steps}",
                               "train.batch_size=2", "train.micro_batches=2", "train.warmup_steps=0", *more, ranks=ranks)
                 train(f"{name}1", 4)
-                for run, more in ("two", ()), ("sp", ("parallel.sp=2",)):
-                    train(name + run, 4, *more, ranks=2)
+                # With four ranks and two heads pairs share the heads, and the queries of one.
+                for run, more, ranks in ("two", (), 2), ("sp", ("parallel.sp=2",), 2), ("sp4", ("parallel.sp=4",), 4):
+                    train(name + run, 4, *more, ranks=ranks)
                     self.assert_close(self.losses(name + run), self.losses(f"{name}1"), 1e-5)
                 if name == "i2v":  # it has one of the experts that clips would need
                     job = self.weft("train", "deck.toml", *options, f"data.path={name}.h5", "run.dir=no", "sampler.boundary=0.9",

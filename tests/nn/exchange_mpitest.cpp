@@ -4,7 +4,6 @@
 
 #include <mpi.h>
 
-#include <cmath>
 #include <cstring>
 
 #include "fixture.h"
@@ -66,6 +65,32 @@ TEST_F(Exchange, BringsEveryTokenToItsPlaceAndEveryGradientBack) {
   }
 }
 
+// Each rank gets the whole grid, or two share it by tokens: backward sums what the ranks return.
+TEST_F(Exchange, CopiesWhereBlocksOverlapAndSumsTheGradients) {
+  for (const Grid& g : grids_)
+    for (const int sharers : {1, 2}) {
+      if (group_.size % sharers != 0) continue;
+      const nn::Blocks from = nn::blocks_of(nn::Cut::frames, g.T, g.S, group_.size);
+      nn::Blocks to;
+      for (int r = 0; r < group_.size; ++r)
+        to.push_back({{0, g.T}, nn::share_of(g.S, r % sharers, sharers)});
+      const Part t = from[group_.rank].frames, s = to[group_.rank].tokens;
+      const Part all_t{0, g.T}, all_s{0, g.S};
+      const std::size_t before = arena_->used();
+      {
+        Tape tape;
+        const Var own = make_var(marks(g, t, all_s));
+        const Var got = nn::exchange({tape, parameters_}, own, group_, from, to);
+        EXPECT_TRUE(same_bits(got->value, marks(g, all_t, s)));
+        got->grad = marks(g, all_t, s, group_.rank / sharers + 1);
+        tape.backward();
+        const int copies = group_.size / sharers;
+        EXPECT_TRUE(same_bits(own->grad, marks(g, t, all_s, copies * (copies + 1) / 2)));
+      }
+      EXPECT_EQ(arena_->used(), before);
+    }
+}
+
 TEST_F(Exchange, GathersAllTokensAndTakesBackItsOwn) {
   for (const Grid& g : grids_) {
     const Part all_t{0, g.T}, all_s{0, g.S};
@@ -78,31 +103,6 @@ TEST_F(Exchange, GathersAllTokensAndTakesBackItsOwn) {
     tape.backward();
     EXPECT_TRUE(same_bits(own->grad, marks(g, all_t, s, 3)));
   }
-}
-
-TEST_F(Exchange, GathersAllTokensAndSumsTheRanksParts) {
-  for (const Grid& g : grids_)
-    for (const DType dtype : {DType::f32, DType::bf16}) {
-      // Small whole numbers, which bf16 has exactly.
-      const auto small = [&](Part s, double factor) {
-        Vec v = to_values(marks(g, {0, g.T}, s));
-        for (double& x : v) x = factor * std::fmod(x, 32);
-        return to_tensor(v, {g.B, g.T, s.size(), g.C}, dtype);
-      };
-      const Part s = nn::share_of(g.S, group_.rank, group_.size);
-      const std::size_t before = arena_->used();
-      {
-        Tape tape;
-        const Var own = make_var(small(s, 1));
-        const Var all =
-            nn::gather_tokens({tape, parameters_}, own, group_, g.S, nn::Gathered::part);
-        EXPECT_TRUE(same_bits(all->value, small({0, g.S}, 1)));
-        all->grad = small({0, g.S}, group_.rank + 1);
-        tape.backward();
-        EXPECT_TRUE(same_bits(own->grad, small(s, group_.size * (group_.size + 1) / 2)));
-      }
-      EXPECT_EQ(arena_->used(), before);
-    }
 }
 
 TEST(Share, TilesInOrderAndDiffersByOneAtMost) {

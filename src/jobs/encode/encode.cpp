@@ -674,8 +674,8 @@ void encode_rows(Rows& r, EncodeDeck& d) {
   r.path("output", d.output, "The store of latents (HDF5) to write.").decides = false;
   r.text("latents", d.latents,
          "moments: store mean and log variance, from which training samples in every step; "
-         "sampled: store one sample; mean: store the mean. A model that begins with a picture "
-         "(Wan2.2's I2V) also gets what it reads of each clip's first frame, and no moments.",
+         "sampled: store one sample; mean: store the mean. A model that reads a picture beside the "
+         "latent also gets what it reads of each clip's first frame, and no moments.",
          {"moments", "sampled", "mean"});
   // Told in a line of its own (describe_job).
   r.text("dtype", d.dtype, "Number format in the store.", {"f16", "f32"}).decides = false;

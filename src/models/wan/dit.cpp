@@ -354,24 +354,44 @@ Var Wan::block(nn::Context c, const WanBlock& b, const Var& x, const Var& y, con
   return nn::gate_residual(c, x2, nn::mlp(c, u, b.fc1, b.fc2), m, s.rows, gate_ffn, Tensor());
 }
 
+// What each rank has of the N tokens and the heads of a sample: outside of self attention, and of
+// the queries and the keys within it. As many ranks as divide both share the heads; the rest shares
+// the queries (docs/parallel.md, Sequence parallelism).
+struct AttentionBlocks {
+  nn::Blocks tokens, queries, keys;
+};
+AttentionBlocks attention_blocks(std::int64_t N, std::int64_t heads, int ranks) {
+  const int sharers = static_cast<int>(std::gcd(heads, ranks));
+  AttentionBlocks b;
+  for (int r = 0; r < ranks; ++r) {
+    const int first = r / sharers * sharers;
+    const Part of_heads = nn::share_of(heads, r % sharers, sharers);
+    b.tokens.push_back({nn::share_of(N, r, ranks), {0, heads}});
+    b.queries.push_back(
+        {{nn::share_of(N, first, ranks).begin, nn::share_of(N, first + sharers - 1, ranks).end},
+         of_heads});
+    b.keys.push_back({{0, N}, of_heads});
+  }
+  return b;
+}
+
 // Attention among all N tokens of a sample. In a group each rank makes q, k and v of its own
-// tokens. Where the ranks divide the heads, a rank then has all tokens of its heads; otherwise the
-// queries of its tokens, and the keys of all (docs/parallel.md).
+// tokens, and then has its blocks of them.
 Var Wan::self_attention(nn::Context c, const WanAttention& a, const Var& u, const Shared& s) {
   const int heads = static_cast<int>(heads_);
   Var q = nn::rms_rope(c, nn::linear(c, u, a.q), *a.norm_q, s.rope, heads);
   Var k = nn::rms_rope(c, nn::linear(c, u, a.k), *a.norm_k, s.rope, heads);
   Var v = nn::linear(c, u, a.v);
-  const bool by_heads = !group_.alone() && heads_ % group_.size == 0;
-  if (by_heads) {
-    for (Var* part : {&q, &k, &v}) *part = to_heads(c, *part, s.N);
-  } else if (!group_.alone()) {
-    for (Var* part : {&k, &v}) *part = of_all_tokens(c, *part, s.N);
+  AttentionBlocks blocks;
+  if (!group_.alone()) {
+    blocks = attention_blocks(s.N, heads_, group_.size);
+    q = exchange_heads(c, q, blocks.tokens, blocks.queries, false);
+    for (Var* part : {&k, &v}) *part = exchange_heads(c, *part, blocks.tokens, blocks.keys, false);
   }
   Var out =
       nn::attention(c, q, k, v, Tensor(), Tensor(), static_cast<int>(q->value.dim(2) / head_));
   for (Var* part : {&q, &k, &v}) part->reset();
-  if (by_heads) out = to_tokens(c, out);
+  if (!group_.alone()) out = exchange_heads(c, out, blocks.queries, blocks.tokens, true);
   return nn::linear(c, out, a.o);
 }
 
@@ -387,33 +407,19 @@ Var Wan::cross_attention(nn::Context c, const WanAttention& a, const Var& u, con
   return nn::attention(c, q, k, v, s.offsets, s.last_bias, heads);
 }
 
-// [B,N_r,C] of this rank's tokens -> [B,N,H_r*D] of its heads. Frees x's value: nothing else may
-// need it.
-Var Wan::to_heads(nn::Context c, const Var& x, std::int64_t tokens) {
+// Rows of heads [B,n,H_r*D] from one share-out to another. `needed`: whether others need x's value,
+// which is freed otherwise.
+Var Wan::exchange_heads(nn::Context c, const Var& x, const nn::Blocks& from, const nn::Blocks& to,
+                        bool needed) {
   const Shape own = x->value.shape();
-  const Var grid = make_var(x->value.view({own[0], own[1], heads_, head_}));
-  x->value.release();
+  const Var grid = make_var(x->value.view({own[0], own[1], own[2] / head_, head_}));
+  if (!needed) x->value.release();
   if (c.tape.recording())
     c.tape.record([x, grid, own] { give_grad(x, std::exchange(grid->grad, {}).view(own)); });
   // To nn::exchange() tokens are frames and heads are the tokens of a frame.
-  const Var all = nn::exchange(c, grid, group_, nn::Cut::tokens, tokens);
-  return nn::view(c, all, {own[0], tokens, all->value.dim(2) * head_});
-}
-
-// And back.
-Var Wan::to_tokens(nn::Context c, const Var& x) {
-  const Shape all = x->value.shape();
-  const Var grid = nn::view(c, x, {all[0], all[1], all[2] / head_, head_});
-  const Var own = nn::exchange(c, grid, group_, nn::Cut::frames, heads_);
-  return nn::view(c, own, {all[0], own->value.dim(1), config_.hidden_size});
-}
-
-// [B,N_r,C] of this rank's tokens -> [B,N,C].
-Var Wan::of_all_tokens(nn::Context c, const Var& x, std::int64_t tokens) {
-  const Shape own = x->value.shape();
-  const Var grid = nn::view(c, x, {own[0], 1, own[1], own[2]});
-  const Var all = nn::gather_tokens(c, grid, group_, tokens, nn::Gathered::part);
-  return nn::view(c, all, {own[0], tokens, own[2]});
+  const Var other = nn::exchange(c, grid, group_, from, to);
+  const Shape& s = other->value.shape();
+  return nn::view(c, other, {s[0], s[1], s[2] * head_});
 }
 
 // 5. The head, and tokens back to a latent.

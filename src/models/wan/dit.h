@@ -102,7 +102,7 @@ class Wan : public Denoiser {
 
   // From now on the ranks of `group` run each forward and backward together, on the same input, and
   // share its tokens: outside of self attention a rank has its share of the tokens, within it its
-  // share of the heads of all tokens, or of the queries where the ranks do not divide the heads
+  // share of the heads of all tokens, and of the queries where the ranks do not divide the heads
   // (nn/exchange.h). Every rank gets the whole output and must be given the whole gradient of it;
   // its parameters' gradients are what its own tokens contribute, to be summed over the group.
   // Null: without a group. `group` outlives its use.
@@ -145,9 +145,8 @@ class Wan : public Denoiser {
   Var self_attention(nn::Context c, const WanAttention& a, const Var& u, const Shared& s);
   Var cross_attention(nn::Context c, const WanAttention& a, const Var& u, const Var& y,
                       const Shared& s);
-  Var to_heads(nn::Context c, const Var& x, std::int64_t tokens);
-  Var to_tokens(nn::Context c, const Var& x);
-  Var of_all_tokens(nn::Context c, const Var& x, std::int64_t tokens);
+  Var exchange_heads(nn::Context c, const Var& x, const nn::Blocks& from, const nn::Blocks& to,
+                     bool needed);
 
   WanConfig config_;
   WanPicture picture_;
@@ -163,44 +162,23 @@ class Wan : public Denoiser {
 // Wan2.2's two models of one shape (docs/models/wan.md, Experts): one of them makes each step,
 // as DenoiserInput::high_noise says. Their names have "high_noise_model." and "low_noise_model."
 // before them.
-class WanExperts : public Denoiser {
+class WanExperts : public Wan {
  public:
   explicit WanExperts(const WanConfig& config)
-      : high_(config, &params_, "high_noise_model."), low_(config, &params_, "low_noise_model.") {}
+      : Wan(config, nullptr, "low_noise_model."), high_(config, &params(), "high_noise_model.") {}
 
   std::string name() const override { return "Wan with two experts"; }
-  ParameterTable& params() override { return params_; }
   std::vector<WeightSet> weight_sets() const override;
-  bool bf16() const override { return low_.bf16(); }
-  std::set<std::string> tables() const override { return low_.tables(); }
-  std::int64_t channels() const override { return low_.channels(); }
-  std::int64_t condition_channels() const override { return low_.condition_channels(); }
-  std::int64_t caption_channels() const override { return low_.caption_channels(); }
-  std::int64_t max_caption() const override { return low_.max_caption(); }
-  std::string caption_keys() const override { return low_.caption_keys(); }
-  bool has_null_caption() const override { return false; }
-  bool takes_given_frames() const override { return low_.takes_given_frames(); }
-  const PictureStart* picture_start() const override { return low_.picture_start(); }
-  ClipDefaults clip_defaults() const override { return low_.clip_defaults(); }
-  const SamplerDeck& sampler(const Deck& deck) const override { return low_.sampler(deck); }
-  std::int64_t side_multiple() const override { return low_.side_multiple(); }
   void set_sequence_group(Communicator* group) override {
+    Wan::set_sequence_group(group);
     high_.set_sequence_group(group);
-    low_.set_sequence_group(group);
-  }
-  void check_sequence(std::int64_t h, std::int64_t w, std::int64_t ranks) const override {
-    low_.check_sequence(h, w, ranks);
   }
   Tensor velocity(const DenoiserInput& in) override {
-    return (in.high_noise ? high_ : low_).velocity(in);
-  }
-  double flops(std::int64_t frames, std::int64_t h, std::int64_t w) const override {
-    return low_.flops(frames, h, w);
+    return in.high_noise ? high_.velocity(in) : Wan::velocity(in);
   }
 
  private:
-  ParameterTable params_;
-  Wan high_, low_;
+  Wan high_;
 };
 
 }  // namespace weft

@@ -1,5 +1,5 @@
 // A Wan whose tokens are shared by all ranks against the same model on each rank alone. Of its
-// three heads each of 3 ranks has one; 2 ranks, which do not divide them, gather the keys. Tokens
+// three heads each of 3 ranks has one; 2 ranks, which do not divide them, share the queries. Tokens
 // divide evenly nowhere.
 #include <mpi.h>
 
