@@ -7,7 +7,7 @@ Clips: WanPipeline and WanImageToVideoPipeline in the shapes of Wan2.2, narrow, 
 experts, TI2V with a timestep for each token. weft reads the folders that save_pretrained writes, in shards. Both sides get prompt,
 negative prompt and picture; the noise is the same because philox.py computes weft's. diffusers' schedulers get the noise levels of
 Wan's code, which weft has (docs/generate.md, Solvers); how far clips of diffusers' own levels are is printed too. A picture of another
-size is fitted here as Wan's code fits it, since diffusers' pipeline stretches it to bytes.
+size is fitted here as Wan's code fits it, since diffusers' pipeline stretches it with Pillow.
 
 Adapters: PEFT trains one for each expert. Files with names of diffusers, ComfyUI and kohya, in f32, f16 and bf16: weft's clips must
 have the same bits for all three, and be those of diffusers, which loads the same file and fuses it. Options of PEFT that change the
