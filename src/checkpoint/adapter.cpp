@@ -145,6 +145,9 @@ bool is_taken(const std::string& key, const ordered_json& value) {
          value == "orthogonal" || value == "eva";
 }
 
+constexpr const char* kinds_hint =
+    "write flags as true or false; merge other kinds with PEFT, and name the result as the weights";
+
 PeftConfig read_config(const fs::path& path) {
   const std::string where = path.string();
   const char* hint = "PEFT writes it with the adapter's tensors: copy both again";
@@ -155,9 +158,7 @@ PeftConfig read_config(const fs::path& path) {
     WEFT_CHECK(type == "LORA", Exit::data, "weft takes peft_type \"LORA\" alone",
                "{}: peft_type is \"{}\"", where, printable(type));
     for (const auto& [key, value] : j.items())
-      WEFT_CHECK(is_taken(key, value), Exit::data,
-                 "write flags as true or false; merge other kinds with PEFT, and name the result "
-                 "as the weights",
+      WEFT_CHECK(is_taken(key, value), Exit::data, kinds_hint,
                  "{}: {} is {}, which weft does not take", where, key,
                  printable(json_text(value), 80));
     PeftConfig c;
@@ -261,23 +262,30 @@ Adapter adapter_of(const Checkpoint& checkpoint, bool ema, std::optional<double>
 bool holds_adapter(const WeightFiles& files) {
   return std::ranges::any_of(files.tensors(), [](const auto& t) {
     const std::optional<AdapterPart> piece = piece_of(t.entry.name);
-    return piece && piece->kind == AdapterPart::Kind::a;
+    using enum AdapterPart::Kind;
+    return piece && piece->kind != b && piece->kind != alpha;
   });
 }
 
 namespace {
 
-// Rank and alpha that diffusers notes with the tensors.
-std::optional<PeftConfig> noted_config(const SafetensorsFile& tensors) {
+// PEFT's configuration where diffusers notes it with the tensors: its entries behind the model's
+// name. Layers may have ranks of their own, which the tensors tell.
+std::optional<PeftConfig> noted_config(const SafetensorsFile& tensors, const std::string& path) {
   const auto found = tensors.metadata().find("lora_adapter_metadata");
   if (found == tensors.metadata().end()) return std::nullopt;
   const auto j = try_parse_json<ordered_json>(found->second);
   if (!j.is_object()) return std::nullopt;
   PeftConfig c;
-  for (const auto& [key, value] : j.items()) {
-    if (!value.is_number()) continue;
-    if (key.ends_with("lora_alpha")) c.alpha = value.get<double>();
-    if (key == "r" || key.ends_with(".r")) c.rank = value.get<std::int64_t>();
+  for (const auto& [whole, value] : j.items()) {
+    const std::string key = whole.substr(whole.rfind('.') + 1);
+    if (key == "rank_pattern") continue;
+    WEFT_CHECK(is_taken(key, value), Exit::data, kinds_hint,
+               "{}: {} is {}, which weft does not take", path, printable(whole),
+               printable(json_text(value), 80));
+    if (key == "lora_alpha" && value.is_number()) c.alpha = value.get<double>();
+    if (key == "r" && value.is_number()) c.rank = value.get<std::int64_t>();
+    if (key == "use_rslora") c.root = value == true;
   }
   return c.rank > 0 && c.alpha > 0 ? std::optional(c) : std::nullopt;
 }
@@ -344,7 +352,7 @@ Adapter read_adapter(const fs::path& path) {
   if (!tensors.entries().empty()) adapter.layout = layout_of(tensors.entries().front().name);
 
   // Names of PEFT's, and weft's own, say nothing of alpha: the file beside them does.
-  std::optional<PeftConfig> config = noted_config(tensors);
+  std::optional<PeftConfig> config = noted_config(tensors, file.string());
   const bool has_config = adapter.layout == "PEFT" || adapter.layout == "weft";
   if (has_config) {
     WEFT_CHECK(is_there(config_file, Exit::data), Exit::data,

@@ -52,6 +52,20 @@ std::vector<fs::path> shards_without_index(const fs::path& folder, std::vector<f
   return files;
 }
 
+// Releases of several parts have a folder for each.
+std::string where_weights_are(const fs::path& folder) {
+  std::vector<std::string> parts;
+  std::error_code ignored;
+  for (const fs::path& part : entries_of(folder, Exit::data))
+    for (const fs::path& file : fs::directory_iterator(part, ignored))
+      if (ends_with(file, ".safetensors")) {
+        parts.push_back(part.string());
+        break;
+      }
+  return parts.empty() ? "name the folder that holds NAME.safetensors or its index"
+                       : fmt::format("name one of its folders: {}", fmt::join(parts, ", "));
+}
+
 std::vector<fs::path> find_in_folder(const fs::path& folder) {
   std::vector<fs::path> indices, files;
   bool pytorch = false;
@@ -61,8 +75,8 @@ std::vector<fs::path> find_in_folder(const fs::path& folder) {
     pytorch = pytorch || is_pytorch(file);
   }
   WEFT_CHECK(!indices.empty() || !files.empty(), Exit::data,
-             pytorch ? convert : "name the folder that holds NAME.safetensors or its index",
-             "{} holds no safetensors file", folder.string());
+             pytorch ? convert : where_weights_are(folder), "{} holds no safetensors file",
+             folder.string());
   // In the order in which the libraries that write such folders look.
   for (const char* ending : {".safetensors", index_ending})
     for (const char* stem : {"model", "diffusion_pytorch_model"}) {

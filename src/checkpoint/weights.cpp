@@ -148,10 +148,11 @@ void log_match(const WeightFiles& files, const ParameterTable& whole, const Weig
 std::string kind_of_tensor(const std::string& name) {
   std::string kind;
   for (std::size_t at = 0; at <= name.size();) {
-    const std::size_t end = std::min(name.find('.', at), name.size());
+    const std::size_t end = std::min(name.find_first_of("._", at), name.size());
     const std::string part = name.substr(at, end - at);
     const bool number = !part.empty() && part.find_first_not_of("0123456789") == part.npos;
-    kind += (at > 0 ? "." : "") + (number ? "*" : part);
+    kind += number ? "*" : part;
+    if (end < name.size()) kind += name[end];
     at = end + 1;
   }
   return kind;

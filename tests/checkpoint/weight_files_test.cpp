@@ -150,6 +150,10 @@ TEST_F(WeightFilesTest, SaysWhatStandsInTheFilesPlace) {
 
 TEST_F(WeightFilesTest, RefusesWhatHoldsNoWeights) {
   EXPECT_THAT(refusal(dir_), HasSubstr("holds no safetensors file"));
+  std::filesystem::create_directory(dir_ / "transformer");
+  write("transformer/model.safetensors", "");
+  EXPECT_THAT(refusal(dir_),
+              testing::AllOf(HasSubstr("name one of its folders"), HasSubstr("/transformer")));
   write("pytorch_model.bin", "PK");
   EXPECT_THAT(refusal(dir_), HasSubstr("convert_weights.py"));
   EXPECT_THAT(refusal(dir_ / "pytorch_model.bin"), HasSubstr("convert_weights.py"));

@@ -269,6 +269,26 @@ TEST_F(LoraTest, FilesHoldWhatWasTrained) {
   EXPECT_NE(file.find("base_model.model.spatial_blocks.0.attn.qkv.lora_A.weight"), nullptr);
 }
 
+// diffusers notes PEFT's configuration with the tensors.
+TEST_F(LoraTest, NotedConfigurationsCount) {
+  const std::vector<float> half(8, 0.5f);
+  const auto read = [&](const std::string& more) {
+    const std::string layer = "transformer.blocks.0.attn1.to_q.lora_";
+    const std::vector<SafetensorWrite> list = {
+        {layer + "A.weight", DType::f32, {4, 2}, std::as_bytes(std::span(half))},
+        {layer + "B.weight", DType::f32, {2, 4}, std::as_bytes(std::span(half))}};
+    write_safetensors(dir_ / "noted.safetensors", list,
+                      {{"lora_adapter_metadata",
+                        R"({"transformer.r": 4, "transformer.lora_alpha": 8)" + more + "}"}});
+    return read_adapter(dir_ / "noted.safetensors").layers.begin()->second.scale;
+  };
+  EXPECT_EQ(read(""), 2);
+  EXPECT_EQ(read(R"(, "transformer.rank_pattern": {"attn1": 4})"), 2);
+  EXPECT_EQ(read(R"(, "transformer.use_rslora": true)"), 4);
+  EXPECT_THROW(read(R"(, "transformer.alpha_pattern": {"attn1": 1})"), Error);
+  EXPECT_THROW(read(R"(, "transformer.use_dora": true)"), Error);
+}
+
 TEST_F(LoraTest, FilesThatDoNotFitAreRefused) {
   Model model(tiny_model(), 4, everywhere());
   const Adapter good = adapter_in(model, everywhere());
