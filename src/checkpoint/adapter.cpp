@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -532,16 +533,14 @@ void check_base(const std::string& adapter, const AdapterFacts& facts, const std
 
 void merge_adapters(ParameterTable& table, std::span<const WeightedAdapter> adapters,
                     const WeightNames& names) {
-  std::map<Parameter*, std::vector<float>> sums;
-  const auto sum_of = [&](Parameter* p) {
-    auto [at, fresh] = sums.try_emplace(p);
-    if (fresh) at->second = kept_values(*p);
-    return at->second.data();
-  };
+  // By parameter, so that one at a time is in memory as f32.
+  std::map<Parameter*, std::vector<std::function<void(float*)>>> added;
   constexpr const char* size_hint =
       "it is an adapter of a model of another size: check the deck's [model]";
+  std::vector<Adapter> own;
+  own.reserve(adapters.size());
   for (const auto& [given, factor] : adapters) {
-    const Adapter adapter = by_model(given, table, names);
+    const Adapter& adapter = own.emplace_back(by_model(given, table, names));
     if (adapter.left_out > 0 && log::rank() == 0)
       log::warn("adapter {}: left out {} of layers that only a model for pictures has",
                 adapter.path, counted(static_cast<std::int64_t>(adapter.left_out), "tensor"));
@@ -550,28 +549,32 @@ void merge_adapters(ParameterTable& table, std::span<const WeightedAdapter> adap
       WEFT_CHECK(p != nullptr && p->shape == Shape({layer.out, layer.in}), Exit::data, size_hint,
                  "adapter {}: layer {} is made for a weight of [{}, {}], the model's has {}",
                  adapter.path, name, layer.out, layer.in, p == nullptr ? "none" : p->shape.str());
-      float* const w = sum_of(p);
-      const auto scale = static_cast<float>(factor * layer.scale);
-      const std::int64_t in = layer.in, rank = layer.rank;
+      added[p].push_back([&layer, scale = static_cast<float>(factor * layer.scale)](float* w) {
+        const std::int64_t in = layer.in, rank = layer.rank;
 #pragma omp parallel for schedule(static)
-      for (std::int64_t o = 0; o < layer.out; ++o)
-        for (std::int64_t r = 0; r < rank; ++r) {
-          const float b = scale * layer.b[o * rank + r];
-          const float* const a = layer.a.data() + r * in;
-          for (std::int64_t i = 0; i < in; ++i) w[o * in + i] += b * a[i];
-        }
+        for (std::int64_t o = 0; o < layer.out; ++o)
+          for (std::int64_t r = 0; r < rank; ++r) {
+            const float b = scale * layer.b[o * rank + r];
+            const float* const a = layer.a.data() + r * in;
+            for (std::int64_t i = 0; i < in; ++i) w[o * in + i] += b * a[i];
+          }
+      });
     }
     for (const auto& [name, values] : adapter.differences) {
       Parameter* const p = table.find(name);
       WEFT_CHECK(p != nullptr && p->shape.numel() == std::ssize(values), Exit::data, size_hint,
                  "adapter {}: {} numbers are to be added to {}, the model's has {}", adapter.path,
                  values.size(), name, p == nullptr ? 0 : p->shape.numel());
-      float* const w = sum_of(p);
-      for (std::size_t i = 0; i < values.size(); ++i)
-        w[i] += static_cast<float>(factor) * values[i];
+      added[p].push_back([&values, times = static_cast<float>(factor)](float* w) {
+        for (std::size_t i = 0; i < values.size(); ++i) w[i] += times * values[i];
+      });
     }
   }
-  for (const auto& [p, values] : sums) p->set(0, values);
+  for (const auto& [p, terms] : added) {
+    std::vector<float> values = kept_values(*p);
+    for (const auto& add : terms) add(values.data());
+    p->set(0, values);
+  }
 }
 
 }  // namespace weft

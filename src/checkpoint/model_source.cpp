@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
@@ -157,13 +158,15 @@ void ModelSource::merge(ParameterTable& table, const WeightNames& names) const {
   if (of_checkpoint_) adapters.push_back({adapter_of(*checkpoint_, ema_), 1});
   for (const NamedAdapter& n : adapters_) adapters.push_back({n.read(ema_), n.factor});
   if (adapters.empty()) return;
-  const bool known = std::ranges::any_of(
-      adapters, [](const auto& a) { return !a.adapter.facts.base_hash.empty(); });
+  const bool known =
+      !std::exchange(base_checked_, true) && std::ranges::any_of(adapters, [](const auto& a) {
+        return !a.adapter.facts.base_hash.empty();
+      });
   const std::string base = of_checkpoint_ ? of_checkpoint_->base
                            : checkpoint_  ? "checkpoint " + checkpoint_->dir().string()
                                           : weights_;
   const std::string values = known ? hash_of_values(table, names.prefix) : "";
-  if (!is_random_source(weights_))
+  if (known && !is_random_source(weights_))
     for (const auto& [a, factor] : adapters) check_base(a.path, a.facts, base, values);
   merge_adapters(table, adapters, names);
 }

@@ -56,6 +56,7 @@ class ModelSource {
   std::optional<Checkpoint> checkpoint_;
   std::optional<AdapterFacts> of_checkpoint_;  // if it holds adapters
   std::vector<NamedAdapter> adapters_;
+  mutable bool base_checked_ = false;  // it belongs to the adapters: weights may be read again
 };
 
 }  // namespace weft

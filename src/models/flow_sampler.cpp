@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <optional>
-#include <utility>
 
 #include "core/error.h"
 #include "models/solver.h"
@@ -280,14 +279,16 @@ Tensor flow_sample(Denoiser& model, const SamplerDeck& sampler, const DiffusionD
       joined = edited->begin_step(
           i, [&](std::int64_t b) { return tau(i, b); }, z, in.x_mask);
     to_halves(z, in.x);
-    const bool before = std::exchange(in.high_noise, sampler.high_noise(i, tau(i, 0)));
-    if (request.expert && (i == 0 || before != in.high_noise)) request.expert(in.high_noise);
+    const bool high_noise = sampler.high_noise(i, tau(i, 0));
+    const bool other = i > 0 && high_noise != in.high_noise;
+    in.high_noise = high_noise;
+    if (request.expert) request.expert(in.high_noise);
     in.timestep.set(std::span<const float>(taus));
     dt.set(std::span<const float>(steps));
     const Tensor active = edited ? edited->active() : Tensor();
     const auto guidance = static_cast<float>(sampler.guidance(in.high_noise));
     if (cache) {
-      cache->velocity(in, joined, velocity);
+      cache->velocity(in, joined || other, velocity);
     } else {
       const Tensor made = model.velocity(in), out = shared ? both_branches(made, request) : made;
       if (solver)

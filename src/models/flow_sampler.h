@@ -119,7 +119,7 @@ struct SampleRequest {
   // late, which Euler steps alone can do (check_edit).
   std::function<void(int step, Tensor& noise)> fresh_noise;
   std::function<void(int step, int steps)> progress;
-  // Called before the first step, and before each that another expert makes than the step before.
+  // Called before each step with the expert that makes it.
   std::function<void(bool high_noise)> expert;
   // For a step cache: the first rank's number on all ranks that sample together; empty: alone.
   std::function<double(double)> agree;

@@ -35,7 +35,7 @@ class StepCache {
             std::function<double(double)> agree);
 
   // The guided velocity of the next step, like z; `in` is that of the guided batch, both halves
-  // with z. `whole`: without skipping, since frames have joined.
+  // with z. `whole`: without skipping, since frames have joined, or another expert makes it.
   void velocity(DenoiserInput& in, bool whole, Tensor& v);
   // Steps so far in which the blocks were not run.
   std::int64_t skipped() const { return skipped_; }

@@ -102,16 +102,17 @@ Tensor exchanged(const ParameterTable& table, Tensor x, SequenceGroup& group, co
     });
   }
   send.release();
-  // 3. Puts the received pieces into the grid. Where others have the same block of it, their pieces
-  // come in as many layers, one after the other, and are summed.
+  // 3. Puts the received pieces into the grid. Where several ranks have each place of it, their
+  // copies of the grid come one after the other, and are summed.
   if (travel_as_they_are(shape, in_pieces)) return received.view(shape);
+  WEFT_ASSERT(shape.numel() == 0 || received.numel() % shape.numel() == 0);
   Tensor out = Tensor::empty(shape, dtype), more;
   if (received.numel() > shape.numel()) more = Tensor::empty(shape, dtype);
   std::int64_t at = 0;
   for (const Piece& p : in_pieces) {
     if (p.numel == 0) continue;
-    Tensor& layer = at < shape.numel() ? out : more;
-    ops::copy_tokens(view_of(received, at, p), cut_out(p, wanted, true), layer);
+    Tensor& copy = at < shape.numel() ? out : more;
+    ops::copy_tokens(view_of(received, at, p), cut_out(p, wanted, true), copy);
     at += p.numel;
     if (at > shape.numel() && at % shape.numel() == 0) ops::add_inplace(more, out);
   }

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <utility>
 
 #include "core/error.h"
 #include "core/philox.h"
 #include "ops/pointwise.h"
+#include "tensor/device.h"
 
 namespace weft {
 namespace {
@@ -258,6 +260,18 @@ std::size_t ParameterTable::gradient_bytes() const {
 
 std::size_t ParameterTable::shard_bytes() const { return bytes_of({shards_}); }
 
+namespace {
+
+// A GPU may have no room for what a dry run plans: it gets addresses alone.
+Tensor memory_to_run(const Shape& shape, DType dtype) {
+  if (!on_cuda() || !Arena::has_current() || !Arena::current().is_planning())
+    return Tensor::persistent(shape, dtype);
+  return Tensor::borrow(std::bit_cast<void*>(std::uintptr_t{1} << 40), shape, dtype,
+                        DeviceKind::cuda);
+}
+
+}  // namespace
+
 void ParameterTable::allocate_for_inference(bool bf16_model) {
   allocate_to_run(bf16_model, [](const Parameter&) { return true; });
 }
@@ -270,8 +284,8 @@ void ParameterTable::allocate_to_run(bool bf16_model,
   Tensor wide, low;
   for (const bool placed : {false, true}) {
     if (placed) {
-      wide = Tensor::persistent({wide_at}, DType::f32);
-      low = Tensor::persistent({low_at}, DType::bf16);
+      wide = memory_to_run({wide_at}, DType::f32);
+      low = memory_to_run({low_at}, DType::bf16);
     }
     wide_at = low_at = 0;
     for (const auto& owned : parameters_) {
@@ -289,10 +303,10 @@ void ParameterTable::allocate_to_run(bool bf16_model,
     if (p->memory_of != nullptr) p->value = p->memory_of->value, p->working = p->memory_of->working;
 }
 
-void ParameterTable::share_memory(const std::string& those, const std::string& with) {
+void ParameterTable::share_memory(const std::string& owner, const std::string& user) {
   for (const auto& p : parameters_) {
-    if (!p->name.starts_with(with)) continue;
-    p->memory_of = find(those + p->name.substr(with.size()));
+    if (!p->name.starts_with(user)) continue;
+    p->memory_of = find(owner + p->name.substr(user.size()));
     WEFT_ASSERT(p->memory_of != nullptr && p->memory_of->shape == p->shape);
   }
 }

@@ -118,9 +118,10 @@ class ParameterTable {
   // is bf16_only. There is no flat space then (values(), working(), fixed() are undefined):
   // Parameter::set, load_weights and restore_state fill the parameters.
   void allocate_for_inference(bool bf16_model);
-  // From then on the parameters `with` NAME have the memory of `those` NAME, of one shape: one of
-  // two networks is in memory at a time. Before allocate_for_inference().
-  void share_memory(const std::string& those, const std::string& with);
+  // Of two networks of one shape, whose parameters are named owner + NAME and user + NAME, the
+  // second uses the memory of the first: one at a time has its values there. Call it before
+  // allocate_for_inference().
+  void share_memory(const std::string& owner, const std::string& user);
   // What that takes: the bytes of parameters, without those lost to alignment. base_bytes(): of
   // those that are base.
   std::size_t inference_bytes(bool bf16_model) const;

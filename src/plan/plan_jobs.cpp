@@ -262,14 +262,16 @@ void plan_generate(const Deck& written, const PlanRequest& request, int ranks,
   const std::size_t of_model = allocate_weights(model), of_codec = allocate_weights(codec);
   // Clips have what the weights of both models leave.
   WEFT_CHECK(of_model + of_codec < usable(request), Exit::usage,
-             fmt::format("set model.dtype and {} to \"bf16\", or give ranks more memory",
-                         codec.dtype_key()),
+             fmt::format("set model.dtype and {} to \"bf16\"{}, or give ranks more memory",
+                         codec.dtype_key(),
+                         model.weight_sets().empty() ? "" : ", generate.experts to \"in_turn\""),
              "the weights of {} and {} take {:.2f} GB of {:.1f}", model.name(), codec.name(),
              gb(static_cast<double>(of_model + of_codec)), request.memory_gb);
   const std::size_t capacity = usable(request) - of_model - of_codec;
   fmt::print("\ngeneration, every rank{}\n", sp > 1 ? fmt::format(", {} to a clip", sp) : "");
   row(j, model.name() + " weights", of_model,
-      dtype_name(model) + (in_turn ? ", one expert at a time, read again twice a batch" : ""));
+      dtype_name(model) +
+          (in_turn ? ", one expert at a time, read again for its steps (in no time below)" : ""));
   row(j, codec.name() + " weights", of_codec, dtype_name(codec));
   const BatchLimits limits = limit_batches(deck, job, job.longest_first(), ranks / sp);
   std::map<ClipShape, ClipPlan> sizes;

@@ -6,6 +6,7 @@ import array
 import math
 import os
 import pathlib
+import re
 import shutil
 import statistics
 import subprocess
@@ -44,9 +45,9 @@ TEXT_TOLERANCE = {"f32": 1e-4, "bf16": 4e-2}[DTYPE]
 # rounded bias and leave a rounded gradient of the weights, as cuDNN's do.
 PROJECTION_TOLERANCE = {"f32": 1e-4, "bf16": 6e-2}[DTYPE]
 # Wan's VAE has some 70 layers in a row: in bf16 gradients are up to 0.10 off on the CPU; PyTorch in bf16 is 0.16 off in a length and
-# 0.4 in a projection. That of Wan2.2 has twice as many: 3 of 396 lengths and projections are more than 0.15 off, one of them 0.41.
-# Its outputs are held to less: they are 1.8e-2 off.
-WAN22_VAE_TOLERANCE = {"f32": 1e-4, "bf16": 5e-1}[DTYPE]
+# 0.4 in a projection. That of Wan2.2 has twice as many: 3 of 396 lengths and projections are more than that off, one of them 0.41.
+# Its outputs are 1.8e-2 off.
+WAN22_VAE_TOLERANCE, WAN22_VAE_BEYOND = {"f32": (1e-4, 0), "bf16": (1.5e-1, 3)}[DTYPE]
 WAN22_TOLERANCE = {"f32": 1e-4, "bf16": 4e-2}[DTYPE]
 WAN_VAE_TOLERANCE = {"f32": 1e-4, "bf16": 1.5e-1}[DTYPE]
 # Of a segmentation model's probabilities, relative; bf16 is 3e-3 off on the CPU.
@@ -179,7 +180,10 @@ class Golden(WeftTest):
                 if case != "wan22_vae":
                     self.judge("compare.py", expected, out, WAN22_TOLERANCE)
                     continue
-                self.judge("compare.py", expected, out, WAN22_VAE_TOLERANCE)
+                said = subprocess.run([PYTHON, GOLDEN / "compare.py", expected, out, "--tolerance", str(WAN22_VAE_TOLERANCE)],
+                                      capture_output=True, text=True).stdout
+                good, of = map(int, re.search(r"(\d+) of (\d+) within", said).groups())
+                self.assertLessEqual(of - good, WAN22_VAE_BEYOND, said)
                 wanted, got = read_safetensors(expected), read_safetensors(out)
                 for name in "moments", "latent", "reconstruction":
                     self.assertLessEqual(distance(floats(wanted[name]), floats(got[name])), WAN22_TOLERANCE, name)

@@ -412,16 +412,21 @@ bool experts_in_turn(const Deck& deck, const GenerateJob& job, const ClipParts& 
                      std::size_t bytes) {
   const std::string& experts = deck.get<GenerateDeck>().experts;
   Denoiser& model = *parts.denoiser;
+  WEFT_CHECK(experts != "in_turn" || !model.weight_sets().empty(), Exit::usage,
+             "set sampler.boundary, or leave it out",
+             "generate.experts is \"in_turn\", and {} is one model", model.name());
   if (model.weight_sets().empty() || experts != "auto") return experts == "in_turn";
-  std::size_t steps = 0;
+  std::size_t steps = bytes_of_gib(deck.memory.arena_gib);
   {
     const auto planned = Arena::planning();
     const ArenaScope scope(*planned);
     model.params().allocate_for_inference(model.bf16());
     std::set<PixelSize> seen;
-    for (const ClipItem& item : job.items)
-      if (seen.insert(item.pixels).second)
-        steps = std::max(steps, plan_sampling(deck, parts, item, 1).bytes);
+    for (const ClipItem& item : job.items) {
+      if (!seen.insert(item.pixels).second) continue;
+      model.check_sequence(item.latent_height, item.latent_width, deck.parallel.sp);
+      steps = std::max(steps, plan_sampling(deck, parts, item, 1).bytes);
+    }
   }
   VideoCodec& codec = *parts.codec;
   return model.params().inference_bytes(model.bf16()) +

@@ -115,7 +115,8 @@ VideoCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job,
                                     std::int64_t loop);
 
 // Whether one of two experts at a time is in memory (generate.experts), which has `bytes`: with
-// "auto" where both, the codec and the steps of a clip do not fit.
+// "auto" where both, the codec and the steps of a clip, or memory.arena_gib, do not fit.
+// Exit::usage for experts in turn of one model.
 bool experts_in_turn(const Deck& deck, const GenerateJob& job, const ClipParts& parts,
                      std::size_t bytes);
 

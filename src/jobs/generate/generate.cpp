@@ -67,10 +67,10 @@ struct ClipModels {
                "name it as generate.weights_high_noise, or a folder that holds both as "
                "generate.weights",
                "sampler.boundary asks for two experts, and {} is one", denoiser_weights.describe());
-    WEFT_CHECK(g.experts != "in_turn" || !high.empty(), Exit::usage,
-               "name two files or folders, or set generate.experts = \"auto\"",
-               "generate.experts = \"in_turn\", and {} is {}", denoiser_weights.describe(),
-               sets.empty() ? "one model" : "both experts in one");
+    WEFT_CHECK(g.experts != "in_turn" || sets.empty() || !high.empty(), Exit::usage,
+               "name each expert's weights by themselves, or their folder",
+               "generate.experts is \"in_turn\", and {} is both experts in one",
+               denoiser_weights.describe());
     WEFT_CHECK(g.adapters_high_noise.empty() || !high.empty(), Exit::usage,
                "name each expert's weights by themselves, or their folder",
                "generate.adapters_high_noise is set, and {} is both experts in one",
@@ -91,7 +91,8 @@ struct ClipModels {
            (high_noise_weights ? high_noise_weights->identity() + "; " : "") +
            (codec_weights ? codec_weights->identity() : "");
   }
-  // in_turn: the experts have one memory, where that of high noise is at first.
+  // in_turn: the experts have one memory. Both are read, so that faults show before the first clip;
+  // that of high noise, which clips begin with, stays.
   void load_denoiser(bool in_turn) {
     Denoiser& model = *parts.denoiser;
     if (!high_noise_weights)
@@ -102,9 +103,15 @@ struct ClipModels {
   }
   // Unless it was the last that was read.
   void read_expert(bool high_noise) {
-    if (std::exchange(last_read_, high_noise) == high_noise) return;
-    (high_noise ? *high_noise_weights : denoiser_weights)
-        .read(parts.denoiser->params(), sets[high_noise ? 1 : 0].names);
+    if (last_read_ == high_noise) return;
+    last_read_.reset();
+    try {
+      (high_noise ? *high_noise_weights : denoiser_weights)
+          .read(parts.denoiser->params(), sets[high_noise ? 1 : 0].names);
+    } catch (const Error& e) {
+      throw Error(e).for_job();  // no clip is to blame
+    }
+    last_read_ = high_noise;
   }
 
  private:
@@ -178,8 +185,8 @@ class ClipJob : public ListJob {
     const std::vector<std::int64_t>& order = engine.missing();
     model.set_sequence_group(exchange_.get());
     const bool in_turn =
-        models.high_noise_weights &&
-        experts_in_turn(deck, job, models.parts, arena_capacity(MemoryDeck(), device));
+        experts_in_turn(deck, job, models.parts, arena_capacity(MemoryDeck(), device)) &&
+        models.high_noise_weights;
     models.load_denoiser(in_turn);
     if (first_ && models.codec_weights)
       models.codec_weights->load(codec.params(), codec.weight_names(), codec.bf16());
@@ -189,7 +196,7 @@ class ClipJob : public ListJob {
                                   : "",
         codec.name(), models.codec_weights ? models.codec_weights->describe() : "without weights");
     if (in_turn)
-      log::info("experts   in turn: {:.1f} GiB are read again twice a batch",
+      log::info("experts   in turn: one is in memory ({:.1f} GiB), and read again for its steps",
                 gib(model.params().inference_bytes(model.bf16())));
     capacity_ = arena_capacity(deck.memory, device);
     BatchLimits limits = limit_batches(deck, job, order, engine.groups().count);

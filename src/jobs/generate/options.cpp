@@ -21,9 +21,8 @@ void generate_rows(Rows& r, GenerateDeck& d) {
          "noise; empty: weights is a folder that holds both, as they are released.");
   r.path("adapters_high_noise", d.adapters_high_noise, "Adapters of that expert, as adapters.");
   r.text("experts", d.experts,
-         "Whether both experts are in memory (\"together\"), or one at a time (\"in_turn\"), read "
-         "again "
-         "for its steps twice a batch; auto: in turn where both do not fit.",
+         "Of a model of two experts. together: both stay in memory; in_turn: one at a time, read "
+         "again for its steps; auto: in turn where both do not fit.",
          {"auto", "together", "in_turn"});
   r.number("cfg_ranks", d.cfg_ranks, 1, 2,
            "2: the two halves of guidance on two ranks (or groups of parallel.sp), which make a "

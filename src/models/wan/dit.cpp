@@ -31,6 +31,27 @@ Var as_f32(nn::Context c, const Var& x) {
   return out;
 }
 
+// What each rank has of the N tokens and the heads of a sample: outside of self attention, and of
+// the queries and the keys within it. As many ranks as divide both share the heads; the rest shares
+// the queries (docs/parallel.md, Sequence parallelism).
+struct AttentionBlocks {
+  nn::Blocks tokens, queries, keys;
+};
+AttentionBlocks attention_blocks(std::int64_t N, std::int64_t heads, int ranks) {
+  const int sharers = static_cast<int>(std::gcd(heads, ranks));
+  AttentionBlocks b;
+  for (int r = 0; r < ranks; ++r) {
+    const int first = r / sharers * sharers;
+    const Part of_heads = nn::share_of(heads, r % sharers, sharers);
+    b.tokens.push_back({nn::share_of(N, r, ranks), {0, heads}});
+    b.queries.push_back(
+        {{nn::share_of(N, first, ranks).begin, nn::share_of(N, first + sharers - 1, ranks).end},
+         of_heads});
+    b.keys.push_back({{0, N}, of_heads});
+  }
+  return b;
+}
+
 }  // namespace
 
 std::vector<float> add_padding_keys(CaptionBatch& captions, std::int64_t text_len) {
@@ -354,27 +375,6 @@ Var Wan::block(nn::Context c, const WanBlock& b, const Var& x, const Var& y, con
   return nn::gate_residual(c, x2, nn::mlp(c, u, b.fc1, b.fc2), m, s.rows, gate_ffn, Tensor());
 }
 
-// What each rank has of the N tokens and the heads of a sample: outside of self attention, and of
-// the queries and the keys within it. As many ranks as divide both share the heads; the rest shares
-// the queries (docs/parallel.md, Sequence parallelism).
-struct AttentionBlocks {
-  nn::Blocks tokens, queries, keys;
-};
-AttentionBlocks attention_blocks(std::int64_t N, std::int64_t heads, int ranks) {
-  const int sharers = static_cast<int>(std::gcd(heads, ranks));
-  AttentionBlocks b;
-  for (int r = 0; r < ranks; ++r) {
-    const int first = r / sharers * sharers;
-    const Part of_heads = nn::share_of(heads, r % sharers, sharers);
-    b.tokens.push_back({nn::share_of(N, r, ranks), {0, heads}});
-    b.queries.push_back(
-        {{nn::share_of(N, first, ranks).begin, nn::share_of(N, first + sharers - 1, ranks).end},
-         of_heads});
-    b.keys.push_back({{0, N}, of_heads});
-  }
-  return b;
-}
-
 // Attention among all N tokens of a sample. In a group each rank makes q, k and v of its own
 // tokens, and then has its blocks of them.
 Var Wan::self_attention(nn::Context c, const WanAttention& a, const Var& u, const Shared& s) {
@@ -407,13 +407,13 @@ Var Wan::cross_attention(nn::Context c, const WanAttention& a, const Var& u, con
   return nn::attention(c, q, k, v, s.offsets, s.last_bias, heads);
 }
 
-// Rows of heads [B,n,H_r*D] from one share-out to another. `needed`: whether others need x's value,
-// which is freed otherwise.
+// Rows of heads [B,n,H_r*D] from one rank's block to another. Frees x's value unless it is kept,
+// because something else needs it.
 Var Wan::exchange_heads(nn::Context c, const Var& x, const nn::Blocks& from, const nn::Blocks& to,
-                        bool needed) {
+                        bool keep) {
   const Shape own = x->value.shape();
   const Var grid = make_var(x->value.view({own[0], own[1], own[2] / head_, head_}));
-  if (!needed) x->value.release();
+  if (!keep) x->value.release();
   if (c.tape.recording())
     c.tape.record([x, grid, own] { give_grad(x, std::exchange(grid->grad, {}).view(own)); });
   // To nn::exchange() tokens are frames and heads are the tokens of a frame.

@@ -146,7 +146,7 @@ class Wan : public Denoiser {
   Var cross_attention(nn::Context c, const WanAttention& a, const Var& u, const Var& y,
                       const Shared& s);
   Var exchange_heads(nn::Context c, const Var& x, const nn::Blocks& from, const nn::Blocks& to,
-                     bool needed);
+                     bool keep);
 
   WanConfig config_;
   WanPicture picture_;
