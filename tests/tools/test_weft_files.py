@@ -1,4 +1,4 @@
-"""tools/python/weft_files.py on files that weft writes here, against weft's own export, h5py and JSON."""
+"""tools/python/weft_files.py and weft_diff.py on files that weft writes here, against weft's own export, h5py and JSON."""
 import contextlib
 import io
 import json
@@ -25,6 +25,7 @@ for folder in ("tests/e2e", "tools/python"):
     sys.path.insert(0, str(ROOT / folder))
 import harness  # noqa: E402
 import tiny_models  # noqa: E402
+import weft_diff  # noqa: E402
 import weft_files  # noqa: E402
 
 
@@ -146,6 +147,48 @@ class Files(harness.WeftTest):
             weft_files.read_weights(self.dir / "two")
         os.rename(self.dir / "two/b.safetensors", self.dir / "two/model.safetensors")
         self.assertEqual(weft_files.read_weights(self.dir / "two")["b"].tolist(), [1])
+
+    def diff(self, *arguments):
+        """weft-diff's exit status and what it printed."""
+        with mock.patch.object(sys, "argv", ["weft-diff", *map(str, arguments)]), contextlib.redirect_stdout(io.StringIO()) as out, \
+                contextlib.redirect_stderr(io.StringIO()) as err:
+            return weft_diff.main(), out.getvalue() + err.getvalue()
+
+    def test_differences(self):
+        self.train("run", "train.steps=7", ranks=2)
+        os.chdir(self.dir)
+        self.assertEqual(self.diff("run", "run/step_7")[0], 0)
+        code, said = self.diff("run/step_5", "run", "--all")
+        self.assertEqual(code, 1)
+        self.assertIn("step: 5 and 7", said)
+        self.assertRegex(said, r"master: \S+ \[.*\]: \d+ of \d+ differ, at most \S+, relative \S+")
+        self.weft("export", "run", "whole.safetensors", ranks=0)
+        self.weft("export", "run", "half.safetensors", "--dtype", "bf16", ranks=0)
+        self.assertEqual(self.diff("whole.safetensors", "half.safetensors", "--tolerance", "4e-3")[0], 0)
+        self.assertEqual(self.diff("whole.safetensors", "half.safetensors")[0], 1)
+        tensors = harness.read_safetensors(self.dir / "whole.safetensors")
+        name, (dtype, shape, data) = next(iter(tensors.items()))
+        tensors[name] = dtype, shape, data[:-4] + b"\0\0\x80?"
+        harness.write_safetensors(self.dir / "one.safetensors", tensors)
+        code, said = self.diff("whole.safetensors", "one.safetensors")
+        self.assertEqual((code, said.count("\n")), (1, 2), said)
+        self.assertIn(f"{name} {list(shape)}: 1 of {len(data) // 4} differ", said)
+        del tensors[name]
+        harness.write_safetensors(self.dir / "less.safetensors", tensors)
+        self.assertIn(f"{name}: only in A", self.diff("whole.safetensors", "less.safetensors")[1])
+
+        harness.make_video(self.dir / "v.mp4", "testsrc2=duration=3:rate=10:size=64x64")
+        self.weft("ingest", "deck.toml", "ingest.inputs=v.mp4", "ingest.frames=[9]", "ingest.height=32", "ingest.width=32",
+                  "ingest.output=a.h5", ranks=0)
+        (self.dir / "b.h5").write_bytes((self.dir / "a.h5").read_bytes())
+        self.assertEqual(self.diff("a.h5", "b.h5")[0], 0)
+        with h5py.File("b.h5", "r+") as file:
+            (group,) = file["clips"].values()
+            group["frames"][0, 0, 0, 0, 0] ^= 3
+        code, said = self.diff("a.h5", "b.h5")
+        self.assertEqual(code, 1)
+        self.assertIn(" 1 of ", said)
+        self.assertEqual(self.diff("a.h5", "nothing.h5")[0], 2)
 
     def test_the_notebook(self):
         """Its cells on a run made here, where matplotlib is; anywhere else they must at least compile. It is kept without outputs."""
