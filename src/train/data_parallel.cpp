@@ -317,6 +317,7 @@ void DataParallel::settle() {
     comm_.wait(weights_[b]);
     table_.arrived(b);
   }
+  if (blocks_) blocks_->settle();
 }
 
 double DataParallel::take_blocked() {

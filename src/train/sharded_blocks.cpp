@@ -31,6 +31,10 @@ void ShardedBlocks::fetch(int bucket) {
   if (!overlap_) blocked_ += comm_.wait(gathers_[slot]);
 }
 
+void ShardedBlocks::settle() {
+  for (const auto ticket : gathers_) comm_.wait(ticket);
+}
+
 void ShardedBlocks::enter(int from, int to) {
   const int last = static_cast<int>(sums_.size()) - 1;
   const bool begins = from < 0 || (passes_ == Passes::forward && to == last);

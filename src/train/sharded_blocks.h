@@ -38,6 +38,8 @@ class ShardedBlocks {
   void changed();
   // Gathers a bucket ahead of its use, if its slot is free.
   void fetch(int bucket);
+  // Waits for what is gathered, also where nothing will use it.
+  void settle();
 
   // Between the two, each rank may run the model as often as it likes (`backward`: with a backward
   // each time, whose gradients are not sent): a pass begins with a sum of how many ranks take part,

@@ -68,7 +68,7 @@ class SequenceParallelTest(WeftTest):
 
 
 class SequenceParallelWan(WeftTest):
-    """All tokens of a clip attend to each other: three heads shared by two ranks, and by three."""
+    """All tokens of a clip attend to each other. Three ranks share three heads; two, and four, share the queries."""
 
     def setUp(self):
         super().setUp()
@@ -77,7 +77,7 @@ class SequenceParallelWan(WeftTest):
     def test_training(self):
         steps = ("train.steps=3", "parallel.bucket_mib=0.05", f"device.kind={DEVICE}")
         self.train("one", *steps, ranks=1)
-        for ranks in (2, 3):
+        for ranks in (2, 3, 4):
             run = f"on{ranks}"
             self.train(run, *steps, f"parallel.sp={ranks}", ranks=ranks)
             for key in ("loss", "grad_norm"):
@@ -85,7 +85,8 @@ class SequenceParallelWan(WeftTest):
                     self.assertLess(abs(other[key] / one[key] - 1), 1e-5, f"{key} on {ranks} ranks")
 
     def test_what_cannot_be_shared_is_refused(self):
-        self.refused(self.train("x", "parallel.sp=4", ranks=4, expect=None), USAGE, "parallel.sp = 4", "3 attention heads")
+        few = "data.path=synthetic:latent=1,clips=24,frames=3,height=2,width=6"
+        self.refused(self.train("x", few, "parallel.sp=4", ranks=4, expect=None), USAGE, "parallel.sp = 4", "3 tokens a frame")
         odd = "data.path=synthetic:latent=1,clips=24,frames=3,height=5,width=6"
         self.refused(self.train("x", odd, ranks=1, expect=None), USAGE, "5x6", "model.patch_size")
         self.refused(self.train("x", "mask.random=0.4", ranks=1, expect=None), USAGE, "[mask]")
