@@ -28,8 +28,10 @@ void run_rows(Rows& r, RunDeck& d) {
          "operation and shapes; \"\" does not. On GPUs it runs without graphs.",
          {"", "operations", "shapes"});
   r.number("stop_margin", d.stop_margin, 0, 1e6,
-           "Seconds before the end of a Slurm job (SLURM_JOB_END_TIME) at which a run saves and "
-           "stops by itself.");
+           "Seconds before the end of the job (of Slurm, of PBS, or run.max_hours) at which a run "
+           "saves and stops by itself.");
+  r.number("max_hours", d.max_hours, 0, 1e6,
+           "Hours that the program may run, as a job's time limit; 0: no limit of its own.");
 }
 
 void device_rows(Rows& r, DeviceDeck& d) {

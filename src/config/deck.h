@@ -25,6 +25,7 @@ struct RunDeck {
   bool trace = false;
   std::string profile;
   double stop_margin = 120;
+  double max_hours = 0;
 };
 struct DeviceDeck {
   std::string kind = "auto";

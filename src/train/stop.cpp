@@ -67,26 +67,35 @@ double seconds_since_epoch() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+const double program_start = now_seconds();
+
+// The number in that variable; 0 without one, and for what stands for no limit.
+double seconds_in(const char* variable, const char* hint) {
+  const char* text = std::getenv(variable);
+  if (!text || !*text) return 0;
+  double seconds = 0;
+  const char* last = text + std::strlen(text);
+  const auto [stopped, fault] = std::from_chars(text, last, seconds);
+  WEFT_CHECK(fault == std::errc() && stopped == last && std::isfinite(seconds), Exit::usage, hint,
+             "{} = \"{}\" is not a time", variable, text);
+  constexpr double no_limit = 4294967294;  // Slurm's NO_VAL; INFINITE is one more
+  return seconds >= no_limit ? 0 : std::max(seconds, 0.0);
+}
+
 // When the Slurm job ends, on the clock of now_seconds(). The wall clock is read only here, so that
 // setting it later does not change the time left.
-std::optional<double> end_of_job() {
-  const char* text = std::getenv("SLURM_JOB_END_TIME");
-  if (!text || !*text) return {};
-  double end = 0;
-  const char* last = text + std::strlen(text);
-  const auto [stopped, fault] = std::from_chars(text, last, end);
-  WEFT_CHECK(fault == std::errc() && stopped == last && std::isfinite(end), Exit::usage,
-             "it is seconds since 1970, as of `date +%s`; unset it if no Slurm job ends then",
-             "SLURM_JOB_END_TIME = \"{}\" is not a time", text);
-  constexpr double no_limit = 4294967294;  // Slurm's NO_VAL; INFINITE is one more
-  if (end <= 0 || end >= no_limit) return {};
+std::optional<double> end_of_slurm_job() {
+  const double end =
+      seconds_in("SLURM_JOB_END_TIME",
+                 "it is seconds since 1970, as of `date +%s`; unset it if no Slurm job ends then");
+  if (end == 0) return {};
   const double left = end - seconds_since_epoch();
   if (left <= 0) {
     if (log::rank() == 0)
       log::warn(
-          "SLURM_JOB_END_TIME = {} passed {:.0f} s ago and is ignored: left over from another "
+          "SLURM_JOB_END_TIME = {:.0f} passed {:.0f} s ago and is ignored: left over from another "
           "job?",
-          text, -left);
+          end, -left);
     return {};
   }
   return now_seconds() + left;
@@ -100,10 +109,25 @@ std::string signal_name(int signal) {
 
 }  // namespace
 
-Requests::Requests(std::filesystem::path run_dir, double margin_seconds)
+// The earliest end of those that are known.
+std::optional<Requests::End> Requests::end_of_job(double max_hours) {
+  std::optional<End> first;
+  const auto take = [&](double at, const char* what, const char* from) {
+    if (!first || at < first->at) first = End{at, what, from};
+  };
+  if (const auto end = end_of_slurm_job())
+    take(*end, "the end of the Slurm job", "SLURM_JOB_END_TIME");
+  const double walltime = seconds_in(
+      "PBS_WALLTIME", "it is the job's time limit in seconds; unset it if there is none");
+  if (walltime > 0) take(program_start + walltime, "the end of the PBS job", "PBS_WALLTIME");
+  if (max_hours > 0) take(program_start + 3600 * max_hours, "the end of its time", "run.max_hours");
+  return first;
+}
+
+Requests::Requests(std::filesystem::path run_dir, double margin_seconds, double max_hours)
     : run_dir_(std::move(run_dir)),
       margin_seconds_(margin_seconds),
-      end_(end_of_job()),
+      end_(end_of_job(max_hours)),
       files_{{{"stop", request::stop, "stop"},
               {"save", request::save, "save"},
               {"dump_trace", request::dump_trace, "write its trace"}}} {
@@ -131,11 +155,9 @@ unsigned Requests::look(double longest_step, double save_seconds) {
     // One more step, then a save, must end before the margin begins.
     const double needed =
         margin_seconds_ + std::max(longest_step, 0.0) + std::max(save_seconds, 0.0);
-    if (!stopping_ && end_ && *end_ - now < needed)
-      stop(
-          fmt::format("the end of the Slurm job in {:.0f} s (SLURM_JOB_END_TIME; a step, a save "
-                      "and run.stop_margin take {:.0f} s)",
-                      *end_ - now, needed));
+    if (!stopping_ && end_ && end_->at - now < needed)
+      stop(fmt::format("{} in {:.0f} s ({}; a step, a save and run.stop_margin take {:.0f} s)",
+                       end_->what, end_->at - now, end_->from, needed));
   }
   return stopping_ ? asked | request::stop : asked;
 }

@@ -1,6 +1,6 @@
 // External requests to a run: stop, save, write the trace. They arrive as signals
 // (stop_signals of core/faults.h), as files in the run directory, and from the approaching end of
-// the Slurm job. The step loop makes all ranks agree on them.
+// the job. The step loop makes all ranks agree on them.
 #pragma once
 
 #include <array>
@@ -26,9 +26,10 @@ constexpr unsigned saving = 8;
 
 class Requests {
  public:
-  // `margin_seconds`: as run.stop_margin. Reads SLURM_JOB_END_TIME (seconds since the epoch);
-  // Exit::usage if that is no time. Rank 0 removes RUN/stopped, which the run before has left.
-  Requests(std::filesystem::path run_dir, double margin_seconds);
+  // `margin_seconds`, `max_hours`: as run.stop_margin and run.max_hours. Reads SLURM_JOB_END_TIME
+  // (seconds since the epoch) and PBS_WALLTIME (seconds, taken from the start of the program on);
+  // Exit::usage if one of them is no time. Rank 0 removes RUN/stopped, which the run before left.
+  Requests(std::filesystem::path run_dir, double margin_seconds, double max_hours = 0);
 
   // Requests to this rank since the last call; `stop` stays. Every rank checks its own signals;
   // rank 0 also checks the clock and the files RUN/stop, RUN/save, RUN/dump_trace. It
@@ -55,7 +56,14 @@ class Requests {
 
   std::filesystem::path run_dir_;
   double margin_seconds_;
-  std::optional<double> end_;  // of the job, on the clock of now_seconds()
+  struct End {
+    double at;         // on the clock of now_seconds()
+    std::string what;  // "the end of the Slurm job", and so on
+    std::string from;  // the variable or the key that says so
+  };
+  static std::optional<End> end_of_job(double max_hours);
+
+  std::optional<End> end_;  // of the job
   std::array<File, 3> files_;
   double next_files_ = 0;  // when to look at the files again, on the same clock
   bool stopping_ = false;  // asked to stop

@@ -80,7 +80,7 @@ Trainer::Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world)
       threads_(set_threads(static_cast<int>(deck.run.threads), device_.core_sharers)),
       task_(make_task(deck_)),
       review_(deck_, *task_, comm_->rank(), texts_of_ranks(host_name(), world)),
-      requests_(deck.run.dir, deck.run.stop_margin) {
+      requests_(deck.run.dir, deck.run.stop_margin, deck.run.max_hours) {
   choose_groups();
   open_data();
   checkpoints_ =

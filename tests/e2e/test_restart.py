@@ -224,6 +224,15 @@ class Clocks(WeftTest):
                 self.weft("inspect", f"{run}/step_{done}", ranks=0)
                 self.assertIn(f"{done} of {done + 2} steps done", self.train(run, f"train.steps={done + 2}").err)
 
+    def test_max_hours_stops_a_run_that_goes_on_exactly(self):
+        job = self.weft("train", "deck.toml", "run.dir=run", "run.max_hours=0.003", "run.stop_margin=5", "train.steps=1000000",
+                        expect=75)
+        self.assertIn("(run.max_hours; ", job.err)
+        done = len(self.metrics("run"))
+        self.train("run", f"train.steps={done + 2}")
+        self.train("whole", f"train.steps={done + 2}")
+        self.assert_same_run("run", "whole")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -25,13 +25,13 @@ using testing::HasSubstr;
 class RequestsTest : public testing::Test {
  protected:
   void SetUp() override {
-    unsetenv("SLURM_JOB_END_TIME");
+    unsetenv("SLURM_JOB_END_TIME"), unsetenv("PBS_WALLTIME");
     std::string name = (fs::temp_directory_path() / "weft_stop_XXXXXX").string();
     ASSERT_NE(mkdtemp(name.data()), nullptr);
     dir_ = name;
   }
   void TearDown() override {
-    unsetenv("SLURM_JOB_END_TIME");
+    unsetenv("SLURM_JOB_END_TIME"), unsetenv("PBS_WALLTIME");
     log::set_rank(0, 1);
     fs::remove_all(dir_);
   }
@@ -147,6 +147,27 @@ TEST_F(RequestsTest, TheEndOfTheJobStopsARunInTime) {
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_THAT(said, HasSubstr("asked to stop by the end of the Slurm job"));
   EXPECT_EQ(times(said, "asked to stop by"), 1);
+}
+
+// As it is for Slurm; and the earliest of several counts.
+TEST_F(RequestsTest, OtherTimeLimitsStopARunInTime) {
+  const auto said = [&](double max_hours, double longest_step) {
+    Requests requests(dir_, 120, max_hours);
+    testing::internal::CaptureStderr();
+    const bool stops = requests.look(longest_step, 0) == request::stop;
+    const std::string text = testing::internal::GetCapturedStderr();
+    return stops ? text : "";
+  };
+  EXPECT_EQ(said(1, 0), "");
+  EXPECT_THAT(said(1, 3600), HasSubstr("(run.max_hours; a step"));
+  setenv("PBS_WALLTIME", "1800", 1);
+  EXPECT_EQ(said(1, 0), "");
+  EXPECT_THAT(said(1, 1790), HasSubstr("(PBS_WALLTIME; a step"));
+  EXPECT_THAT(said(0.25, 1790), HasSubstr("(run.max_hours; a step"));
+  ends_in(600);
+  EXPECT_THAT(said(0.25, 590), HasSubstr("(SLURM_JOB_END_TIME; a step"));
+  setenv("PBS_WALLTIME", "01:00:00", 1);
+  EXPECT_THROW(said(0, 0), Error);
 }
 
 TEST_F(RequestsTest, NoLimitIsNoEnd) {

@@ -99,7 +99,9 @@ ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_C
       groups_(world, settings_.group),
       manifest_(settings_.directory, settings_.stem, groups_.rank),
       // Ranks that the launcher ends because another one has died have not died of their items.
-      dispatcher_(world, std::make_unique<Requests>(settings_.directory, settings_.stop_margin),
+      dispatcher_(world,
+                  std::make_unique<Requests>(settings_.directory, settings_.stop_margin,
+                                             settings_.max_hours),
                   [this] { manifest_.end_all(); }) {
   check_shared();
   // Rank 0's keys and costs: files, and their times, may look different from node to node.

@@ -84,6 +84,7 @@ struct ListSettings {
   std::string item_name = "clip";   // in messages; its plural is a key of the report
   std::string key;                  // of the deck, that `directory` comes from
   double stop_margin = 0;           // run.stop_margin, seconds
+  double max_hours = 0;             // run.max_hours
   int group = 1;                    // ranks that make an item together
   std::filesystem::path status{};   // another status file, where `directory` goes with the job
   bool replace = replace_asked;     // finished results of another request
@@ -102,6 +103,7 @@ inline ListSettings list_settings(const Deck& deck, const std::string& command,
   s.item_name = item_name;
   s.key = command + ".output";
   s.stop_margin = deck.run.stop_margin;
+  s.max_hours = deck.run.max_hours;
   return s;
 }
 
