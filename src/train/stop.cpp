@@ -69,15 +69,18 @@ double seconds_since_epoch() {
 
 const double program_start = now_seconds();
 
-// The number in that variable; 0 without one, and for what stands for no limit.
-double seconds_in(const char* variable, const char* hint) {
+// The number in that variable; 0 without one, and for what stands for no limit. Exit::usage for
+// another text, or with `ignored` a WARN on rank 0.
+double seconds_in(const char* variable, const char* hint, bool ignored = false) {
   const char* text = std::getenv(variable);
   if (!text || !*text) return 0;
   double seconds = 0;
   const char* last = text + std::strlen(text);
   const auto [stopped, fault] = std::from_chars(text, last, seconds);
-  WEFT_CHECK(fault == std::errc() && stopped == last && std::isfinite(seconds), Exit::usage, hint,
-             "{} = \"{}\" is not a time", variable, text);
+  const bool good = fault == std::errc() && stopped == last && std::isfinite(seconds);
+  WEFT_CHECK(good || ignored, Exit::usage, hint, "{} = \"{}\" is not a time", variable, text);
+  if (!good && log::rank() == 0) log::warn("{} = \"{}\" is ignored: {}", variable, text, hint);
+  if (!good) return 0;
   constexpr double no_limit = 4294967294;  // Slurm's NO_VAL; INFINITE is one more
   return seconds >= no_limit ? 0 : std::max(seconds, 0.0);
 }
@@ -117,8 +120,9 @@ std::optional<Requests::End> Requests::end_of_job(double max_hours) {
   };
   if (const auto end = end_of_slurm_job())
     take(*end, "the end of the Slurm job", "SLURM_JOB_END_TIME");
+  // Its form differs between versions of PBS.
   const double walltime = seconds_in(
-      "PBS_WALLTIME", "it is the job's time limit in seconds; unset it if there is none");
+      "PBS_WALLTIME", "seconds are read; say when the job ends with run.max_hours", true);
   if (walltime > 0) take(program_start + walltime, "the end of the PBS job", "PBS_WALLTIME");
   if (max_hours > 0) take(program_start + 3600 * max_hours, "the end of its time", "run.max_hours");
   return first;

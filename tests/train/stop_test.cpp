@@ -166,8 +166,11 @@ TEST_F(RequestsTest, OtherTimeLimitsStopARunInTime) {
   EXPECT_THAT(said(0.25, 1790), HasSubstr("(run.max_hours; a step"));
   ends_in(600);
   EXPECT_THAT(said(0.25, 590), HasSubstr("(SLURM_JOB_END_TIME; a step"));
+  unsetenv("SLURM_JOB_END_TIME");
   setenv("PBS_WALLTIME", "01:00:00", 1);
-  EXPECT_THROW(said(0, 0), Error);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(Requests(dir_, 120).look(1e6, 0), 0u);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("PBS_WALLTIME = \"01:00:00\" is"));
 }
 
 TEST_F(RequestsTest, NoLimitIsNoEnd) {
