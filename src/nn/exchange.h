@@ -48,12 +48,12 @@ using Blocks = std::vector<Block>;
 Blocks blocks_of(Cut cut, std::int64_t frames, std::int64_t tokens, int ranks);
 
 // x, which is this rank's block of `from`, to that of `to`; backward the same in reverse. Blocks of
-// `to` may overlap if each so many consecutive ranks have the whole grid: every rank gets its own
-// block, and backward sums what the ranks return. Every rank of the group takes part, even with
+// `to` may overlap: backward then sums what the ranks return. The ranks must then form runs of
+// equal length, each of which has the whole grid. Every rank of the group takes part, even with
 // nothing to send. Frees x's value: nothing else may need it.
 Var exchange(Context c, const Var& x, SequenceGroup& group, const Blocks& from, const Blocks& to);
-// From one cut to the other, `to`. `whole` is the number of frames
-// (to tokens) or of tokens a frame (to frames) of the clip, all of which this rank will have.
+// From one cut to the other, `to`. `whole` is the number of frames (to tokens) or of tokens a frame
+// (to frames) of the clip, all of which this rank will have.
 Var exchange(Context c, const Var& x, SequenceGroup& group, Cut to, std::int64_t whole);
 
 // x [B,T,S_r,C] of all ranks -> [B,T,S,C] on every rank. Backward takes this rank's own tokens:

@@ -271,7 +271,8 @@ void plan_generate(const Deck& written, const PlanRequest& request, int ranks,
   fmt::print("\ngeneration, every rank{}\n", sp > 1 ? fmt::format(", {} to a clip", sp) : "");
   row(j, model.name() + " weights", of_model,
       dtype_name(model) +
-          (in_turn ? ", one expert at a time, read again for its steps (in no time below)" : ""));
+          (in_turn ? ", one expert at a time, read again for its steps (not in the times below)"
+                   : ""));
   row(j, codec.name() + " weights", of_codec, dtype_name(codec));
   const BatchLimits limits = limit_batches(deck, job, job.longest_first(), ranks / sp);
   std::map<ClipShape, ClipPlan> sizes;

@@ -153,7 +153,8 @@ void check_latents(const Deck& deck, const ClipModels& models) {
       deck.data.path, models.denoiser_weights.describe());
 }
 
-// Of each group's first half and its second a rank, in this order; null where one makes both.
+// Joins each rank of a group's first half to one of its second; null where a rank makes both
+// branches.
 std::unique_ptr<Communicator> make_branches(const Deck& deck, MPI_Comm world) {
   if (deck.get<GenerateDeck>().cfg_ranks == 1) return nullptr;
   const int sp = static_cast<int>(deck.parallel.sp);

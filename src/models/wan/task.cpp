@@ -98,8 +98,8 @@ std::string WanTask::describe() const {
                      lora.on() ? fmt::format(", LoRA of rank {}", lora.rank) : "");
 }
 
-// Of what `weft encode` stored for a model that reads a picture beside the latent: the latents and
-// their noise, and as in.condition the rest.
+// Splits what `weft encode` stored for a model that reads a picture beside the latent: returns the
+// latents and their noise; in.condition gets the other channels.
 NoisyClips WanTask::without_condition(const NoisyClips& all, WanInput& in) const {
   const Shape& s = all.x0.shape();
   const std::int64_t C = model_.channels();
