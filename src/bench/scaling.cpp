@@ -24,6 +24,7 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/mpi.h"
 #include "data/clip_source.h"
 #include "data/synthetic.h"
 #include "models/registry.h"
@@ -438,6 +439,24 @@ std::string scaling_table(const ScalingResult& result) {
   return text;
 }
 
+// The form for results in docs/bench_scaling.md, filled in.
+std::string scaling_form(const ScalingResult& result, const std::string& date) {
+  std::string text = fmt::format(
+      "| | |\n|---|---|\n| hardware | {} |\n| nodes, interconnect | |\n| weft | {} |\n"
+      "| MPI | {} |\n| driver, CUDA, NCCL | |\n| deck, changed keys | |\n"
+      "| {} scaling, {} buckets | {}, {} a rank |\n| date | {} |\n\n"
+      "| ranks | seconds a step | speed-up | efficiency | exposed | for the slowest |\n"
+      "|---|---|---|---|---|---|\n",
+      result.hardware, version_line(), mpi_library(), result.mode, result.mix,
+      counted(result.micro_batches, "micro-batch", "micro-batches"),
+      counted(result.threads, "thread"), date);
+  for (const ScalingPoint& p : result.points)
+    text += fmt::format("| {} | {:.4f} | {:.3f} | {:.1f} % | {} | {} |\n", p.ranks, p.seconds,
+                        p.speedup, 100 * p.efficiency, share(p.exposed, p.seconds),
+                        share(p.wait, p.seconds));
+  return text;
+}
+
 std::string scaling_json(const ScalingResult& result) {
   nlohmann::ordered_json j{
       {"schema", "weft-scaling-1"},
@@ -471,6 +490,7 @@ std::string scaling_json(const ScalingResult& result) {
     j["points"].push_back(std::move(point));
   }
   j["deck"] = result.deck;
+  j["form"] = scaling_form(result, j["date"]);
   return dump_json(j, 1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 

@@ -183,8 +183,11 @@ void model_rows_behind(Rows& r, ModelDeck& d) {
 }
 
 void train_rows(Rows& r, TrainDeck& d) {
-  r.number("steps", d.steps, 1, many, "Steps that the run takes in all, restarts included.").fixed =
-      false;
+  Option& steps = r.number("steps", d.steps, 1, many,
+                           "Steps that the run takes in all, restarts included; \"+1000\" takes "
+                           "so many more than the run has.");
+  steps.fixed = false;
+  steps.more = &d.more_steps;
   r.number(
        "epochs", d.epochs, 0, 1e6,
        "Where it is not 0, steps is that many times epoch_steps, as the original of segmentation "

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
@@ -53,6 +54,7 @@ std::vector<std::string> sections(const std::vector<Option>& table) {
 // The expected form of a value, for the message about one that does not match.
 std::string expected(const Option& o) {
   if (o.list != nullptr) return "a text in quotes, or a list of them, as [\"a\", \"b\"]";
+  if (o.more != nullptr) return "a whole number, or so many more in quotes, as \"+1000\"";
   struct Visitor {
     const char* operator()(bool*) const { return "true or false"; }
     const char* operator()(std::int64_t*) const { return "a whole number"; }
@@ -141,6 +143,8 @@ class Assign {
 
   void set(const toml::node& node) const {
     if (option_.list != nullptr) return set_text_or_list(node);
+    if (option_.more != nullptr) *option_.more = node.is_string() ? read_more(node) : 0;
+    if (option_.more != nullptr && *option_.more > 0) return;
     std::visit([&](auto* target) { *target = read(node, target); }, option_.target);
   }
 
@@ -158,6 +162,17 @@ class Assign {
              option_.help);
     *text = all.size() == 1 ? all.front() : quoted(all);
     if (all.size() > 1) *option_.list = all;
+  }
+  // N of "+N".
+  std::int64_t read_more(const toml::node& node) const {
+    const std::string text = node.as_string()->get();
+    std::int64_t more = 0;
+    const char* end = text.data() + text.size();
+    if (!text.starts_with('+') || std::from_chars(text.data() + 1, end, more).ptr != end ||
+        more < 1)
+      wrong_type(node);
+    in_range(node, static_cast<double>(more));
+    return more;
   }
   bool read(const toml::node& node, const bool*) const {
     if (const auto* v = node.as_boolean()) return v->get();
@@ -337,7 +352,8 @@ void apply(const toml::table& root, const std::vector<Option>& table, const Orig
 // is taken as text, so that run.dir=runs/a needs no quotes, which the shell would remove anyway.
 toml::table parse_value(const std::string& text, const Option& option, const Origin& origin) {
   const bool texts = std::holds_alternative<Texts*>(option.target);
-  const bool wants_text = texts || std::holds_alternative<std::string*>(option.target);
+  const bool wants_text = texts || std::holds_alternative<std::string*>(option.target) ||
+                          (option.more != nullptr && text.starts_with('+'));
   const bool looks_like_toml = text.starts_with('"') || text.starts_with('\'') ||
                                ((texts || option.list != nullptr) && text.starts_with('['));
   if (wants_text && !looks_like_toml) {
@@ -441,7 +457,8 @@ std::string type_as_comment(const Option& o) {
   // As in messages, without article and example.
   std::string text = expected(o);
   if (text.starts_with("a ")) text.erase(0, 2);
-  text.resize(std::min({text.size(), text.find(", as "), text.find(" in quotes")}));
+  text.resize(
+      std::min({text.size(), text.find(", as "), text.find(" in quotes"), text.find(", or so")}));
   if (o.or_one) text = "number or " + text;
   if (!o.choices.empty()) return text + ", of: " + list_of(o.choices);
   const bool below = o.maximum < 1e15 && o.maximum != 1e300;
@@ -537,6 +554,9 @@ Deck read_deck(const std::string& toml_text, const Origin& origin,
     refuse(fmt::format("{}: train.epochs = {} of train.epoch_steps = {} are too many steps",
                        origin.name, deck.train.epochs, deck.train.epoch_steps),
            "lower either");
+  if (deck.train.epochs > 0 && deck.train.more_steps > 0)
+    refuse(origin.name + ": train.epochs is set, and train.steps is \"+N\"",
+           "set train.epochs = 0, or raise it");
   if (deck.train.epochs > 0) deck.train.steps = deck.train.epochs * deck.train.epoch_steps;
   return deck;
 }

@@ -88,6 +88,7 @@ struct ModelDeck {
 };
 struct TrainDeck {
   std::int64_t steps = 1000;
+  std::int64_t more_steps = 0;  // of steps = "+N"; the training sets `steps` by it
   std::int64_t epochs = 0;
   std::int64_t epoch_steps = 5000;
   std::int64_t batch_size = 1;

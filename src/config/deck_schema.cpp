@@ -57,6 +57,8 @@ Json values_of_row(const Option& o) {
           return o.or_one ? Json{{"anyOf", {item, list}}} : list;
         } else {
           const Json item = one_value<T>(o);
+          if (o.more != nullptr)
+            return {{"anyOf", {item, {{"type", "string"}, {"pattern", "^\\+[0-9]+$"}}}}};
           if (o.list == nullptr) return item;
           return {{"anyOf", {item, {{"type", "array"}, {"items", item}, {"minItems", 1}}}}};
         }

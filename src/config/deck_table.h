@@ -35,7 +35,9 @@ struct Option {
   // A text that may also be a list of texts. Two or more texts are here, and the text is the list
   // as TOML; a list of one is that text.
   std::vector<std::string>* list = nullptr;
-  bool decides = true;         // results of running a model depend on it (identity)
+  bool decides = true;  // results of running a model depend on it (identity)
+  // Of a whole number: a text "+N" is taken, too, and is N here (train.steps).
+  std::int64_t* more = nullptr;
   bool or_one = false;         // of a list: a deck may give one value without brackets
   bool alias_is_older = true;  // and its use a WARN
   bool path = false;           // a text, or each of a list, that names a file or folder

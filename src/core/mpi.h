@@ -130,4 +130,18 @@ inline MPI_Comm split_by_host(MPI_Comm comm) {
   return host;
 }
 
+// The library of this process: "Open MPI v4.1.4", "MPICH 4.0.2".
+inline std::string mpi_library() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  // "Open MPI v4.1.4, package: ...", "MPICH Version:      4.0.2\nMPICH Release date: ..."
+  std::string name(text, static_cast<std::size_t>(length));
+  name.resize(std::min(name.size(), name.find_first_of(",\n")));
+  constexpr std::string_view label = "Version:";
+  if (const std::size_t at = name.find(label); at != std::string::npos)
+    name.erase(at, name.find_first_not_of(" \t", at + label.size()) - at);
+  return name;
+}
+
 }  // namespace weft

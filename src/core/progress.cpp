@@ -10,8 +10,10 @@
 #include <condition_variable>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "core/clock.h"
 #include "core/file.h"
@@ -101,6 +103,180 @@ std::string duration_text(double seconds) {
   return fmt::format("{} d {} h", s / 86400, s % 86400 / 3600);
 }
 
+// ---- What a job took ----
+
+namespace {
+
+class WallTime {
+ public:
+  std::string begin(const std::string& part) {
+    const double now = now_seconds();
+    parts_[current_].second += now - since_;
+    since_ = now;
+    const std::size_t before = current_;
+    const auto same = std::ranges::find(parts_, part, &std::pair<std::string, double>::first);
+    current_ = static_cast<std::size_t>(same - parts_.begin());
+    if (same == parts_.end()) parts_.emplace_back(part, 0);
+    return parts_[before].first;
+  }
+  const std::vector<std::pair<std::string, double>>& until_now() {
+    begin(std::string(parts_[current_].first));
+    return parts_;
+  }
+
+ private:
+  std::vector<std::pair<std::string, double>> parts_ = {{"start", 0}};
+  std::size_t current_ = 0;
+  double since_ = now_seconds();
+};
+WallTime wall_time;  // since the program began
+
+// As sacct's Elapsed: "1-02:03:04", "02:03:04".
+std::string elapsed_text(double seconds) {
+  const auto s = static_cast<std::int64_t>(std::llround(seconds));
+  return (s < 86400 ? std::string() : fmt::format("{}-", s / 86400)) +
+         fmt::format("{:02}:{:02}:{:02}", s % 86400 / 3600, s % 3600 / 60, s % 60);
+}
+
+// Names of stages are members of reports: "network_waited".
+std::string words_of(std::string name) {
+  std::ranges::replace(name, '_', ' ');
+  return printable(name, 18);
+}
+
+std::string rate_text(double flops) {
+  return flops >= 1e12 ? fmt::format("{:.4g} TFLOP/s", 1e-12 * flops)
+                       : fmt::format("{:.4g} GFLOP/s", 1e-9 * flops);
+}
+
+fs::path summary_file(const fs::path& status) {
+  constexpr std::string_view ending = "status.json";
+  std::string name = status.filename().string();
+  name.replace(name.size() - ending.size(), ending.size(), "summary.json");
+  return status.parent_path() / name;
+}
+
+}  // namespace
+
+void begin_part(const std::string& part) { wall_time.begin(part); }
+WallPart::WallPart(const std::string& part) : before_(wall_time.begin(part)) {}
+std::vector<std::pair<std::string, double>> wall_parts() { return wall_time.until_now(); }
+
+Json summary_json(const std::string& command, const JobWork& work,
+                  const std::vector<std::pair<std::string, double>>& wall) {
+  const auto ranks = static_cast<double>(work.hosts.size());
+  double all = 0;
+  for (const auto& [part, seconds] : wall) all += seconds;
+  Json j = {{"command", command},
+            {"ranks", work.hosts.size()},
+            {"threads", work.threads},
+            {"on_gpu", work.on_gpu},
+            {"wall_seconds", all}};
+  for (const auto& [part, seconds] : wall) j["wall"][part] = seconds;
+  j[work.on_gpu ? "gpu_hours" : "core_hours"] =
+      all * ranks * (work.on_gpu ? 1 : work.threads) / 3600;
+  if (work.items <= 0 || work.seconds <= 0) return j;
+  j["speed"] = {{"unit", work.unit},
+                {"items", work.items},
+                {"seconds", work.seconds},
+                {"a_second", work.items / work.seconds},
+                {"a_second_a_rank", work.items / work.seconds / ranks},
+                {"note", work.note}};
+  if (work.flops > 0) {
+    j["operations"] = {{"all", work.flops}, {"a_second_a_rank", work.flops / work.seconds / ranks}};
+    if (work.limit > 0) {
+      j["operations"]["limit_a_rank"] = work.limit / ranks;
+      j["operations"]["share_of_limit"] = work.flops / work.seconds / work.limit;
+    }
+  }
+
+  if (work.parts.empty()) return j;
+  // Of each part the least, the mean, the greatest and whose it is; shares are of all parts' means.
+  auto parts = work.parts;
+  std::vector<double> other(work.hosts.size(), work.seconds);
+  for (const auto& [part, seconds] : parts)
+    for (std::size_t r = 0; r < other.size(); ++r) other[r] -= seconds[r];
+  for (double& s : other) s = std::max(0.0, s);
+  parts.emplace_back("other", std::move(other));
+  const auto mean = [&](const std::vector<double>& v) {
+    return std::accumulate(v.begin(), v.end(), 0.0) / ranks;
+  };
+  double sum = 0;
+  for (const auto& [part, seconds] : parts) sum += mean(seconds);
+  for (const auto& [part, seconds] : parts) {
+    const auto [least, most] = std::ranges::minmax_element(seconds);
+    j["parts"][part] = {{"min", *least},
+                        {"mean", mean(seconds)},
+                        {"max", *most},
+                        {"share", mean(seconds) / sum},
+                        {"greatest_rank", most - seconds.begin()},
+                        {"greatest_host", work.hosts[most - seconds.begin()]}};
+  }
+  return j;
+}
+
+std::vector<std::pair<std::string, std::string>> summary_lines(const Json& j) {
+  std::vector<std::pair<std::string, std::string>> lines;
+  const auto text_of = [](const Json& text) { return printable(text.get<std::string>(), 100); };
+  try {
+    const std::string rank = j.at("on_gpu").get<bool>() ? "GPU" : "rank";
+    if (j.contains("speed")) {
+      const Json& s = j.at("speed");
+      const std::string note = text_of(s.at("note"));
+      lines.emplace_back(
+          "speed", fmt::format("{:.4g} {}s/s, {:.4g} a {}{}", s.at("a_second").get<double>(),
+                               text_of(s.at("unit")), s.at("a_second_a_rank").get<double>(), rank,
+                               note.empty() ? "" : fmt::format(" ({})", note)));
+    }
+    if (j.contains("operations")) {
+      const Json& o = j.at("operations");
+      std::string text = rate_text(o.at("a_second_a_rank")) + " a " + rank;
+      if (o.contains("limit_a_rank"))
+        text += fmt::format(", {:.1f} % of the {} that a large matrix product reaches here",
+                            100 * o.at("share_of_limit").get<double>(),
+                            rate_text(o.at("limit_a_rank")));
+      lines.emplace_back("work", text);
+    }
+    if (j.contains("parts")) {
+      lines.emplace_back("seconds", fmt::format("{:<18} {:>9} {:>9} {:>9} {:>7}  {}", "of a rank",
+                                                "min", "mean", "max", "share", "greatest"));
+      for (const auto& [part, p] : j.at("parts").items())
+        lines.emplace_back(
+            "",
+            fmt::format("{:<18} {:9.3f} {:9.3f} {:9.3f} {:5.1f} %  rank {} on {}", words_of(part),
+                        p.at("min").get<double>(), p.at("mean").get<double>(),
+                        p.at("max").get<double>(), 100 * p.at("share").get<double>(),
+                        p.at("greatest_rank").get<std::int64_t>(), text_of(p.at("greatest_host"))));
+    }
+    std::string parts;
+    for (const auto& [part, seconds] : j.at("wall").items())
+      parts += fmt::format("{}{} {:.1f}", parts.empty() ? "" : ", ", printable(part, 30),
+                           seconds.get<double>());
+    const double wall = j.at("wall_seconds");
+    lines.emplace_back("wall time",
+                       fmt::format("{:.1f} s ({}): {}", wall, elapsed_text(wall), parts));
+    const bool gpu = j.contains("gpu_hours");
+    std::string of = counted(j.at("ranks").get<std::int64_t>(), rank);
+    if (!gpu) of += " of " + counted(j.at("threads").get<std::int64_t>(), "thread");
+    lines.emplace_back("cost", fmt::format("{:.4g} {}-hours, {}",
+                                           j.at(gpu ? "gpu_hours" : "core_hours").get<double>(),
+                                           gpu ? "GPU" : "core", of));
+  } catch (const nlohmann::json::exception&) {
+    return {};
+  }
+  return lines;
+}
+
+Json read_summary(const fs::path& status) {
+  const fs::path file = summary_file(status);
+  std::error_code none;
+  if (!fs::is_regular_file(file, none) || fs::file_size(file, none) > largest_file) return {};
+  const std::string text = content_of(file);
+  return seal_holds(text) ? try_parse_json<Json>(text) : Json();
+}
+
+// ---- The job's progress ----
+
 namespace {
 
 constexpr double redraw_seconds = 0.2, line_seconds = 10;
@@ -151,6 +327,7 @@ struct Progress::State {
   std::timed_mutex file_mutex;
   mutable std::mutex mutex;  // of what follows
   JobStatus status;
+  std::optional<JobWork> made;
   WorkRate items, work;
   double drawn_at = 0, told_at = 0;
   bool ended = false, failing = false;
@@ -221,6 +398,20 @@ struct Progress::State {
     if (log::is_live()) log::live("");
     lock.unlock();
     write();
+  }
+
+  void sum_up() const {
+    if (!made) return;
+    const Json summary = summary_json(job.command, *made, wall_parts());
+    for (const auto& [label, text] : summary_lines(summary))
+      log::write_info(fmt::format("{:<9} {}", label, text));
+    try {
+      if (!job.file.empty())
+        replace_file(summary_file(job.file), seal_json(dump_json(summary, 2)) + "\n", Exit::data,
+                     Durable::no);
+    } catch (const Error& e) {
+      log::warn("the summary of the job: {}", e.what());
+    }
   }
 };
 
@@ -301,6 +492,11 @@ void Progress::hide() {
   if (log::is_live()) log::live("");
 }
 
+void Progress::set_work(JobWork work) {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->tells()) state_->made = std::move(work);
+}
+
 std::string Progress::left_text() const {
   const std::lock_guard lock(state_->mutex);
   return state_->left_text();
@@ -309,6 +505,7 @@ std::string Progress::left_text() const {
 void Progress::end(int code, std::int64_t done, const std::string& error) {
   const std::lock_guard file(state_->file_mutex);
   state_->finish(code, error, done);
+  state_->sum_up();
 }
 
 void note_failure(const Error& e) {

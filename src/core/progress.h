@@ -1,11 +1,13 @@
 // How far a job is: on a terminal one line that is redrawn, in a log a line every ten seconds, and
-// a status file, from which `weft status` reports while the job runs and afterwards.
+// a status file, from which `weft status` reports while the job runs and afterwards. What it took:
+// the last lines of its log, and a summary beside the status.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -49,6 +51,46 @@ class WorkRate {
   std::deque<std::pair<double, double>> seen_;
 };
 
+// All wall time of this process belongs to a part: from its start on to "start", and from this call
+// on to `part`, which may have begun before. For the main thread.
+void begin_part(const std::string& part);
+// The same while it lives; afterwards time counts to the part before again.
+class WallPart {
+ public:
+  explicit WallPart(const std::string& part);
+  ~WallPart() { begin_part(before_); }
+  WallPart(const WallPart&) = delete;
+  WallPart& operator=(const WallPart&) = delete;
+
+ private:
+  std::string before_;
+};
+// Seconds of each part until now, in the order in which they began.
+std::vector<std::pair<std::string, double>> wall_parts();
+
+// What this start of a job made, for its summary.
+struct JobWork {
+  std::string unit;    // "clip"
+  double items = 0;    // of them
+  double seconds = 0;  // that they took; what was left out of both is in neither
+  std::string note;    // how they were counted: "27 steps, without the first 3"; may be empty
+  double flops = 0;    // counted operations of all ranks; 0: not counted
+  double limit = 0;    // FLOP/s of matrix products on all ranks, measured; 0: not measured
+  bool on_gpu = false;
+  int threads = 1;                 // of a rank
+  std::vector<std::string> hosts;  // [rank]
+  // [rank] What `seconds` went to. The rest is "other".
+  std::vector<std::pair<std::string, std::vector<double>>> parts;
+};
+// SUMMARY.json (docs/file_formats.md) of a job whose time is `wall`, and its lines in a log, each
+// of a label and a text. Fields that are missing or are of another type have no line.
+nlohmann::ordered_json summary_json(const std::string& command, const JobWork& work,
+                                    const std::vector<std::pair<std::string, double>>& wall);
+std::vector<std::pair<std::string, std::string>> summary_lines(
+    const nlohmann::ordered_json& summary);
+// Of the job with that status file; null where there is none, or it is damaged.
+nlohmann::ordered_json read_summary(const std::filesystem::path& status);
+
 class Progress {
  public:
   struct State;
@@ -74,6 +116,8 @@ class Progress {
   std::string left_text() const;
   // The work is done: what follows is told without the line.
   void hide();
+  // What end() is to log and to write beside the status, on rank 0.
+  void set_work(JobWork work);
   // The job ends with this exit code. From any rank: with failed ranks another than 0 concludes.
   void end(int code, std::int64_t done, const std::string& error = "");
 

@@ -239,26 +239,13 @@ std::string mpi_of_header() {
 #endif
 }
 
-std::string mpi_of_process() {
-  char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
-  int length = 0;
-  MPI_Get_library_version(text, &length);
-  // "Open MPI v4.1.4, package: ...", "MPICH Version:      4.0.2\nMPICH Release date: ..."
-  std::string name(text, static_cast<std::size_t>(length));
-  name.resize(std::min(name.size(), name.find_first_of(",\n")));
-  constexpr std::string_view label = "Version:";
-  if (const std::size_t at = name.find(label); at != std::string::npos)
-    name.erase(at, name.find_first_not_of(" \t", at + label.size()) - at);
-  return name;
-}
-
 std::string dotted(unsigned version) {  // as FFmpeg packs it
   return fmt::format("{}.{}.{}", version >> 16, version >> 8 & 255, version & 255);
 }
 
 }  // namespace
 
-LibraryVersion mpi_version() { return {"MPI", mpi_of_process(), mpi_of_header()}; }
+LibraryVersion mpi_version() { return {"MPI", mpi_library(), mpi_of_header()}; }
 
 std::vector<LibraryVersion> library_versions() {
   unsigned major = 0, minor = 0, release = 0;

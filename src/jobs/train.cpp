@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "checkpoint/manifest.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -12,6 +13,7 @@
 #include "core/trace.h"
 #include "jobs/generate/samples.h"
 #include "jobs/jobs.h"
+#include "models/cite.h"
 #include "models/registry.h"
 #include "train/metrics/run_facts.h"
 #include "train/metrics/run_trace.h"
@@ -63,6 +65,7 @@ class HeldOutLoss {
   }
   // Collective. True if it is the best so far.
   bool measure() {
+    const WallPart part("validation");
     const std::int64_t done = trainer_.steps_done();
     const double start = now_seconds();
     trainer_.forward_only(Phase::validation, [&] {
@@ -128,6 +131,7 @@ class SampleClips {
         log::warn("no samples of step {}: its checkpoint could not be written", done);
       return;
     }
+    const WallPart part("samples");
     const double start = now_seconds();
     trainer_.forward_only(Phase::samples, [&] {
       samples_.make(done, [&] { trainer_.communicator().progress(done, Phase::samples); });
@@ -150,6 +154,7 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_ou
   if (trainer.first_rank()) {
     facts.print();
     facts.write(deck.run.dir);
+    write_citations(deck, "train", deck.run.dir);
     metrics.emplace(deck.run.dir, trainer.steps_done());
   }
 
@@ -164,6 +169,7 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_ou
                      log::rank(), trainer.communicator().size()});
 
   // 2. Steps, until done or asked to stop.
+  begin_part("steps");
   bool last = false;
   const auto report = [&] {
     for (const StepMetrics& m : trainer.finished(last)) {
@@ -220,7 +226,10 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_ou
   // 3. The last state is always saved.
   if (!trainer.saved()) trainer.save();
   const bool saved = trainer.wait_for_save();
+  begin_part("end");
   if (deck.run.trace) write_trace(deck.run.dir, world, &clock);
+  const JobWork work = facts.work(trainer, world);
+  if (work.items > 0) progress.set_work(work);
   if (trainer.first_rank()) facts.print_end(trainer);
   WEFT_CHECK(saved, Exit::checkpoint, "free space under run.dir; the older checkpoints are intact",
              "the last checkpoint of {} (step {}) could not be written", deck.run.dir,
@@ -243,7 +252,26 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_ou
   return 0;
 }
 
-int train(const Deck& deck, MPI_Comm world) {
+// Collective. The deck with the steps of train.steps = "+N": N more than the run's newest
+// checkpoint. A start before that was asked for as many, and was stopped, is finished first: a job
+// that is queued again goes on to the same step.
+Deck with_more_steps(Deck deck, MPI_Comm world) {
+  std::int64_t until = 0;
+  if (log::rank() == 0) {
+    const auto latest = deck.run.resume ? checkpoint::read_latest(deck.run.dir) : std::nullopt;
+    const std::int64_t done = latest ? checkpoint::step_of(*latest).value_or(0) : 0;
+    const auto [asked, then] = stored_more_steps(deck.run.dir);
+    until = asked == deck.train.more_steps && then > done ? then : done + deck.train.more_steps;
+    log::info("steps     until {}: train.steps = \"+{}\"{}", until, deck.train.more_steps,
+              until == then ? ", as before" : fmt::format(", and {} are done", done));
+  }
+  MPI_Bcast(&until, 1, MPI_INT64_T, 0, world);
+  deck.train.steps = until;
+  return deck;
+}
+
+int train(const Deck& given, MPI_Comm world) {
+  const Deck deck = given.train.more_steps > 0 ? with_more_steps(given, world) : given;
   watch_stop_signals();
   // Always on, since it costs next to nothing: RUN/dump_trace can then show what just happened.
   trace::start();

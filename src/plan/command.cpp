@@ -1,5 +1,6 @@
 // The command `weft plan`, and the report of a training.
 #include <algorithm>
+#include <cstdio>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -85,6 +86,59 @@ std::string batch_sizes_line(const Plan& p) {
 
 double run_seconds(const Plan& p, const Deck& deck) {
   return p.seconds * static_cast<double>(deck.train.steps);
+}
+
+// Seconds of "24h", "90m", "2d", or as Slurm writes them: "1-12:00:00", "24:00:00".
+double wall_seconds(const std::string& text) {
+  double days = 0, hours = 0, minutes = 0, seconds = 0, value = 0;
+  char unit = 0;
+  int used = 0;
+  const auto whole = [&] { return used == static_cast<int>(text.size()); };
+  double all = 0;
+  if (std::sscanf(text.c_str(), "%lf%c%n", &value, &unit, &used) == 2 && whole())
+    all = value * (unit == 'd' ? 86400 : unit == 'h' ? 3600 : unit == 'm' ? 60 : 0);
+  else if ((used = 0, std::sscanf(text.c_str(), "%lf-%lf:%lf:%lf%n", &days, &hours, &minutes,
+                                  &seconds, &used) == 4 &&
+                          whole()) ||
+           (days = used = 0,
+            std::sscanf(text.c_str(), "%lf:%lf:%lf%n", &hours, &minutes, &seconds, &used) == 3 &&
+                whole()))
+    all = 86400 * days + 3600 * hours + 60 * minutes + seconds;
+  WEFT_CHECK(all > 0 && all < 1e9, Exit::usage,
+             "write 24h, 90m, 2d, or as Slurm does: 24:00:00, 1-12:00:00", "--wall {}", text);
+  return all;
+}
+
+// Jobs of so many seconds that a training takes, each going on from the last checkpoint of the one
+// before.
+struct JobChain {
+  double wall, start, end;  // seconds: reading the checkpoint; a step, a save and the margin
+  std::int64_t steps = 0, jobs = 0;  // of a job; 0: not even one step
+};
+JobChain job_chain(const Plan& p, const Deck& deck, double wall) {
+  JobChain c{wall, p.checkpoint_write,
+             p.seconds + p.checkpoint_stall + p.checkpoint_write + deck.run.stop_margin};
+  // Saves in between stall, and are written while the steps go on.
+  const double step =
+      p.seconds + (deck.train.checkpoint_every > 0
+                       ? p.checkpoint_stall / static_cast<double>(deck.train.checkpoint_every)
+                       : 0);
+  c.steps = static_cast<std::int64_t>(std::max(0.0, (wall - c.start - c.end) / step));
+  if (c.steps > 0) c.jobs = (deck.train.steps + c.steps - 1) / c.steps;
+  return c;
+}
+
+void print_jobs(const JobChain& c, const Deck& deck) {
+  const std::string parts =
+      fmt::format("start {} to read the checkpoint, end {} for a step, a save and run.stop_margin",
+                  time_text(c.start), time_text(c.end));
+  if (c.jobs == 0)
+    fmt::print("jobs of {}: too short for a step ({})\n", time_text(c.wall), parts);
+  else
+    fmt::print(
+        "jobs of {}: {} for {}, {} each ({}; without the time that MPI, CUDA and the data take to "
+        "start)\n",
+        time_text(c.wall), c.jobs, counted(deck.train.steps, "step"), c.steps, parts);
 }
 
 // What keeps ranks from sharing a step out evenly; "" for nothing.
@@ -317,6 +371,7 @@ struct PlanCommand {
   PlanRequest request;
   std::string json;           // file for everything that was found
   std::string job = "train";  // or encode, generate, animate
+  std::string wall;           // of a job; empty: not asked
 };
 
 // Collective. Prints the tables on the first rank; 0, or throws Exit::usage for what does not fit.
@@ -326,8 +381,11 @@ int plan(const Deck& deck, PlanCommand command, MPI_Comm world) {
   MPI_Comm_size(world, &ranks);
   PlanRequest& request = command.request;
   request.complete();
+  const double wall = command.wall.empty() ? 0 : wall_seconds(command.wall);
   const bool train = command.job == "train",
              described = request.gpus > 0 || request.memory_gb > 0 || request.per_node > 0;
+  WEFT_CHECK(train || wall == 0, Exit::usage, "leave --wall out",
+             "--wall is of trainings, and --job is {}", command.job);
   if (request.fabric.empty())
     request.fabric = train && !described ? "local" : request.default_fabric();
   // Rank 0 alone plans a described machine; measuring takes all ranks.
@@ -346,11 +404,20 @@ int plan(const Deck& deck, PlanCommand command, MPI_Comm world) {
   const std::string memory = memory_advice(p, deck, request);
   print_step(p, deck, memory);
   if (!request.gpu.empty()) print_cost(p, deck, find_gpu(request.gpu));
+  std::optional<JobChain> chain;
+  if (wall > 0) print_jobs(chain.emplace(job_chain(p, deck, wall)), deck);
   if (std::ranges::any_of(p.buckets, [](const BucketPlan& b) { return b.equal_cost_batch > 0; }))
     fmt::print("\nfor micro-batches of equal cost:\n{}\n", batch_sizes_line(p));
   if (command.json.empty()) return 0;
   std::ofstream out(command.json, std::ios::trunc);
-  out << dump_json(to_json(p, deck, request, memory), 2) << "\n";
+  nlohmann::ordered_json j = to_json(p, deck, request, memory);
+  if (chain)
+    j["jobs"] = {{"wall", chain->wall},
+                 {"start", chain->start},
+                 {"end", chain->end},
+                 {"steps", chain->steps},
+                 {"jobs", chain->jobs}};
+  out << dump_json(j, 2) << "\n";
   out.close();
   WEFT_CHECK(bool(out), Exit::usage, "name a file in a folder that can be written",
              "cannot write {}", command.json);
@@ -374,6 +441,7 @@ Command plan_command() {
       "cards x Gb/s a node: 8x400, 1x200, ...; local measures this host (default of --job train "
       "where neither --gpus nor --memory is given, else a card of 400 Gb/s a GPU)");
   c.number("--mtbf", planned.mtbf_hours, 0.001, 1e9, "hours between failures of one device");
+  c.option("--wall", r->wall, "time limit of a job (24h, 1-12:00:00): how many the training takes");
   c.path("--json", r->json, "file for the plan");
   return c;
 }

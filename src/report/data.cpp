@@ -159,7 +159,7 @@ void load_layer_norms(Run& run) {
 void load_facts(Run& run) {
   Json facts = try_parse_json<Json>(read_text(run.dir / "run.json"));
   if (!facts.is_object()) return;
-  for (const char* for_weft : {"xxh3", "id"}) facts.erase(for_weft);
+  for (const char* for_weft : {"xxh3", "id", "more_steps"}) facts.erase(for_weft);
   run.facts = std::move(facts);
   // A string, for people.
   const auto ranks = run.facts.find("ranks");

@@ -136,7 +136,7 @@ Json json_of(const Gallery& g, Embedder& embedder) {
             {"failed", g.failures.size()},
             {"failures", std::span(g.failures).first(std::min(most_failures, g.failures.size()))},
             {"ranks", g.ranks},
-            {"status", json_of(KnownJob{g.folder, g.status}, g.status.updated)},
+            {"status", json_of(known(g.folder, g.status), g.status.updated)},
             {"clips", Json::array()}};
   for (const GalleryClip& c : std::span(g.clips).first(std::min(most_shown, g.clips.size()))) {
     Json references = Json::array();
@@ -161,7 +161,8 @@ std::string gallery_page(std::span<const Gallery> galleries) {
     note += (note.empty() ? "" : " · ") + g.folder.string();
     text += fmt::format("{}: {}, {} failed\n", g.folder.string(),
                         counted(std::ssize(g.clips), "clip"), g.failures.size());
-    if (!g.status.command.empty()) text += describe_job({g.folder, g.status}, g.status.updated);
+    if (!g.status.command.empty())
+      text += describe_job(known(g.folder, g.status), g.status.updated);
     page["galleries"].push_back(json_of(g, embedder));
   }
   page["title"] = names;

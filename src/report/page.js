@@ -90,6 +90,8 @@ function statusSections(s, of = '') {
   return [
     bad && section('State' + of, '', swatch({color: 'var(--part4)', box: true}), stateText(s),
       note(s.error ?? s.reason)),
+    list(s.last_lines).length > 0 && section('What the last start took' + of, '',
+      el('pre', list(s.last_lines).map(text).join('\n'))),
     lines('Warnings' + of, 'From rank 0\'s last start, oldest first.', s.warnings),
     lines('Warnings of earlier starts' + of, 'The last of each kind, of rank 0.', s.earlier_warnings)];
 }

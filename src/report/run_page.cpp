@@ -93,7 +93,7 @@ Json json_of(const Run& r, Embedder& embedder) {
           {"broken_lines", r.broken_lines},
           {"facts", r.facts},
           {"deck", r.deck},
-          {"status", json_of(KnownJob{r.dir, r.status}, r.status.updated)},
+          {"status", json_of(known(r.dir, r.status), r.status.updated)},
           {"samples", json_of(r.samples, embedder)},
           {"through_time", through_time}};
 }
@@ -113,7 +113,7 @@ std::string make_page(std::span<const Run> runs, std::span<const Json> scaling, 
     if (r.dir.string() != r.name) note += (note.empty() ? "" : " · ") + r.dir.string();
     text += fmt::format("{}: {:.0f} steps done, loss {:.5g}\n", r.name, r.steps.step.back(),
                         last_loss(r));
-    if (!r.status.command.empty()) text += describe_job({r.dir, r.status}, r.status.updated);
+    if (!r.status.command.empty()) text += describe_job(known(r.dir, r.status), r.status.updated);
     page["runs"].push_back(json_of(r, embedder));
     if (r.scaling.is_object()) page["scaling"].push_back(r.scaling);
   }

@@ -154,7 +154,7 @@ std::optional<KnownJob> find_job(const fs::path& path, double now) {
   while (plain.size() > 1 && plain.ends_with('/')) plain.pop_back();
   for (const fs::path& file : {path / "status.json", fs::path(plain + ".status.json"),
                                fs::path(plain + ".parts/status.json")})
-    if (!status) status = read_status(file);
+    if (!status && (status = read_status(file))) job.summary = read_summary(file);
   if (!status) return std::nullopt;
   job.status = std::move(*status);
   JobStatus& s = job.status;
@@ -221,6 +221,8 @@ std::string describe_job(const KnownJob& job, double now) {
     row("started", fmt::format("{}, {} {}", time_text(s.started), goes_on(s) ? "for" : "took",
                                duration_text(std::max(0.0, until - s.started))));
   }
+  if (!goes_on(s))
+    for (const auto& [label, value] : summary_lines(job.summary)) row(label.c_str(), value);
   for (const std::string& w : s.warnings) row("warned", w);
   for (const std::string& w : warnings_of_before(s)) row("earlier", w);
   return text;
@@ -276,6 +278,11 @@ Json json_of(const KnownJob& job, double now) {
   if (!s.host.empty()) j["host"] = s.host;
   if (s.state != "running" && s.state != "silent") j["exit_code"] = s.code;
   if (!s.error.empty()) j[s.state == "finished" ? "reason" : "error"] = s.error;
+  if (!goes_on(s) && job.summary.is_object()) {
+    j["summary"] = job.summary;
+    for (const auto& [label, value] : summary_lines(job.summary))
+      j["last_lines"].push_back(fmt::format("{:<9} {}", label, value));
+  }
   j["warnings"] = s.warnings;
   j["earlier_warnings"] = warnings_of_before(s);
   return j;

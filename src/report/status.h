@@ -17,7 +17,13 @@ struct KnownJob {
   std::filesystem::path path;  // the run directory, or the file that the job writes
   JobStatus status;            // `state` may be "silent" too: it says it runs, and writes no more
   std::string checkpoint{};    // the newest of a training run
+  nlohmann::ordered_json summary{};  // core/progress.h, of the start that made something last
 };
+
+// A job whose status in that folder was read before.
+inline KnownJob known(const std::filesystem::path& folder, const JobStatus& status) {
+  return {folder, status, "", read_summary(folder / "status.json")};
+}
 
 // The job of a run directory, of a folder of results or of a file that a job writes; nothing if
 // `path` has none. `now`: seconds since 1970.

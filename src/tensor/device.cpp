@@ -64,14 +64,20 @@ DeviceRuntime& device_runtime() {
   return *runtime;
 }
 
+namespace {
+int rank_threads = 1;
+}
+
 int set_threads(int requested, int core_sharers) {
   if (const char* asked = std::getenv("OMP_NUM_THREADS"); requested <= 0 && asked != nullptr)
     requested = std::atoi(asked);  // what the user asks of every OpenMP program
   const int threads = std::max(1, requested > 0 ? requested : usable_cores() / core_sharers);
   omp_set_dynamic(0);
   omp_set_num_threads(threads);
-  return threads;
+  return rank_threads = threads;
 }
+
+int threads_of_rank() { return rank_threads; }
 
 void limit_spinning(char** argv) {
   for (const char* name : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})

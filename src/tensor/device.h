@@ -104,6 +104,7 @@ DeviceRuntime& device_runtime();
 // cores on which it may run divided by the ranks that share each (RankDevice::core_sharers), at
 // least one. Also sets OpenMP's count.
 int set_threads(int requested, int core_sharers);
+int threads_of_rank();  // as it set them; 1 before
 
 // For the start of main: a thread of OpenMP that waits shall spin briefly and then sleep. libgomp
 // spins for milliseconds, which gains nothing on a quiet host and takes the core from the thread

@@ -15,6 +15,7 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "core/mpi.h"
+#include "core/progress.h"
 #include "core/trace.h"
 #include "data/clip_store.h"
 #include "data/images/labelled_images.h"
@@ -22,6 +23,7 @@
 #include "tensor/device.h"
 #include "train/gpu_ways.h"
 #include "train/metrics/run_facts.h"
+#include "train/step_cost.h"
 #include "train/validation.h"
 
 namespace weft {
@@ -279,6 +281,14 @@ void Trainer::plan_step() {
     recompute_alike(*task_, source_->buckets(), batch_sizes_, memory_);
   if (on_cuda() && keeps_activations(deck_))
     keep_as_before(memory_, source_->buckets(), saved_.kept);
+  // Operations alone are asked for, which no rate changes.
+  const Rates any{1, 1, 1, 1, 0, "", 1};
+  for (std::size_t b = 0; b < batch_sizes_.size(); ++b) {
+    const Bucket& bucket = source_->buckets()[b];
+    flops_.push_back(dry_run_cost(*task_, bucket, samples_in_batch(bucket, batch_sizes_[b]), 0,
+                                  this_device().kind, any, 1)
+                         .flops);
+  }
   // A GPU's memory stays taken until the end, so the arena gets no more than the plan and scratch.
   arena_ = Arena::reserve(on_cuda() && deck_.memory.arena_gib <= 0
                               ? std::min(capacity, planned_bytes() + arena_scratch(planned_bytes()))
@@ -504,6 +514,7 @@ void Trainer::compute(const WorkPlan::Work& work, std::size_t most, IssuedStep& 
     const DeviceEvent end = mark();
     const double blocked = take_blocked();
     step.blocked_in_compute += blocked;
+    m.flops += share * flops_[clips.what.bucket];
     step.micro_batches.push_back(
         {clips.what.bucket, share, now_seconds() - start - blocked, begin, end});
   }
@@ -631,6 +642,7 @@ void Trainer::forward_only(Phase phase, const std::function<void()>& work) {
 }
 
 void Trainer::save(bool best) {
+  const WallPart part("saves");
   // Checks the step under way first: complete() throws for a step that is not finite, so no such
   // state is saved.
   if (under_way_) complete(*std::exchange(under_way_, std::nullopt));
@@ -666,6 +678,7 @@ void Trainer::save_if_free() {
 }
 
 bool Trainer::wait_for_save() {
+  const WallPart part("saves");
   comm_->progress(done_, Phase::save);
   data_parallel_->settle();
   const bool good = checkpoints_->wait();

@@ -169,6 +169,7 @@ class Trainer {
   std::vector<TrainDeck> optimizers_;      // [group of parameters]
   std::vector<std::int64_t> batch_sizes_;  // [bucket]
   std::vector<StepMemory> memory_;         // [bucket]
+  std::vector<double> flops_;              // [bucket] of a micro-batch, on this rank
   std::vector<std::function<std::size_t(std::size_t)>> also_;
   std::size_t also_bytes_ = 0;  // of the largest of these
   std::string validation_note_;

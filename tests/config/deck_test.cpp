@@ -152,8 +152,8 @@ TEST(Deck, UnknownNamesSuggestTheNearest) {
 }
 
 TEST(Deck, WrongTypesSayWhatWasExpectedAndFound) {
-  EXPECT_THAT(refusal("[train]\nsteps = \"many\"\n"),
-              HasSubstr("test.toml:2: train.steps: expected a whole number, got the text"));
+  EXPECT_THAT(refusal("[train]\nbatch_size = \"many\"\n"),
+              HasSubstr("test.toml:2: train.batch_size: expected a whole number, got the text"));
   EXPECT_THAT(refusal("[train]\nsteps = 1e3\n"), HasSubstr("write 1000 without a point"));
   EXPECT_THAT(refusal("[train]\nlr = true\n"), HasSubstr("expected a number, got true"));
   EXPECT_THAT(refusal("[run]\nresume = 1\n"), HasSubstr("expected true or false"));
@@ -194,6 +194,18 @@ TEST(Deck, PathsThatNoShellHasSeen) {
 }
 
 // Every text of a deck is a path or one of these.
+TEST(Deck, StepsMayBeSoManyMore) {
+  for (const Deck& d : {parse_deck("[train]\nsteps = \"+7\"\n", "x", {}),
+                        parse_deck("[train]\nsteps = 5\n", "x", {"train.steps=+7"}),
+                        parse_deck("", "x", {"train.steps=\"+7\""})})
+    EXPECT_EQ(d.train.more_steps, 7);
+  EXPECT_EQ(parse_deck("[train]\nsteps = \"+7\"\n", "x", {"train.steps=9"}).train.more_steps, 0);
+  for (const char* value : {"+0", "+", "+7x", "many", "-7"})
+    EXPECT_THAT(refusal(fmt::format("[train]\nsteps = \"{}\"\n", value)),
+                HasSubstr("a whole number, or so many more in quotes, as \"+1000\", got the text"));
+  EXPECT_THAT(refusal("[train]\nsteps = \"+7\"\nepochs = 2\n"), HasSubstr("set train.epochs = 0"));
+}
+
 TEST(Deck, KnowsWhichTextsArePaths) {
   const std::set<std::string> others = {"animate.name",
                                         "data.keep",
@@ -533,8 +545,9 @@ TEST(Schema, SaysWhatARowSays) {
   EXPECT_EQ(key("train", "lr").at("maximum"), 1000);
   EXPECT_EQ(key("train", "lr").at("default"), 1e-4);
   EXPECT_THAT(key("train", "lr").at("description").get<std::string>(), StartsWith("Learning rate"));
-  EXPECT_EQ(key("train", "steps").at("type"), "integer");
-  EXPECT_FALSE(key("train", "steps").contains("maximum")) << "none that anyone meets";
+  EXPECT_EQ(key("train", "epoch_steps").at("type"), "integer");
+  EXPECT_FALSE(key("train", "epoch_steps").contains("maximum")) << "none that anyone meets";
+  EXPECT_EQ(key("train", "steps").at("anyOf")[1].at("pattern"), "^\\+[0-9]+$");
   EXPECT_EQ(key("device", "kind").at("enum"), (std::vector<std::string>{"auto", "cpu", "cuda"}));
   EXPECT_EQ(key("model", "patch_size").at("items").at("type"), "integer");
   EXPECT_EQ(key("train", "ema_decay").at("anyOf").size(), 2u) << "a number or a list";

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 namespace weft {
 namespace {
@@ -158,6 +160,111 @@ TEST(WorkRates, AnyNumberOfSmallStepsIsKeptShort) {
   WorkRate rate;
   for (int i = 0; i <= 100000; ++i) rate.add(i * 1e-3, i);
   EXPECT_NEAR(rate.per_second(), 1000, 1e-6);
+}
+
+// ---- What a job took ----
+
+JobWork some_work() {
+  JobWork work;
+  work.unit = "clip";
+  work.items = 60;
+  work.seconds = 12;
+  work.note = "18 steps; the first 2 left out";
+  work.flops = 4.8e13;
+  work.limit = 1e13;
+  work.threads = 4;
+  work.hosts = {"n1", "n2"};
+  work.parts = {{"compute", {9, 11}}, {"data_wait", {2.5, 0.5}}};
+  return work;
+}
+
+TEST(JobSummary, AddsUp) {
+  const nlohmann::ordered_json j =
+      summary_json("train", some_work(), {{"start", 3}, {"steps", 14}, {"end", 1}});
+  EXPECT_EQ(j["wall_seconds"], 18);
+  EXPECT_EQ(j["core_hours"], 18.0 * 2 * 4 / 3600);
+  EXPECT_EQ(j["speed"]["a_second"], 5);
+  EXPECT_EQ(j["speed"]["a_second_a_rank"], 2.5);
+  EXPECT_EQ(j["operations"]["a_second_a_rank"], 2e12);
+  EXPECT_DOUBLE_EQ(j["operations"]["share_of_limit"], 0.4);
+  const auto& compute = j["parts"]["compute"];
+  EXPECT_EQ(compute["min"], 9);
+  EXPECT_EQ(compute["mean"], 10);
+  EXPECT_EQ(compute["max"], 11);
+  EXPECT_EQ(compute["greatest_rank"], 1);
+  EXPECT_EQ(compute["greatest_host"], "n2");
+  EXPECT_EQ(j["parts"]["other"]["mean"], 0.5) << "of 12 s, 11.5 are in both parts of each rank";
+  double shares = 0;
+  for (const auto& [part, p] : j["parts"].items()) shares += p["share"].get<double>();
+  EXPECT_DOUBLE_EQ(shares, 1);
+}
+
+TEST(JobSummary, CountsGpuHours) {
+  JobWork work = some_work();
+  work.on_gpu = true;
+  const auto j = summary_json("train", work, {{"steps", 3600}});
+  EXPECT_EQ(j["gpu_hours"], 2);
+  EXPECT_FALSE(j.contains("core_hours"));
+}
+
+TEST(JobSummary, IsSaidInLines) {
+  const auto lines = summary_lines(
+      summary_json("train", some_work(), {{"start", 3}, {"steps", 90000}, {"end", 1.25}}));
+  std::string text;
+  for (const auto& [label, line] : lines) text += label + ": " + line + "\n";
+  EXPECT_THAT(text, HasSubstr("speed: 5 clips/s, 2.5 a rank (18 steps; the first 2 left out)\n"));
+  EXPECT_THAT(text, HasSubstr("work: 2 TFLOP/s a rank, 40.0 % of the 5 TFLOP/s that"));
+  EXPECT_THAT(text,
+              HasSubstr("compute                9.000    10.000    11.000  83.3 %  rank 1 on n2"));
+  EXPECT_THAT(text, HasSubstr("data wait"));
+  EXPECT_THAT(text,
+              HasSubstr("wall time: 90004.2 s (1-01:00:04): start 3.0, steps 90000.0, end 1.2\n"));
+  EXPECT_THAT(text, HasSubstr("core-hours, 2 ranks of 4 threads\n"));
+}
+
+TEST(JobSummary, WithoutItemsHasItsTimeAlone) {
+  JobWork work = some_work();
+  work.items = 0;
+  const auto j = summary_json("score", work, {{"start", 1}});
+  EXPECT_FALSE(j.contains("speed"));
+  EXPECT_FALSE(j.contains("parts"));
+  EXPECT_EQ(summary_lines(j).size(), 2u);
+}
+
+// Of files of others nothing is taken for granted.
+TEST(JobSummary, OfAnotherShapeHasNoLines) {
+  EXPECT_TRUE(summary_lines(nlohmann::ordered_json()).empty());
+  auto j = summary_json("train", some_work(), {{"start", 1}});
+  j["parts"]["compute"] = 3;
+  EXPECT_TRUE(summary_lines(j).empty());
+}
+
+TEST_F(ProgressFile, EndsWithASummaryBesideTheStatus) {
+  {
+    Progress progress(job());
+    progress.set_work(some_work());
+    progress.end(0, 10);
+  }
+  const auto j = read_summary(dir_ / "status.json");
+  EXPECT_EQ(j["command"], "generate");
+  double wall = 0;
+  for (const auto& [part, seconds] : j["wall"].items()) wall += seconds.get<double>();
+  EXPECT_DOUBLE_EQ(wall, j["wall_seconds"]);
+  std::ofstream(dir_ / "summary.json") << R"({"command":"generate","xxh3":"0123456789abcdef"})";
+  EXPECT_TRUE(read_summary(dir_ / "status.json").is_null());
+}
+
+TEST(WallTime, BelongsToOnePartAtATime) {
+  begin_part("outer");
+  { const WallPart inner("inner"); }
+  const auto parts = wall_parts();
+  ASSERT_GE(parts.size(), 3u);
+  EXPECT_EQ(parts[0].first, "start");
+  const auto named = [&](const std::string& name) {
+    return std::ranges::count(parts, name, &std::pair<std::string, double>::first);
+  };
+  EXPECT_EQ(named("outer"), 1) << "it goes on behind the inner one";
+  EXPECT_EQ(named("inner"), 1);
 }
 
 }  // namespace

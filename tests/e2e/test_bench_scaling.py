@@ -62,6 +62,9 @@ class BenchScaling(WeftTest):
         self.assertAlmostEqual(two["efficiency"], sum(ratios) / 2)
         self.assertGreater(two["without_overlap"]["exposed"], 0)
         self.assertIn(f"{two['seconds']:.4f}", job.out)
+        # The form for results has the figures.
+        self.assertIn(f"| 2 | {two['seconds']:.4f} | {two['speedup']:.3f} | {100 * two['efficiency']:.1f} % |", found["form"])
+        self.assertIn(f"| hardware | {found['hardware']} |", found["form"])
         shown, = self.page_data("scaling.html")["scaling"]
         self.assertEqual([p["efficiency"] for p in shown["points"]], [p["efficiency"] for p in found["points"]])
         self.nothing_left()

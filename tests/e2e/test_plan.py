@@ -49,6 +49,21 @@ class Plan(WeftTest):
         self.assertLess(sum(plan["step"][k] for k in ("exposed_reduce", "exposed_gather")),
                         0.01 * plan["step"]["seconds"])
 
+    def test_how_many_jobs_a_training_takes(self):
+        deck = REPOSITORY / "inputs" / "stage2.toml"
+        machine = ("--gpus", "128", "--memory", "141", "--fabric", "8x400", "train.steps=100000")
+        text, plan = self.plan(deck, *machine, "--wall", "24h")
+        jobs, step = plan["jobs"], plan["step"]["seconds"]
+        self.assertEqual(jobs["wall"], 86400)
+        self.assertAlmostEqual(jobs["steps"] * step / (86400 - jobs["start"] - jobs["end"]), 1, 2)
+        self.assertEqual(jobs["jobs"], -(-100000 // jobs["steps"]))
+        self.assertIn(f"jobs of 24.0 h: {jobs['jobs']} for 100000 steps, {jobs['steps']} each (start ", text)
+        self.assertEqual(self.plan(deck, *machine, "--wall", "1-00:00:00")[1]["jobs"], jobs)
+        self.assertEqual(self.plan(deck, *machine, "--wall", "00:00:01")[1]["jobs"]["jobs"], 0)
+        self.assertNotIn("jobs", self.plan(deck, *machine)[1])
+        for wrong in ("24", "x", "-1h", "1h2"):
+            self.assertIn("24h, 90m, 2d", self.weft("plan", deck, f"--wall={wrong}", ranks=0, expect=USAGE).err)
+
     def test_several_ranks_leave_nccl_its_memory(self):
         deck = REPOSITORY / "inputs" / "stage2.toml"
         data = "data.path=synthetic:latent=1,frames=5,height=16,width=16,clips=64"

@@ -197,7 +197,7 @@ class Training(Page):
             self.assertRegex(text, r"\r\x1b\[K\[[#.]{20}\] \d+ of 20 steps")
             self.assertRegex(text, r"\r\x1b\[Kstep +10/20  loss")
             # What follows the work is told without it.
-            self.assertNotIn("\x1b", text[text.index("20 steps in"):])
+            self.assertNotIn("\x1b", text[text.index("memory    ", text.index("20/20")):])
             shutil.rmtree(self.dir / "run")
 
     def test_all_jobs_of_a_folder_on_one_page(self):

@@ -233,6 +233,22 @@ class Clocks(WeftTest):
         self.train("whole", f"train.steps={done + 2}")
         self.assert_same_run("run", "whole")
 
+    def test_so_many_steps_more(self):
+        self.train("run", "train.steps=5")
+        job = self.weft("train", "deck.toml", "run.dir=run", 'train.steps="+6"', "run.max_hours=1e-9", expect=75)
+        self.assertIn("until 11: train.steps = \"+6\", and 5 are done", job.err)
+        # The same command goes on to the same step, and then further.
+        job = self.train("run", "train.steps=+6")
+        self.assertIn("until 11: train.steps = \"+6\", as before", job.err)
+        self.assertEqual(len(self.metrics("run")), 11)
+        self.assertIn("until 17", self.train("run", "train.steps=+6").err)
+        self.assertEqual(len(self.metrics("run")), 17)
+        self.train("whole", "train.steps=17")
+        self.assert_same_run("run", "whole")
+        for value in ("+0", "+x", "many"):
+            job = self.weft("train", "deck.toml", f'train.steps="{value}"', expect=2, ranks=1)
+            self.assertIn("a whole number, or so many more in quotes", job.err)
+
 
 if __name__ == "__main__":
     unittest.main()

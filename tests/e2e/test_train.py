@@ -1,5 +1,6 @@
 """Training: the smoke deck, and every option that changes what a step does."""
 
+import json
 import os
 import pathlib
 import random
@@ -20,6 +21,31 @@ def mean(values):
 
 
 class Smoke(WeftTest):
+    def check_summary(self, job, metrics):
+        """The last lines account for all time, and count what the plan counts."""
+        summary = json.loads((self.dir / "run" / "summary.json").read_text())
+        self.assertIn("18 steps, median ", job.err)
+        self.assertEqual(list(summary["wall"]), ["start", "steps", "saves", "end"])
+        self.assertAlmostEqual(sum(summary["wall"].values()), summary["wall_seconds"], 9)
+        self.assertAlmostEqual(summary["core_hours"], 2 * summary["wall_seconds"] / 3600, 9)
+        speed, work = summary["speed"], summary["operations"]
+        self.assertEqual(speed["items"], 72, "of 18 steps: the first tenth is left out")
+        self.assertAlmostEqual(speed["seconds"], sum(m["seconds"] for m in metrics[2:]), 5)
+        self.assertAlmostEqual(speed["a_second"], 72 / speed["seconds"], 9)
+        self.assertAlmostEqual(sum(p["share"] for p in summary["parts"].values()), 1, 9)
+        self.assertAlmostEqual(sum(p["mean"] for p in summary["parts"].values()) / speed["seconds"], 1, 2)
+        self.weft("plan", SMOKE, "--json", "plan.json")
+        planned = json.loads((self.dir / "plan.json").read_text())["step"]["flops"]
+        self.assertAlmostEqual(work["all"] / (18 * planned), 1, 6)
+        self.assertAlmostEqual(work["a_second_a_rank"] * 2 * speed["seconds"] / work["all"], 1, 9)
+        self.assertAlmostEqual(work["share_of_limit"] * work["limit_a_rank"] / work["a_second_a_rank"], 1, 9)
+        cited = (self.dir / "run" / "cite.bib").read_text()
+        self.assertTrue(all(f"{{{key}," in cited for key in ("weft", "opensora", "t5", "rectified_flow")), cited)
+        # The status says the same.
+        status = self.weft("status", "run", ranks=0).out
+        for line in job.err[job.err.index("speed     "):].splitlines():
+            self.assertIn(line.strip(), status)
+
     def test_twenty_steps_on_two_ranks(self):
         job = self.weft("train", SMOKE, "run.dir=run")
         metrics = self.metrics("run")
@@ -34,7 +60,7 @@ class Smoke(WeftTest):
         self.assertEqual(self.latest("run"), "step_20")
         for name in ("deck.toml", "run.json"):
             self.assertTrue((self.dir / "run" / name).is_file())
-        self.assertIn("20 steps in", job.err)
+        self.check_summary(job, metrics)
         # 64 clips, 4 a step: every clip once in the first 16 steps.
         seen = [s for m in metrics[:16] for s in m["samples"]]
         self.assertEqual(sorted(seen), list(range(64)))

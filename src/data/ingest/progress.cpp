@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "data/clip_store.h"
+#include "tensor/device.h"
 
 namespace weft {
 namespace {
@@ -44,11 +45,14 @@ IngestProgress::IngestProgress(MPI_Comm comm, const std::string& output, std::in
     : comm_(comm),
       rank_(log::rank()),
       size_(size_of(comm)),
+      noun_(noun),
       total_(total),
       videos_(std::string_view(noun) != "image"),
       counts_(static_cast<std::size_t>(size_), Counts{}),
       last_(now_seconds()),
-      progress_({output + ".status.json", "ingest", noun, "ingest", total, 0, rank_, size_}) {}
+      progress_({output + ".status.json", "ingest", noun, "ingest", total, 0, rank_, size_}) {
+  begin_part(noun_ + "s");
+}
 
 void IngestProgress::add(std::int64_t frames, std::int64_t clips, std::int64_t inputs) {
   Counts& mine = counts_[rank_];
@@ -106,6 +110,7 @@ void IngestProgress::finish() {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   show();
+  begin_part("end");
 }
 
 int IngestProgress::end(std::int64_t lost, bool strict, const std::string& broken) {
@@ -114,6 +119,14 @@ int IngestProgress::end(std::int64_t lost, bool strict, const std::string& broke
   const std::string error = failed ? broken + ", and ingest.strict is set" : "";
   if (rank_ != 0) return code;
   if (failed) log::error("{}", error);
+  JobWork work;
+  work.unit = noun_;
+  work.items = static_cast<double>(sum(2));
+  for (const auto& [part, seconds] : wall_parts())
+    if (part == noun_ + "s") work.seconds = seconds;
+  work.threads = threads_of_rank();
+  work.hosts.resize(size_);
+  progress_.set_work(std::move(work));
   progress_.end(code, sum(2), error);
   return code;
 }

@@ -49,6 +49,7 @@ class IngestProgress {
 
   MPI_Comm comm_;
   int rank_ = 0, size_ = 1;
+  std::string noun_;
   std::int64_t total_;
   bool videos_;
   std::vector<Counts> counts_;  // by rank; on other ranks than 0 only their own is kept

@@ -22,6 +22,7 @@
 #include "jobs/engine/list_job.h"
 #include "media/resize.h"
 #include "media/writers.h"
+#include "models/cite.h"
 #include "models/sadtalker/face/crop.h"
 #include "models/sadtalker/face/paste.h"
 #include "train/memory_plan.h"
@@ -596,24 +597,14 @@ ListSummary summarise_clips(const ListReport& report, const ListEngine& engine,
   }
   double seconds = 0;
   std::int64_t enhanced = 0, restored = 0;
-  std::map<std::string, double> stages;
   for (const Json& share : report.ranks) {
     seconds = std::max(seconds, share.at("last_end").get<double>());
     frames += share.value("frames", std::int64_t{0});
     enhanced += share.value("enhanced_frames", std::int64_t{0});
     restored += share.value("restored_frames", std::int64_t{0});
-    for (const char* stage : {"prepare", "speech", "render", "paste", "enhance", "encode", "join"})
-      stages[stage] += share.value(stage, 0.0);
   }
-  std::string text;
-  for (const auto& [stage, time] : stages)
-    if (time >= 0.05) text += fmt::format("{}{} {:.1f} s", text.empty() ? "" : ", ", stage, time);
   log::write_info(fmt::format("clips     {} of {} done, in {}", there, clips,
                               engine.settings().directory.string()));
-  if (frames > 0)
-    log::write_info(fmt::format("frames    {} in {:.1f} s, {:.2f} frames/s; all ranks: {}", frames,
-                                seconds, static_cast<double>(frames) / std::max(seconds, 1e-9),
-                                text));
   if (restored > 0)
     log::write_info(
         fmt::format("gfpgan    restored a face in {} of {}", restored, counted(enhanced, "frame")));
@@ -653,6 +644,7 @@ int animate(const Deck& deck, MPI_Comm world) {
   }
   ListEngine engine(list_settings(deck, "animate", deck.get<AnimateDeck>().output, "part"),
                     items_of(parts, clips, costs, keys), world);
+  if (log::rank() == 0) write_citations(deck, "animate", engine.settings().directory);
   std::int64_t frames = 0;
   for (const AnimateSize& s : sizes) frames += s.frames;
   const std::size_t missing = engine.missing().size();
@@ -664,6 +656,8 @@ int animate(const Deck& deck, MPI_Comm world) {
 
   // 2. Parts, by whoever is free.
   ListEnd last;
+  last.unit = "frame", last.units = "frames";
+  last.stages = {"prepare", "speech", "render", "paste", "enhance", "encode", "join"};
   if (missing > 0) last.share = make_missing(deck, start, networks, clips, sizes, parts, engine);
 
   // 3. The report.

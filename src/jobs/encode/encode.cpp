@@ -495,24 +495,6 @@ bool is_made(const std::string& output, const std::string& made_by, const fs::pa
   return made != 0;
 }
 
-// What each rank did, and how busy it was until the last clip.
-void print_shares(const ListReport& report, double seconds) {
-  if (report.made == 0) return;
-  double frames = 0;
-  for (std::size_t r = 0; r < report.ranks.size(); ++r) {
-    const auto of = [&](const char* name) { return report.ranks[r].value(name, 0.0); };
-    frames += of("frames");
-    log::write_info(
-        fmt::format("rank {:<4} {}, busy {:.1f} %, waited for clips to be read {:.1f} %", r,
-                    counted(static_cast<std::int64_t>(of("clips")), "clip"),
-                    100 * of("busy") / seconds, 100 * of("waited") / seconds));
-  }
-  const auto clips = static_cast<double>(report.made);
-  log::write_info(fmt::format("{}, {} in {:.1f} s: {:.2f} clips/s, {:.1f} frames/s",
-                              counted(report.made, "clip"), counted(frames, "frame"), seconds,
-                              clips / seconds, frames / seconds));
-}
-
 // Exit::usage for a deck that cannot be carried out.
 void check_deck(const Deck& deck) {
   WEFT_CHECK(!deck.get<EncodeDeck>().output.empty(), Exit::usage,
@@ -565,7 +547,9 @@ nlohmann::ordered_json encode_clips(const Deck& deck, const ListStart& start,
             times.at("peak_bytes").get<double>() / (1 << 20),
             static_cast<double>(planned) / (1 << 20),
             counted(codec.frames_at_once(std::numeric_limits<std::int32_t>::max()), "frame"));
-  return {{"frames", frames}, {"waited", times.at("waited")}};
+  nlohmann::ordered_json share = times;
+  share["frames"] = frames;
+  return share;
 }
 
 }  // namespace
@@ -636,22 +620,18 @@ int encode(const Deck& deck, MPI_Comm world) {
             missing < samples ? fmt::format(", {} made before", samples - missing) : "");
 
   // 2. Captions through the text encoder, whose memory is then freed.
+  begin_part("text");
   std::optional<PromptFeatures> features(std::in_place, with_text ? encoder.get() : nullptr,
                                          texts.all, folder, world,
                                          [&] { return engine->stop_requested(); });
 
   // 3. Clips through the codec.
   ListEnd last;
-  const double begin = now_seconds();
+  begin_part("weights");
   if (missing > 0 && !features->encoded().stopped)
     last.share = encode_clips(deck, start, weights, *source, *codec, beside.get(), *engine);
-  const double seconds = now_seconds() - begin;
 
   // 4. Rank 0 merges the parts into one store and removes them.
-  last.summarise = [&](const ListReport& report) {
-    print_shares(report, seconds);
-    return ListSummary();
-  };
   last.finish = [&](const ListReport&) {
     const std::uint64_t bytes =
         merge(deck, *source, stored, texts, *features, {folder, engine->lines()}, made_by, *codec);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -18,6 +19,7 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "core/mpi.h"
+#include "tensor/device.h"
 
 namespace weft {
 namespace {
@@ -323,6 +325,7 @@ void ListEngine::run(ListJob& job, const std::vector<ItemBatch>& wanted) {
   std::vector<double> work(costs.size());
   std::partial_sum(costs.begin(), costs.end(), work.begin());
   if (start_ == 0) start_ = now_seconds();
+  begin_part(settings_.item_name + "s");
   dispatcher_.open(costs, groups_.count, suspects);
   std::int64_t at = 0;  // batches handed out before the current one
   for (std::int64_t number; (number = take()) >= 0;) {
@@ -366,7 +369,8 @@ void ListEngine::write(const ListReport& report, const Json& header) const {
 
 // This rank's work, for gather_report() on rank 0.
 std::string ListEngine::summary(const Json& own) const {
-  Json share = {{settings_.item_name + "s", made_.load()},
+  Json share = {{"host", host_name()},
+                {settings_.item_name + "s", made_.load()},
                 {"failed", failed_.load()},
                 {"skipped", skipped_.load()},
                 {"busy", busy_},
@@ -398,6 +402,29 @@ ListReport ListEngine::gather_report(const std::vector<std::string>& summaries) 
   return report;
 }
 
+// What the ranks made until the last one was done, and where their time went.
+JobWork ListEngine::work_of(const ListEnd& last, const ListReport& report) const {
+  JobWork work;
+  work.unit = last.unit.empty() ? settings_.item_name : last.unit;
+  const std::string units = last.unit.empty() ? settings_.item_name + "s" : last.units;
+  work.on_gpu = on_cuda();
+  work.threads = threads_of_rank();
+  for (const Json& share : report.ranks) {
+    work.items += share.value(units, 0.0);
+    work.seconds = std::max(work.seconds, share.at("last_end").get<double>());
+    work.hosts.push_back(share.at("host"));
+  }
+  const auto add = [&](const std::string& name, const auto& seconds_of) {
+    auto& seconds = work.parts.emplace_back(name, std::vector<double>()).second;
+    std::ranges::transform(report.ranks, std::back_inserter(seconds), seconds_of);
+  };
+  for (const std::string& stage : last.stages)
+    if (std::ranges::any_of(report.ranks, [&](const Json& share) { return share.contains(stage); }))
+      add(stage, [&](const Json& share) { return share.value(stage, 0.0); });
+  add("idle", [&](const Json& share) { return work.seconds - share.at("busy").get<double>(); });
+  return work;
+}
+
 // On rank 0: tells what was made, and the exit code of the job.
 int ListEngine::conclude(const ListEnd& last, const ListReport& report) {
   // 1. What the ranks report, for people and in files.
@@ -405,7 +432,10 @@ int ListEngine::conclude(const ListEnd& last, const ListReport& report) {
   const ListSummary said = last.summarise ? last.summarise(report) : ListSummary();
   print(report);
   // If everything was done before, the report of the job that did it stays.
-  if (report.made > 0 || !report.failures.empty()) write(report, said.header);
+  if (report.made > 0 || !report.failures.empty()) {
+    write(report, said.header);
+    progress_->set_work(work_of(last, report));
+  }
   const std::int64_t done = report.finished_before + report.made;
   const std::int64_t left = report.wanted - done - report.skipped - std::ssize(report.failures);
   WEFT_CHECK(left == 0 || report.stopped, Exit::internal,
@@ -444,6 +474,7 @@ int ListEngine::conclude(const ListEnd& last, const ListReport& report) {
 
 int ListEngine::end(const ListEnd& last) {
   progress_->hide();
+  begin_part("end");
   manifest_.close();
   const auto summaries = dispatcher_.gather(summary(last.share));
   return dispatcher_.conclude(groups_.rank == 0 ? conclude(last, gather_report(summaries)) : 0);

@@ -151,6 +151,10 @@ struct ListSummary {
 
 struct ListEnd {
   nlohmann::ordered_json share = nlohmann::ordered_json::object();  // this rank's own numbers
+  // Members of `share` that are seconds of the time that this rank was busy, for the job's last
+  // lines; by default a Feed's. Rates count `unit`s, of which `share` has `units`; "": items.
+  std::vector<std::string> stages = {"network", "network_waited"};
+  std::string unit = {}, units = {};
   // Run on rank 0: `summarise` logs lines above the engine's, `finish` does the work that follows
   // once all items are finished. Neither may call MPI.
   std::function<ListSummary(const ListReport&)> summarise = {};
@@ -221,6 +225,7 @@ class ListEngine {
   void note_failed(const std::string& name, const std::string& why);
   std::string summary(const nlohmann::ordered_json& own) const;
   ListReport gather_report(const std::vector<std::string>& summaries) const;
+  JobWork work_of(const ListEnd& last, const ListReport& report) const;
   int conclude(const ListEnd& last, const ListReport& report);
   void print(const ListReport& report) const;
   void write(const ListReport& report, const nlohmann::ordered_json& header) const;

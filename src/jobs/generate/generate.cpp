@@ -14,7 +14,6 @@
 #include "checkpoint/model_source.h"
 #include "config/deck.h"
 #include "config/keep_inputs.h"
-#include "core/clock.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/host.h"
@@ -28,6 +27,7 @@
 #include "jobs/generate/options.h"
 #include "jobs/generate/references.h"
 #include "jobs/generate/texts.h"
+#include "models/cite.h"
 #include "models/flow_sampler.h"
 #include "models/registry.h"
 #include "nn/exchange.h"
@@ -353,17 +353,10 @@ void check_texts(const ClipParts& parts) {
               parts.texts ? parts.texts->lacks() : "the model has no text encoder");
 }
 
-// Seconds of the stages on this rank.
-struct Stages {
-  double begin = now_seconds(), text = 0, load = 0, clips = 0;
-  double since_last() const { return now_seconds() - begin - text - load - clips; }
-};
-
-nlohmann::ordered_json report_header(const Deck& deck, const Stages& stages,
-                                     const EncodedTexts& texts) {
+nlohmann::ordered_json report_header(const Deck& deck, const EncodedTexts& texts) {
   nlohmann::ordered_json header = {
-      {"ranks_a_clip", deck.parallel.sp * deck.get<GenerateDeck>().cfg_ranks},
-      {"seconds", {{"text", stages.text}, {"load", stages.load}, {"clips", stages.clips}}}};
+      {"ranks_a_clip", deck.parallel.sp * deck.get<GenerateDeck>().cfg_ranks}};
+  for (const auto& [part, seconds] : wall_parts()) header["seconds"][part] = seconds;
   if (!texts.bytes_taken.empty())
     header["text"] = {{"bytes_planned", texts.bytes_planned}, {"bytes_taken", texts.bytes_taken}};
   return header;
@@ -395,35 +388,33 @@ int generate(const Deck& written, MPI_Comm world) {
   if (log::rank() == 0) check_results(deck, job);
   const std::shared_ptr<const Watermark> watermark = open_watermark(deck);
   ListEngine engine(settings, items_of(job), world);
+  if (log::rank() == 0) write_citations(deck, "generate", engine.settings().directory);
   const std::size_t wanted = job.items.size(), missing = engine.missing().size();
   log::info("generate  {} of {} into {}{}", counted(wanted, "clip"),
             counted(std::ssize(job.prompts), "prompt"), output_of(deck).string(),
             missing < wanted ? fmt::format(", {} finished before", wanted - missing) : "");
 
   // 2. All texts through the text encoder, whose memory is then freed.
-  Stages stages;
+  begin_part("text");
   if (missing > 0) check_texts(models.parts);
   const PromptFeatures features(missing > 0 ? models.parts.texts.get() : nullptr, job.texts,
                                 output_of(deck), world, [&] { return engine.stop_requested(); });
-  stages.text = stages.since_last();
 
   // 3. The other models on every rank, then clips: a rank that is free makes the next batch.
   ListEnd last;
+  last.stages = {"encode", "sample", "decode", "write_wait"};
   if (missing > 0 && !features.encoded().stopped) {
+    begin_part("weights");
     ClipJob clips(deck, job, models, features, watermark, start.device, engine, world);
-    stages.load = stages.since_last();
     engine.run(clips, clips.batches());
     last.share = clips.share();
-    stages.clips = stages.since_last();
   }
 
   // 4. The report.
   last.summarise = [&](const ListReport& report) {
     print_clip_table(report);
     print_skipped_steps(report);
-    log::write_info(fmt::format("stages    text {:.1f} s, weights {:.1f} s, clips {:.1f} s",
-                                stages.text, stages.load, stages.clips));
-    return ListSummary{report_header(deck, stages, features.encoded())};
+    return ListSummary{report_header(deck, features.encoded())};
   };
   return engine.end(last);
 }

@@ -39,6 +39,7 @@ struct StepMetrics {
   double loss = 0, grad_norm = 0, lr = 0;
   double seconds = 0;
   StepSplit split;
+  double flops = 0;  // operations of the model, on this rank; not written
   std::size_t resident_bytes = 0, arena_peak_bytes = 0;
   std::vector<std::pair<std::string, double>> terms;  // what the loss is made of; may be empty
   std::vector<std::int64_t> samples;                  // of all ranks, in the order of the step plan

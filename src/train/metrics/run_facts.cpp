@@ -13,7 +13,9 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/mpi.h"
 #include "ops/dispatch.h"
+#include "ops/rates.h"
 #include "tensor/device.h"
 #include "train/data_parallel.h"
 #include "train/metrics/metrics.h"
@@ -22,12 +24,30 @@ namespace weft {
 
 namespace fs = std::filesystem;
 
-std::string stored_run_id(const std::filesystem::path& run_dir) {
+namespace {
+
+// Null where it is not there, or damaged.
+nlohmann::json stored_facts(const fs::path& run_dir) {
   const std::string text = content_of(run_dir / "run.json");
-  const auto j = try_parse_json(text);
-  if (!j.is_object() || !seal_holds(text)) return "";
+  nlohmann::json j = try_parse_json(text);
+  return j.is_object() && seal_holds(text) ? j : nlohmann::json();
+}
+
+}  // namespace
+
+std::string stored_run_id(const fs::path& run_dir) {
+  const nlohmann::json j = stored_facts(run_dir);
   const auto id = j.find("id");
   return id != j.end() && id->is_string() ? id->get<std::string>() : "";
+}
+
+std::pair<std::int64_t, std::int64_t> stored_more_steps(const fs::path& run_dir) {
+  const nlohmann::json j = stored_facts(run_dir);
+  const auto more = j.find("more_steps");
+  if (more == j.end() || !more->is_array() || more->size() != 2 ||
+      !std::ranges::all_of(*more, [](const auto& n) { return n.is_number_integer(); }))
+    return {0, 0};
+  return {(*more)[0].get<std::int64_t>(), (*more)[1].get<std::int64_t>()};
 }
 
 std::string new_run_id() {
@@ -108,7 +128,6 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
   for (const StepMemory& m : memory) kept = std::max(kept, m.kept);
   const std::int64_t sp = deck.parallel.sp;
   slowest_.resize(comm.size());
-  waits_.resize(comm.size());
   rows_ = {
       {"build", version_line()},
       {"run", fmt::format("{} {}",
@@ -167,30 +186,111 @@ void RunFacts::print() const {
 void RunFacts::write(const std::filesystem::path& run_dir) const {
   write_text(run_dir / "deck.toml", seal_text(to_toml(deck_)));
   nlohmann::ordered_json j = {{"id", id_}};
+  if (deck_.train.more_steps > 0) j["more_steps"] = {deck_.train.more_steps, deck_.train.steps};
   for (const auto& [name, value] : rows_) j[name] = value;
   for (const auto& [kind, bytes] : memory_) j["memory_plan"][kind] = bytes;
   write_text(run_dir / "run.json", seal_json(dump_json(j, 2)) + "\n");
 }
 
+void StepSums::add(const Values& step) {
+  if (steps_ == span_ * static_cast<std::int64_t>(most)) {
+    span_ *= 2;
+    for (std::size_t i = 0; i < most; ++i) {
+      if (i % 2 == 0) spans_[i / 2] = spans_[i];
+      for (int v = 0; i % 2 == 1 && v < count; ++v) spans_[i / 2][v] += spans_[i][v];
+    }
+    spans_.resize(most / 2);
+  }
+  if (steps_ == span_ * std::ssize(spans_)) spans_.emplace_back();
+  for (int v = 0; v < count; ++v) spans_.back()[v] += step[v];
+  ++steps_;
+}
+
+std::pair<StepSums::Values, std::int64_t> StepSums::without_first_tenth() const {
+  // Of two to ten steps the first.
+  const std::int64_t tenth = steps_ < 2 ? 0 : (steps_ + 9) / 10, left_out = tenth / span_;
+  Values sums{};
+  for (auto s = static_cast<std::size_t>(left_out); s < spans_.size(); ++s)
+    for (int v = 0; v < count; ++v) sums[v] += spans_[s][v];
+  return {sums, left_out * span_};
+}
+
 void RunFacts::count(const StepMetrics& m) {
   seconds_.push_back(m.seconds);
-  total_seconds_ += m.seconds;
-  StepSplit split = m.split;
-  // On a GPU the first steps know of no rank.
-  if (m.slowest_rank >= 0 && m.rank_busy[m.slowest_rank] > 0 && waits_.size() > 1) {
-    split.data_wait = mean_of(m.rank_data_wait);
-    split.compute = mean_of(m.rank_busy) - split.data_wait;
-    split.wait_slowest = mean_of(m.rank_wait);
-    for (std::size_t r = 0; r < waits_.size(); ++r) waits_[r] += m.rank_wait[r];
-  }
-  total_.data_wait += split.data_wait;
-  total_.compute += split.compute;
-  total_.wait_slowest += split.wait_slowest;
-  total_.comm_exposed += m.split.comm_exposed;
-  total_.optimizer += m.split.optimizer;
-  total_.checkpoint += m.split.checkpoint;
+  StepSums::Values v{};
+  v[StepSums::seconds] = m.seconds;
+  v[StepSums::samples] = static_cast<double>(m.samples.size());
+  v[StepSums::flops] = m.flops;
+  // A GPU's time of compute contains its wait for clips.
+  v[StepSums::compute] =
+      on_cuda() ? std::max(0.0, m.split.compute - m.split.data_wait) : m.split.compute;
+  v[StepSums::data_wait] = m.split.data_wait;
+  v[StepSums::comm_exposed] = m.split.comm_exposed;
+  v[StepSums::wait_slowest] = m.split.wait_slowest;
+  v[StepSums::optimizer] = m.split.optimizer;
+  v[StepSums::checkpoint] = m.split.checkpoint;
+  sums_.add(v);
   total_spread_ += m.spread;
   if (m.slowest_rank >= 0) ++slowest_[m.slowest_rank];
+}
+
+namespace {
+
+// FLOP/s of a square matrix product in the model's type on this rank, as large as the arena allows;
+// 0 where it is too small.
+double measured_limit(Trainer& trainer) {
+  const ArenaScope scope(trainer.arena());
+  // Two operands and the result, and one of them in f32 while it is drawn.
+  const auto fits = [&](std::int64_t n) {
+    return 16 * static_cast<std::size_t>(n * n) < trainer.arena().capacity() / 2;
+  };
+  std::int64_t n = on_cuda() ? 8192 : 1024;
+  while (n > 256 && !fits(n)) n /= 2;
+  if (!fits(n)) return 0;
+  return product_rate(trainer.task().bf16() ? DType::bf16 : DType::f32,
+                      {{StepProduct::Of::output, n, n, n, 1}}, 0.05);
+}
+
+}  // namespace
+
+JobWork RunFacts::work(Trainer& trainer, MPI_Comm world) const {
+  JobWork work;
+  if (sums_.steps() == 0) return work;
+  const auto [mine, left_out] = sums_.without_first_tenth();
+  std::vector<double> sent(mine.begin(), mine.end());
+  sent.push_back(measured_limit(trainer));
+  const auto ranks = static_cast<std::size_t>(trainer.communicator().size());
+  std::vector<double> all(ranks * sent.size());
+  MPI_Gather(sent.data(), static_cast<int>(sent.size()), MPI_DOUBLE, all.data(),
+             static_cast<int>(sent.size()), MPI_DOUBLE, 0, world);
+  work.hosts = texts_of_ranks(host_name(), world);
+  const auto of = [&](std::size_t rank, std::size_t v) { return all[rank * sent.size() + v]; };
+
+  const auto& buckets = trainer.source().buckets();
+  work.unit = buckets.empty() || buckets.front().label_rate == 0 ? "clip" : "picture";
+  work.items = mine[StepSums::samples];
+  work.seconds = mine[StepSums::seconds];
+  work.note = fmt::format("{}, median {:.4f} s", counted(sums_.steps() - left_out, "step"),
+                          upper_median(seconds_));
+  if (left_out > 0) work.note += fmt::format("; the first {} left out", left_out);
+  work.on_gpu = on_cuda();
+  work.threads = trainer.threads();
+  for (std::size_t r = 0; r < ranks; ++r) {
+    work.flops += of(r, StepSums::flops);
+    work.limit += of(r, StepSums::count);
+  }
+  const std::pair<const char*, StepSums::Of> parts[] = {
+      {"compute", StepSums::compute},
+      {"communication", StepSums::comm_exposed},
+      {"wait for slowest", StepSums::wait_slowest},
+      {"data", StepSums::data_wait},
+      {"optimizer", StepSums::optimizer},
+      {"checkpoint", StepSums::checkpoint}};
+  for (const auto& [name, v] : parts) {
+    auto& seconds = work.parts.emplace_back(name, std::vector<double>()).second;
+    for (std::size_t r = 0; r < ranks; ++r) seconds.push_back(of(r, v));
+  }
+  return work;
 }
 
 void RunFacts::print_step(const StepMetrics& m, const std::string& left) const {
@@ -199,25 +299,12 @@ void RunFacts::print_step(const StepMetrics& m, const std::string& left) const {
 
 void RunFacts::print_end(const Trainer& trainer) const {
   if (!seconds_.empty()) {
-    const auto share = [&](double s) { return 100 * s / total_seconds_; };
-    log::info("{} in {:.1f} s, median step {:.4f} s", counted(std::ssize(seconds_), "step"),
-              total_seconds_, upper_median(seconds_));
-    log::info(
-        "time      compute {:.1f} %, exposed communication {:.1f} % (of {:.2f} s in all), wait for "
-        "the slowest {:.1f} %, optimizer {:.1f} %, data wait {:.2f} %, checkpoints {:.1f} %",
-        share(total_.compute), share(total_.comm_exposed), trainer.communication_seconds(),
-        share(total_.wait_slowest), share(total_.optimizer), share(total_.data_wait),
-        share(total_.checkpoint));
     if (slowest_.size() > 1) {
       const auto worst = std::max_element(slowest_.begin(), slowest_.end());
-      const auto [least, most] = std::ranges::minmax_element(waits_);
       log::info(
-          "ranks     spread of a step {:.1f} % on average; rank {} was the slowest in {} of {}; "
-          "the times above are means of the ranks, which wait from {:.1f} % (rank {}) to {:.1f} % "
-          "(rank {})",
+          "ranks     spread of a step {:.1f} % on average; rank {} was the slowest in {} of {}",
           100 * total_spread_ / static_cast<double>(seconds_.size()), worst - slowest_.begin(),
-          *worst, counted(std::ssize(seconds_), "step"), share(*least), least - waits_.begin(),
-          share(*most), most - waits_.begin());
+          *worst, counted(std::ssize(seconds_), "step"));
     }
     if (const StepGraphs& graphs = trainer.graphs(); graphs.recorded() > 0)
       log::info("graphs    {} recorded, {} of {} micro-batches replayed", graphs.recorded(),
