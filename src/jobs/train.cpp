@@ -94,6 +94,8 @@ class HeldOutLoss {
                        counted(history_.since_best, "validation"), history_.best,
                        history_.best_step);
   }
+  // For the end of the log.
+  std::string best_text() const { return history_.best_text(); }
   // The newest loss of this start.
   std::optional<double> newest() const {
     return result_ ? std::optional(result_->total.loss) : std::nullopt;
@@ -231,6 +233,9 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_ou
   const JobWork work = facts.work(trainer, world);
   if (work.items > 0) progress.set_work(work);
   if (trainer.first_rank()) facts.print_end(trainer);
+  if (held_out != nullptr && held_out->newest())
+    log::info("held out  {}{}", held_out->best_text(),
+              deck.train.keep_best ? ", kept as " + deck.run.dir + "/best" : "");
   WEFT_CHECK(saved, Exit::checkpoint, "free space under run.dir; the older checkpoints are intact",
              "the last checkpoint of {} (step {}) could not be written", deck.run.dir,
              trainer.steps_done());
