@@ -294,7 +294,7 @@ class Ingest(WeftTest):
         (self.dir / "clips.h5.parts").mkdir()  # of another kind of ingest
         self.ingest("v", *more, ranks=2)  # of fewer ranks: nothing of the third is left
         self.assertEqual((self.dir / "clips.h5").read_bytes(), (self.dir / "whole.h5").read_bytes())
-        self.assertEqual(self.written(), ["clips.h5", "clips.h5.parts", "clips.h5.status.json"])
+        self.assertEqual(self.written(), ["clips.h5", "clips.h5.parts", "clips.h5.status.json", "clips.h5.summary.json"])
 
 
 if __name__ == "__main__":

@@ -100,7 +100,8 @@ TEST_F(IngestTest, SameStoreAtAnyRankCount) {
         EXPECT_THAT(buckets(), ElementsAre("144p-17-0.56: 2", "144p-5-0.56: 1"));
       for (const auto& entry : fs::directory_iterator(dir_))  // no part file is left
         EXPECT_TRUE(entry.path().extension() == ".h5" ||
-                    entry.path().string().ends_with(".h5.status.json"))
+                    entry.path().string().ends_with(".h5.status.json") ||
+                    entry.path().string().ends_with(".h5.summary.json"))
             << entry.path();
     }
     MPI_Barrier(MPI_COMM_WORLD);
