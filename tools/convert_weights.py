@@ -21,7 +21,8 @@ they are model.weights_encoder and model.weights_decoder. Both of PyTorch's form
 fp8 becomes bf16 unless --dtype says f32 or f16, multiplied by its scales (NAME.scale_weight, NAME.weight_scale).
 
 torchvision's MobileNetV2 (mobilenet_v2-b0353104.pth, mobilenet_v2-7ebf99e0.pth) gets the names of the segmentation encoder
-mobilenetv2dilated; its last convolution and classifier are left out. ResNets keep their names.
+mobilenetv2dilated; its last convolution and classifier are left out. ResNets keep their names, for the text detector: the
+encoders of segmentation have another stem, and do not take them.
 
 SadTalker's parts (docs/models/sadtalker.md) are known by what they hold: a mapping network (mapping_00229-model.pth.tar, a key
 "mapping" beside those of its training) gets "mapping." in front of its names unless --prefix names something else.
@@ -303,6 +304,9 @@ def renamed(tensors, prefix, names):
         tensors = clip_renamed(tensors)
     if "features.1.conv.0.0.weight" in tensors:
         tensors = mobilenet_renamed(tensors)
+    if "layer1.0.conv1.weight" in tensors and tuple(tensors.get("conv1.weight", torch.empty(0)).shape[2:]) == (7, 7):
+        print("torchvision's ResNet: for model.weights_backbone of text detection, which does not read its fc. It is no encoder of "
+              "segmentation: those begin with three 3x3 convolutions instead of one 7x7 (docs/segmentation.md)")
     out = {}
     for name, t in tensors.items():
         if name == "encoder.embed_tokens.weight" and "shared.weight" in names:

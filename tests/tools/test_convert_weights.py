@@ -125,6 +125,16 @@ class ConvertWeights(unittest.TestCase):
         self.assert_same(self.converted(self.dir / "mobilenet_v2-b0353104.pth", self.dir / "m.safetensors"),
                          {new: weights[n] for n, new in names.items() if new})
 
+    def test_resnet_of_torchvision(self):
+        """Keeps its names, and the converter says what it is for; the stem of segmentation's encoders has 3x3 convolutions."""
+        for side, told in ((7, True), (3, False)):
+            weights = {"conv1.weight": torch.randn(4, 3, side, side), "layer1.0.conv1.weight": torch.randn(4, 4, 1, 1),
+                       "fc.weight": torch.randn(5, 4)}
+            torch.save(weights, self.dir / "resnet.pth")
+            done = self.convert(self.dir / "resnet.pth", self.dir / "r.safetensors")
+            self.assertEqual((done.returncode, "no encoder of segmentation" in done.stdout), (0, told), done.stderr)
+            self.assert_same(read_safetensors(self.dir / "r.safetensors"), weights)
+
     def test_the_format_before_1_6(self):
         weights = {"a": torch.randn(3, 2).t()}
         torch.save(weights, self.dir / "old.pt", _use_new_zipfile_serialization=False)
