@@ -44,13 +44,15 @@ def build_encoder(name):
 
 
 def build(encoder, decoder, num_classes, arrays, dropout=0.1, deep_sup_scale=0.4, use_softmax=False):
-    """The original's SegmentationModule with these weights ({released name: array}, `encoder.` or `decoder.` in front)."""
+    """The original's SegmentationModule with these weights ({released name: array}, `encoder.` or `decoder.` in front); a part
+    without any is as the original draws it."""
     models = part("models.models")
     nets = {"encoder": build_encoder(encoder),
             "decoder": models.ModelBuilder.build_decoder(arch=decoder, fc_dim=FEATURES.get(encoder, 2048),
                                                          num_class=num_classes, use_softmax=use_softmax)}
     for kind, net in nets.items():
-        segmentation.load(net, {n.removeprefix(kind + "."): a for n, a in arrays.items() if n.startswith(kind + ".")})
+        if given := {n.removeprefix(kind + "."): a for n, a in arrays.items() if n.startswith(kind + ".")}:
+            segmentation.load(net, given)
         for module in net.modules():
             if isinstance(module, torch.nn.Dropout2d):
                 module.p = dropout
