@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "report/against.h"
 #include "report/page.h"
 #include "report/report.h"
 
@@ -180,14 +181,20 @@ int report(const std::vector<std::string>& names, const std::string& tensorboard
 Command report_command() {
   struct Options {
     std::vector<std::string> inputs;
-    std::string tensorboard, output;
+    std::string tensorboard, output, against;
     bool open = false;
   };
   const auto o = std::make_shared<Options>();
-  Command c{
-      "report",
-      "write RUN/report.html about any job, or DIR/index.html about all jobs below a folder",
-      [o](const Deck&, MPI_Comm) { return report(o->inputs, o->tensorboard, o->output, o->open); }};
+  Command c{"report",
+            "write RUN/report.html about any job, or DIR/index.html about all jobs below a folder",
+            [o](const Deck&, MPI_Comm) {
+              if (o->against.empty()) return report(o->inputs, o->tensorboard, o->output, o->open);
+              WEFT_CHECK(
+                  o->inputs.size() == 1 && o->tensorboard.empty() && o->output.empty() && !o->open,
+                  Exit::usage, "for example: weft report runs/mine --against runs/theirs",
+                  "--against compares one run, and writes no page");
+              return report_against(o->inputs.front(), o->against);
+            }};
   c.first_rank_only = true;
   c.path("runs", o->inputs,
          "directories of runs, of a job's results, or that contain several of these; .json files "
@@ -197,6 +204,10 @@ Command report_command() {
          "instead of a page, write the metrics as event files into this directory, a folder a "
          "run");
   c.path("--output", o->output, "where the page of training runs goes: those of other users");
+  c.path(
+      "--against", o->against,
+      "instead of a page, print how far the results agree with those of this folder; exit code 6 "
+      "where they do not");
   c.option("--open", o->open,
            "open the page in the desktop's browser, or print how to copy it from here");
   return c;
