@@ -54,5 +54,7 @@ struct InputDeck {
 };
 // tools/input_decks.cmake writes the source.
 const std::vector<InputDeck>& input_decks();
+// Of inputs/reference/, on one rank: "reference/smoke.1/deck", "reference/smoke.1/metrics.jsonl".
+const std::vector<InputDeck>& reference_files();
 
 }  // namespace weft

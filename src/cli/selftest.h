@@ -33,7 +33,7 @@ struct Context {
   double timeout = 300;  // seconds that a check may take
   Deck given;            // whose device, memory and threads they take
 
-  // A deck of inputs/ with these keys ("table.key=value").
+  // A deck of inputs/, or of a reference there, with these keys ("table.key=value").
   Deck deck(const std::string& name, const std::vector<std::string>& keys) const;
   std::string path(const std::string& name) const { return (folder / name).string(); }
   // As many items as give every rank one, and enough for one rank alone.

@@ -16,6 +16,7 @@
 
 #include "config/deck.h"
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "data/lists/table.h"
@@ -104,7 +105,9 @@ NumberRows steps_of(const fs::path& file) {
   std::ifstream lines = report_page::open_regular(file);
   for (std::string line; std::getline(lines, line);) {
     const nlohmann::json j = parse_step_line(line);
-    if (j.is_discarded()) continue;
+    if (j.is_discarded() && is_cut_off(line, lines.eof())) continue;  // it is being written
+    WEFT_CHECK(!j.is_discarded(), Exit::data, "copy it again, or leave the line out",
+               "{} has a damaged line: {}", file.string(), printable(line));
     const std::int64_t step = j.at("step").get<std::int64_t>() + (from_zero ? 1 : 0);
     NumberRow row = row_of(j);
     row.steps_before = static_cast<double>(step - 1);
@@ -136,7 +139,9 @@ NumberRows table_rows(const fs::path& file) {
 NumberRows rows_of(const fs::path& file) {
   if (file.extension() == ".jsonl") return steps_of(file);
   if (file.extension() == ".csv") return table_rows(file);
-  return {{"", row_of(try_parse_json(read_text(file)))}};
+  const nlohmann::json j = try_parse_json(read_text(file));
+  WEFT_CHECK(j.is_object(), Exit::data, "copy it again", "{} is damaged", file.string());
+  return {{"", row_of(j)}};
 }
 
 // ---- How far two numbers agree ----
@@ -369,12 +374,13 @@ class Comparer {
 
 // Build, ranks and machine that results are from, where they say so.
 std::string origin_of(const fs::path& folder) {
-  const Json run = try_parse_json<Json>(read_text(folder / "run.json"));
-  const Json evaluation = try_parse_json<Json>(read_text(folder / "evaluation.json"));
-  const Json facts =
-      run.is_object() ? run : evaluation.value("/facts"_json_pointer, Json::object());
+  Json facts = try_parse_json<Json>(read_text(folder / "run.json"));
+  if (!facts.is_object()) {
+    const Json evaluation = try_parse_json<Json>(read_text(folder / "evaluation.json"));
+    facts = evaluation.is_object() ? evaluation.value("facts", Json::object()) : Json::object();
+  }
   std::string text = folder.string();
-  for (const char* name : {"build", "ranks", "device", "hardware"})
+  for (const char* name : {"build", "ranks", "device", "hardware", "kernels"})
     if (const auto it = facts.find(name); it != facts.end() && it->is_string())
       text += "; " + it->get<std::string>();
   return text;
