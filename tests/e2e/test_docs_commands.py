@@ -39,7 +39,7 @@ RULES = [
     (r"weft train (my|footage|lora|RUN/deck).toml", "parse"),
     (r"weft (ingest|encode|generate) (footage|lora).toml", "parse"),
     (r"weft init train(_lora)? (footage|lora).toml", "parse"),
-    (r"weft (ingest|train|evaluate|segment) own_classes.toml", "parse"),
+    (r"weft (ingest|train|evaluate|segment) (own_classes|camvid).toml", "parse"),
     (r"weft inspect signs.jsonl", "parse"),
     # Own footage, from files to a sample: all of it, with few steps.
     (r"weft ingest own_footage.toml", "run", "ingest.inputs=videos", "ingest.output=own.h5"),
