@@ -265,6 +265,18 @@ class WeftTest(unittest.TestCase):
         self.assertEqual([m["step"] for m in found], list(range(len(found))))
         return found
 
+    def summary(self, folder):
+        """FOLDER/summary.json: all of the wall time in parts, the time of the items in those of each rank, and speeds of both."""
+        found = json.loads((self.dir / folder / "summary.json").read_text())
+        speed, parts = found["speed"], found["parts"].values()
+        self.assertAlmostEqual(sum(found["wall"].values()), found["wall_seconds"], 9)
+        self.assertAlmostEqual(found["core_hours"], found["ranks"] * found["threads"] * found["wall_seconds"] / 3600, 9)
+        self.assertAlmostEqual(speed["a_second"], speed["items"] / speed["seconds"], 9)
+        self.assertAlmostEqual(speed["a_second_a_rank"] * found["ranks"], speed["a_second"], 9)
+        self.assertAlmostEqual(sum(p["share"] for p in parts), 1, 9)
+        self.assertTrue(all(p["min"] <= p["mean"] <= p["max"] for p in parts), found["parts"])
+        return found
+
     def page_data(self, page):
         """What a page of weft report tells its script."""
         html = (self.dir / page).read_text()

@@ -77,6 +77,10 @@ class Generate(WeftTest):
         self.assertEqual(self.pixels("sp").keys(), one.keys())
         for name in one:
             self.assert_same_frames(f"out/{name}.safetensors", f"sp/{name}.safetensors")
+        took = self.summary("out2")
+        self.assertEqual((took["speed"]["unit"], took["speed"]["items"]), ("clip", 5))
+        self.assertEqual(list(took["wall"]), ["start", "text", "weights", "clips", "end"])
+        self.assertEqual(list(took["parts"]), ["encode", "sample", "decode", "write_wait", "idle", "other"])
         ranks = self.report("out2")["ranks"]
         self.assertEqual(sum(r["clips"] for r in ranks), 5)
         for r in ranks:

@@ -73,6 +73,9 @@ class Tables(Score):
         for ranks in (2, 3):
             self.score("in.csv", f"{ranks}.csv", ranks=ranks)
             self.assertEqual((self.dir / f"{ranks}.csv").read_bytes(), (self.dir / "one.csv").read_bytes())
+            took = self.summary(f"{ranks}.csv.parts")
+            self.assertEqual((took["speed"]["unit"], took["speed"]["items"], took["ranks"]), ("file", 9, ranks))
+            self.assertEqual(list(took["parts"]), ["network", "network_waited", "idle", "other"])
         # What was in the table is as it was.
         out = (self.dir / "one.csv").read_bytes().decode()
         found = list(csv.reader(io.StringIO(out, newline="")))
