@@ -69,9 +69,6 @@ class Communicator {
   // the compute stream wait, not the host, and returns 0. Throws what check() throws. Waiting again
   // for a ticket that is done costs nothing.
   virtual double wait(Ticket ticket) = 0;
-  // Seconds spent in operations known to be complete, from the start of each (on NCCL: when its
-  // data was ready) to its end: the time that compute could hide.
-  virtual double busy_seconds() const = 0;
 
   // Reports to the watchdog, for its table, which step (from 0) this rank is in and what it does.
   // Cheap; call it from the caller's thread.

@@ -65,10 +65,6 @@ class MpiCommunicator final : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  double busy_seconds() const override {
-    std::lock_guard lock(mutex_);
-    return busy_;
-  }
   void check() override { watchdog_->check(); }
   std::string describe() const override {
     if (size_ == 1) return "one rank, nothing to reduce";
@@ -244,7 +240,6 @@ class MpiCommunicator final : public Communicator {
       retired_.push_back(std::move(o.to));
       if (o.from.defined()) retired_.push_back(std::move(o.from));
       if (!done) return false;
-      busy_ += now_seconds() - began_;
       began_ = 0;
       watchdog_->completed(++completed_);
     }
@@ -279,7 +274,6 @@ class MpiCommunicator final : public Communicator {
   // caller's thread releases them, since an arena belongs to its thread.
   std::vector<Tensor> retired_;
   Ticket issued_ = 0, completed_ = 0;
-  double busy_ = 0;
   double began_ = 0;  // start of the operation in progress, 0 if there is none
   std::atomic<bool> stop_ = false;
   std::optional<MpiCollectives> collectives_;

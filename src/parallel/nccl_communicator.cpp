@@ -198,10 +198,6 @@ class NcclCommunicator final : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void check() override { watchdog_->check(); }
-  double busy_seconds() const override {
-    const std::lock_guard lock(mutex_);
-    return busy_;
-  }
   std::string describe() const override {
     int v = 0;
     NCCL_CHECK(ncclGetVersion(&v));
@@ -433,14 +429,12 @@ class NcclCommunicator final : public Communicator {
         if (o.began != 0) return Watchdog::Operation{o.number, now_seconds() - o.began};
         break;
       }
-      const double seconds = device.seconds(o.begin, o.done);
-      busy_ += seconds;
       o.finished = true;
       watchdog_->completed(o.number);
       if (trace::enabled) {
         // Only as exact as this thread's polling: the end is at most one of its periods late.
         const double now = now_seconds();
-        trace::add({o.name, trace::Lane::communication, now - seconds, now,
+        trace::add({o.name, trace::Lane::communication, now - device.seconds(o.begin, o.done), now,
                     static_cast<std::int64_t>(o.to.bytes()), "bytes"});
       }
     }
@@ -502,7 +496,6 @@ class NcclCommunicator final : public Communicator {
   std::optional<Watchdog::Operation> calling_;
   std::future<void> aborted_;
   double called_at_ = 0;
-  double busy_ = 0;
   std::optional<Watchdog> watchdog_;
 };
 

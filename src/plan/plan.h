@@ -54,7 +54,6 @@ class AbsentRanks : public Communicator {
     refuse();
   }
   double wait(Ticket) override { refuse(); }
-  double busy_seconds() const override { return 0; }
   void progress(std::int64_t, Phase) override {}
   void set_timeout(double) override {}
   void check() override {}

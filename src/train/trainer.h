@@ -116,8 +116,6 @@ class Trainer {
   std::size_t planned_bytes() const;                                 // of the largest
   Arena& arena() const { return *arena_; }
   const Communicator& communicator() const { return *comm_; }
-  // Seconds of all collectives, also of those within micro-batches (sync BN, sequence parallelism).
-  double communication_seconds() const { return comm_->busy_seconds() + task_->blocked_seconds(); }
   const OptimizerState& state() const { return data_parallel_->state(); }
   const StepGraphs& graphs() const { return *graphs_; }
   // Checksums of this rank's weights, to compare runs and ranks.

@@ -33,7 +33,6 @@ class Counting final : public Communicator {
     return inner_->all_to_all(std::move(from), give, std::move(to), get);
   }
   double wait(Ticket ticket) override { return inner_->wait(ticket); }
-  double busy_seconds() const override { return inner_->busy_seconds(); }
   void progress(std::int64_t step, Phase phase) override { inner_->progress(step, phase); }
   void set_timeout(double seconds) override { inner_->set_timeout(seconds); }
   void check() override { inner_->check(); }
