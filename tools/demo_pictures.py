@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Makes the two pictures of the README from the results of `make run`: demo_pictures.py [RUN [FOLDER]].
+"""Makes pictures from the results of `make run`: demo_pictures.py [RUN [FOLDER]].
 
-FOLDER/frames.png is a strip of generated frames, a clip a row; FOLDER/step_time.svg the plot of the training run's report.
+RUN/frames.png is a strip of generated frames, a clip a row. With FOLDER, for the docs, it goes there, and so does step_time.svg, the
+plot of the training run's report, which needs chromium.
 """
 import html
 import json
@@ -56,7 +57,8 @@ def main():
     out = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else run
     out.mkdir(parents=True, exist_ok=True)
     frames(run, out)
-    step_time(run, out)
+    if out != run:
+        step_time(run, out)
 
 
 if __name__ == "__main__":

@@ -236,7 +236,6 @@ class Twin : public Communicator {
     return 0;
   }
   double wait(Ticket) override { return 0; }
-  double busy_seconds() const override { return 0; }
   void progress(std::int64_t, Phase) override {}
   void set_timeout(double) override {}
   void check() override {}

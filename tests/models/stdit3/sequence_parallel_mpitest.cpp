@@ -204,7 +204,6 @@ class Counting : public Communicator {
     return of_.all_to_all(from, from_counts, to, to_counts);
   }
   double wait(Ticket ticket) override { return of_.wait(ticket); }
-  double busy_seconds() const override { return of_.busy_seconds(); }
   void progress(std::int64_t step, Phase phase) override { of_.progress(step, phase); }
   void set_timeout(double seconds) override { of_.set_timeout(seconds); }
   void check() override { of_.check(); }
