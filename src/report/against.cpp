@@ -152,9 +152,12 @@ double digits(double a, double b) {
   return std::isfinite(apart) ? std::max(0.0, -std::log10(apart)) : 0;
 }
 
-double digits_wanted(const std::string& column, double steps_before, bool bf16) {
-  const double of_loss = std::max(2.0, 4 - steps_before / 2);
-  return of_loss / (column.ends_with("loss") ? 1 : 2) / (bf16 ? 2 : 1);
+double digits_wanted(const std::string& column, double steps_before, bool rounded) {
+  const double of_loss = std::max(2.0, 5 - steps_before);
+  const double digits = column.ends_with("loss") ? of_loss
+                        : column == "grad_norm"  ? of_loss - 1
+                                                 : of_loss / 2;
+  return rounded ? digits / 2 : digits;
 }
 
 // A column, or another number, over all rows: the worst row is the one that comes nearest to too
@@ -238,9 +241,15 @@ class Comparer {
                                         (run.empty() ? run_ : reference_).string()));
       return;
     }
-    const Deck is = parse_deck(run, (run_ / "deck.toml").string(), {});
-    const Deck was = parse_deck(reference, (reference_ / "deck.toml").string(), {});
-    bf16_ = holds_bf16(is.model.dtype) || is.parallel.wire != "f32";
+    const auto parsed = [](const std::string& text, const fs::path& folder) {
+      try {
+        return parse_deck(text, (folder / "deck.toml").string(), {});
+      } catch (const Error& e) {
+        throw Error(Exit::data, e.what(), e.hint());
+      }
+    };
+    const Deck is = parsed(run, run_), was = parsed(reference, reference_);
+    rounded_ = holds_bf16(is.model.dtype) || is.parallel.wire != "f32" || is.device.tf32;
     std::set<std::string> decisive;
     for (const ChangedKey& k : changed_keys(was, is, true)) {
       decisive.insert(k.key);
@@ -277,7 +286,7 @@ class Comparer {
           ++c.missing;
         else
           c.add(name, same->second, value,
-                unit == "step" ? digits_wanted(column, row.steps_before, bf16_)
+                unit == "step" ? digits_wanted(column, row.steps_before, rounded_)
                                : digits_of_evaluations);
       }
       of_run.erase(found);
@@ -367,7 +376,7 @@ class Comparer {
   }
 
   fs::path run_, reference_;
-  bool bf16_ = false;
+  bool rounded_ = false;  // products or gradients to fewer bits than f32 has
   Comparison said_;
   std::vector<std::string> unknown_;  // what the reference lacks
 };
@@ -394,12 +403,14 @@ Comparison compare_results(const fs::path& run, const fs::path& reference) {
 
 int report_against(const std::string& run, const std::string& reference) {
   const Comparison c = compare_results(run, reference);
-  fmt::print("run        {}\nreference  {}\n{}\n", printable(origin_of(run), 2000),
-             printable(origin_of(reference), 2000), fmt::join(c.lines, "\n"));
+  fmt::print("run        {}\nreference  {}\n", printable(origin_of(run), 2000),
+             printable(origin_of(reference), 2000));
+  for (const std::string& line : c.lines) fmt::print("{}\n", printable(line, 2000));
   if (c.wrong.empty())
     fmt::print("against: all agree\n");
   else
-    fmt::print("against: {} of {} do not agree\n", c.wrong.size(), c.lines.size());
+    fmt::print("against: {} not agree\n",
+               counted(std::ssize(c.wrong), "result does", "results do"));
   return c.wrong.empty() ? 0 : static_cast<int>(Exit::hardware);
 }
 

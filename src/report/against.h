@@ -21,11 +21,12 @@ struct Comparison {
 // must have. Exit::data where they have nothing in common.
 //
 // How many digits must agree: another instruction set, number of ranks or MPI sums in another
-// order. In f32 that changes the sixth digit or later of the first loss; a wrong operation changes
-// the second or third. Steps, and most of all batch norm, enlarge the difference: up to tenfold a
-// step. So losses must agree to 4 digits in the first step, to half a digit less in each one after
-// it, but to 2 in any; gradient norms and other numbers of a step to half as many, for they are
-// sums that cancel, or counts. bf16 has 2.4 digits: half as many again.
+// order. In f32 that changes the seventh digit or later of the first step's loss and gradient norm;
+// a product that is wrong by 1 % changes the third or fourth. Steps, and most of all batch norm,
+// enlarge the difference, up to tenfold a step. So losses must agree to 5 digits in the first step,
+// to one less in each after it, but to 2 in any; gradient norms to one digit less than losses;
+// other numbers of a step, which may be counts, to half as many. bf16 and tf32 have 2 to 3 digits:
+// half as many again.
 Comparison compare_results(const std::filesystem::path& run,
                            const std::filesystem::path& reference);
 

@@ -22,7 +22,7 @@ from harness import MPI_ON_ONE_HOST, MPIEXEC, REPOSITORY, WEFT, WeftTest, make_v
 from test_evaluate import png
 from tiny_models import TINY_GENERATE_DECK
 
-DATA, NON_FINITE, STOPPED = 3, 5, 75
+DATA, NON_FINITE, HARDWARE, STOPPED = 3, 5, 6, 75
 # Where tools/test.sh installs what tests need from PyPI.
 PACKAGES = REPOSITORY / "build" / "python"
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -447,6 +447,76 @@ class Browser(Page):
         self.assertIn("onerror", text)
         self.assertNotIn("\u202e", text)
         self.assertIn("\\u202e", text)
+
+
+class Against(WeftTest):
+    REFERENCES = REPOSITORY / "inputs/reference"
+
+    def against(self, run, reference, expect=0):
+        return self.weft("report", run, "--against", reference, ranks=0, expect=expect)
+
+    def setUp(self):
+        super().setUp()
+        shutil.copytree(self.REFERENCES / "segmentation.1", self.dir / "run")
+
+    def change(self, name, old, new):
+        text = (self.dir / "run" / name).read_text()
+        self.assertIn(old, text)
+        (self.dir / "run" / name).write_text(text.replace(old, new, 1))
+
+    def test_this_installation(self):
+        """The references of all ranks agree with each other, and what this build computes with them."""
+        reference = self.REFERENCES / "wan.2"
+        self.weft("train", reference / "deck.toml", "run.dir=new", ranks=2)
+        job = self.against("new", reference)
+        self.assertRegex(job.out, r"(?m)^OK +metrics.jsonl loss: 10 steps, (all equal|agree to \d+\.\d digits at the worst \(step \d+: )")
+        self.assertRegex(job.out, r"(?m)^reference .*wan\.2; weft .*; 2 \(data parallel\)")
+        self.assertTrue(job.out.endswith("against: all agree\n"))
+        for name in ("smoke", "wan", "vae", "segmentation", "dbnet"):
+            for ranks in "24":
+                self.against(self.REFERENCES / f"{name}.{ranks}", self.REFERENCES / f"{name}.1")
+
+    def test_a_wrong_value_is_named(self):
+        line = json.loads((self.dir / "run/metrics.jsonl").read_text().splitlines()[2])
+        self.change("metrics.jsonl", f'"loss":{line["loss"]}', f'"loss":{line["loss"] * 1.01}')
+        self.change("evaluation/evaluation.json", '"mean_iou": 0.1', '"mean_iou": 0.2')
+        self.change("deck.toml", "batch_size = 2", "batch_size = 4")
+        job = self.against("run", self.REFERENCES / "segmentation.1", expect=HARDWARE)
+        for wrong in (r"deck: train.batch_size = 4, reference 2", r"metrics.jsonl loss: 6 steps, agree to 2\.0 digits at the worst \(step 3: .*; 3\.0 are expected",
+                      r"evaluation/evaluation.json mean_iou: agree to 0\.\d digits \(.*; 1\.0 are expected", "against: 3 results"):
+            self.assertRegex(job.out, wrong)
+        self.assertEqual(job.out.count("FAIL"), 3)
+
+    def test_what_is_missing_is_named(self):
+        reference = self.dir / "reference"
+        shutil.copytree(self.dir / "run", reference)
+        lines = (self.dir / "run/metrics.jsonl").read_text().splitlines(True)
+        (self.dir / "run/metrics.jsonl").write_text("".join(lines[:4]))
+        shutil.rmtree(self.dir / "run/evaluation")
+        job = self.against("run", "reference", expect=HARDWARE)
+        self.assertIn("FAIL  metrics.jsonl: 2 are missing in the run: step 5, step 6\n", job.out)
+        self.assertIn("FAIL  evaluation/evaluation.json is missing in the run\n", job.out)
+        job = self.against("reference", "run")
+        self.assertIn("only in the run, not compared: 2 steps of metrics.jsonl, evaluation/evaluation.json\n", job.out)
+
+    def test_clips_and_tables(self):
+        clips = self.REFERENCES / "clips.1"
+        self.weft("generate", clips / "deck.toml", "generate.output=clips", ranks=2)
+        self.assertRegex(self.against("clips", clips).out, r"OK    generated.jsonl: 2 clips (equal to the bit|alike, at the worst PSNR \d+)")
+        self.weft("generate", clips / "deck.toml", "generate.output=others", "vae.weights=random:3", ranks=2)
+        self.assertRegex(self.against("others", clips, expect=HARDWARE).out, r"FAIL  generated.jsonl: sample_0000-0 is apart: PSNR [\d.]+ dB")
+        (self.dir / "a.csv").write_text("path,aes\nx.mp4,5.25\ny.mp4,4.5\n")
+        (self.dir / "b.csv").write_text("path,aes\nx.mp4,5.25\ny.mp4,9.0\n")
+        self.assertIn("(row 2: 4.5, reference 9)", self.against("a.csv", "b.csv", expect=HARDWARE).out)
+
+    def test_what_cannot_be_compared(self):
+        (self.dir / "nothing").mkdir()
+        run = self.REFERENCES / "wan.1"
+        self.refused(self.against(run, "nothing", expect=None), DATA, "nothing has no results that can be compared")
+        self.refused(self.against(self.REFERENCES / "clips.1", run, expect=None), DATA, "have no results in common")
+        self.change("metrics.jsonl", '{"step":1,', '{"step:1,')
+        self.refused(self.against("run", self.REFERENCES / "segmentation.1", expect=None), DATA, "metrics.jsonl has a damaged line")
+        self.refused(self.weft("report", run, run, "--against", run, ranks=0, expect=None), 2, "--against compares one run")
 
 
 if __name__ == "__main__":

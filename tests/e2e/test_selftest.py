@@ -1,7 +1,8 @@
 """weft selftest: every check passes on any number of ranks, and fails where a result is wrong, a job ends with an error or a
 rank hangs: with the documented exit code, the check's name in the last line, and the files kept.
 
-The results that it knows (src/cli/selftest_checks.cpp) are those of one rank. Where a change of the code rightly changes them:
+The results that it knows (inputs/reference, src/cli/selftest_checks.cpp) are those of one rank. Where a change of the code rightly changes them,
+docs/doctor.md says how to make the former again, and
     weft selftest --checks NAME     tells each value that it finds instead
 """
 
