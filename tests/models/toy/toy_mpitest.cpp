@@ -147,18 +147,6 @@ TEST_F(Toy, TheTrainerTrainsSavesAndGoesOn) {
   EXPECT_EQ(second.weights_checksum(), weights);
 }
 
-// Else the end of a run with sync BN tells of less communication than of its exposed part.
-TEST_F(Toy, AllCommunicationIncludesExchangesWithinMicroBatches) {
-  struct Exchanging : ToyTask {
-    using ToyTask::ToyTask;
-    double blocked_seconds() const override { return 1000; }
-  };
-  const auto make = [](const Deck& d) -> std::unique_ptr<TrainingTask> {
-    return std::make_unique<Exchanging>(d);
-  };
-  EXPECT_GE(Trainer(deck("exchanging"), make, MPI_COMM_WORLD).communication_seconds(), 1000);
-}
-
 TEST_F(Toy, ThePlannerHasItsCostFromADryRun) {
   const Deck d = deck("plan");
   const auto task = make_task(d);
