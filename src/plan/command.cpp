@@ -385,7 +385,7 @@ int plan(const Deck& deck, PlanCommand command, MPI_Comm world) {
   const bool train = command.job == "train",
              described = request.gpus > 0 || request.memory_gb > 0 || request.per_node > 0;
   WEFT_CHECK(train || wall == 0, Exit::usage, "leave --wall out",
-             "--wall is of trainings, and --job is {}", command.job);
+             "--wall counts the jobs of a training, and --job is {}", command.job);
   if (request.fabric.empty())
     request.fabric = train && !described ? "local" : request.default_fabric();
   // Rank 0 alone plans a described machine; measuring takes all ranks.
