@@ -36,6 +36,7 @@ RULES = [
     # Minutes or hours, or a GPU, for people who wait.
     (r"make (run|test|test-all|test-slurm|fuzz|tsan|build|bench|bundle|dist|sbom|deps|format|check-format|check-includes|clean|help)\b", "dry"),
     # Released weights, footage that is not there, and models of a size to match.
+    (r"weft \d", "text"),  # a version
     (r"weft (train|evaluate) \$reference|weft report .*--against", "text"),  # tests/e2e/test_report.py runs them
     (r"weft train (my|footage|lora|RUN/deck).toml", "parse"),
     (r"weft (ingest|encode|generate) (footage|lora).toml", "parse"),
@@ -74,7 +75,7 @@ TEXTS = [
     r"^\s+generated/  report.html    of weft generate and weft report$", r"^\s+status.json  +how far the job is, for weft status$",
     r"^\[rank 1 on n13\] HINT: a bug of weft",
     r"^build/weft\(\+0x",
-    r"^(FAIL|WARN|OK) ", r"^(run|reference) +\S+; weft ",
+    r"^(FAIL|WARN|OK) ",
     r"^source <\(weft completion bash\)$", r"^tar xf weft-VERSION", r"^sha256sum ", r"^eb ", r"^reframe ", r"^cd PREFIX/", r"^tools/test_bundle.sh ", r"^validation/", r"^tools/convert_weights.py ", r"^python3 ", r"^spack ", r"^module ",
     r"^apptainer ", r"^cmake ", r"^git clone ", r"^cp -r ",
 ]
