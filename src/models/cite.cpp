@@ -76,6 +76,7 @@ constexpr Citation all[] = {
 };
 
 std::set<std::string> used_by(const Deck& deck, const std::string& command) {
+  if (command == "animate") return {"sadtalker"};  // whatever model.name says
   std::set<std::string> keys;
   const auto add = [&](bool used, const char* key) {
     if (used) keys.insert(key);
@@ -112,11 +113,8 @@ std::set<std::string> used_by(const Deck& deck, const std::string& command) {
     add(deck.get<DbnetDeck>().asf, "dbnet++");
     add(true, "resnet");
   }
-  add(command == "animate", "sadtalker");
   return keys;
 }
-
-}  // namespace
 
 std::string citations(const Deck& deck, const std::string& command) {
   std::string text = fmt::format(
@@ -134,6 +132,8 @@ std::string citations(const Deck& deck, const std::string& command) {
                           c.key, c.title, c.authors, c.published);
   return text;
 }
+
+}  // namespace
 
 void write_citations(const Deck& deck, const std::string& command,
                      const std::filesystem::path& folder) {

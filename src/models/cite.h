@@ -12,7 +12,5 @@ namespace weft {
 // deck. A WARN where it cannot; for one rank.
 void write_citations(const Deck& deck, const std::string& command,
                      const std::filesystem::path& folder);
-// Its text.
-std::string citations(const Deck& deck, const std::string& command);
 
 }  // namespace weft

@@ -26,7 +26,7 @@ struct Comparison {
 // enlarge the difference, up to tenfold a step. So losses must agree to 5 digits in the first step,
 // to one less in each after it, but to 2 in any; gradient norms to one digit less than losses;
 // other numbers of a step, which may be counts, to half as many. bf16 and tf32 have 2 to 3 digits:
-// half as many again.
+// a half of all this.
 Comparison compare_results(const std::filesystem::path& run,
                            const std::filesystem::path& reference);
 
