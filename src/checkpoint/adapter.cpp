@@ -244,7 +244,9 @@ Adapter adapter_of(const Checkpoint& checkpoint, bool ema, std::optional<double>
   const std::optional<AdapterFacts> facts = adapter_facts(checkpoint);
   WEFT_CHECK(facts.has_value(), Exit::data, "name a run that was trained with [lora]",
              "{} holds a whole model, not an adapter", checkpoint.dir().string());
-  Adapter adapter{checkpoint.dir().string(), *facts, {}};
+  Adapter adapter;
+  adapter.path = checkpoint.dir().string();
+  adapter.facts = *facts;
   const std::string array = ema ? ema_array(checkpoint, decay) : "master";
   for (const TensorRange& t : checkpoint.info().tensors) {
     const std::optional<AdapterPart> piece = piece_of(t.name);

@@ -287,7 +287,7 @@ void check_train(const TrainDeck& d, const DeckDemand& demand) {
     demand(d.lr_decay_type == "linear",
            fmt::format("train.lr_decay_type = \"{}\" has no effect with {}", d.lr_decay_type, key),
            hint);
-  } else if (d.lr_decay_steps > 0) {
+  } else if (d.lr_decay_steps > 0 && d.more_steps == 0) {  // "+N": not known here
     const double steps = d.epochs > 0
                              ? static_cast<double>(d.epochs) * static_cast<double>(d.epoch_steps)
                              : static_cast<double>(d.steps);

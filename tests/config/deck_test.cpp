@@ -292,6 +292,9 @@ TEST(Deck, SchedulesRefuseKeysThatDoNothingWithThem) {
       "[train]\nlr_scheduler = \"warmup_stable_decay\"\nsteps = 100\nwarmup_steps = 60\n";
   EXPECT_THAT(refusal(stable + "lr_decay_steps = 41\n"), HasSubstr("the run's 100 steps"));
   EXPECT_EQ(parse_deck(stable + "lr_decay_steps = 40\n", "x", {}).train.lr_decay_steps, 40);
+  // How many steps "+N" makes is known once the run's checkpoint is read.
+  const std::vector<std::string> more{"train.steps=+50"};
+  EXPECT_EQ(parse_deck(stable + "lr_decay_steps = 60\n", "x", more).train.lr_decay_steps, 60);
 }
 
 TEST(Deck, OneDecayOfTheAverageOrSeveral) {
