@@ -10,6 +10,7 @@
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "jobs/engine/pictures.h"
 
@@ -132,8 +133,9 @@ TEST_F(PictureJobTest, AnErrorOfTheJobEndsIt) {
 
 TEST_F(PictureJobTest, AStopLeavesTheRest) {
   const auto ask = [&](Counting& work) {
-    work.before = [&] {
-      if (rank_ == 0) std::ofstream(settings_.directory / "stop");
+    // Once: a second file, written when the job has taken the first, would stop the next run.
+    work.before = [&, asked = false]() mutable {
+      if (rank_ == 0 && !std::exchange(asked, true)) std::ofstream(settings_.directory / "stop");
       usleep(50000);
     };
   };
