@@ -104,7 +104,7 @@ void add_argument(CLI::App& app, const Argument& a, GivenDeck& deck) {
   if (a.path || std::holds_alternative<Argument::DeckFile>(a.target))
     option.transform([&a](const std::string& word) { return written_path(word, a.name); });
   if (!a.choices.empty()) option.check(CLI::IsMember(a.choices));
-  if (!a.name.starts_with('-'))
+  if (a.key.empty())  // an unset variable of a script is no request
     option.check([](const std::string& word) { return word.empty() ? "is an empty word" : ""; });
 }
 

@@ -230,9 +230,10 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_ou
   const bool saved = trainer.wait_for_save();
   begin_part("end");
   if (deck.run.trace) write_trace(deck.run.dir, world, &clock);
+  if (trainer.first_rank()) facts.print_end(trainer);
+  // After that: the limit is measured in the arena, whose peak would be the measurement's.
   const JobWork work = facts.work(trainer, world);
   if (work.items > 0) progress.set_work(work);
-  if (trainer.first_rank()) facts.print_end(trainer);
   if (held_out != nullptr && held_out->newest())
     log::info("held out  {}{}", held_out->best_text(),
               deck.train.keep_best ? ", kept as " + deck.run.dir + "/best" : "");

@@ -10,6 +10,7 @@
 #include "models/flow_sampler.h"
 #include "models/lora.h"
 #include "models/segmentation/options.h"
+#include "models/t5/options.h"
 #include "models/wan/options.h"
 
 namespace weft {
@@ -85,9 +86,12 @@ std::set<std::string> used_by(const Deck& deck, const std::string& command) {
   const bool wan = model.starts_with("wan"), clips = wan || model == "stdit3";
   add(model == "stdit3" || model == "vae", "opensora");
   add(wan, "wan");
-  add(model == "stdit3", "t5");
-  add(wan, "umt5");
   add(clips, "rectified_flow");
+  if (clips) {
+    const T5Deck& texts =
+        wan ? static_cast<const T5Deck&>(deck.get<UmT5Deck>()) : deck.get<T5Deck>();
+    add(command == "train" || !texts.weights.empty(), wan ? "umt5" : "t5");
+  }
   if (clips && command == "generate") {
     const SamplerDeck& sampler =
         wan ? static_cast<const SamplerDeck&>(deck.get<WanSamplerDeck>()) : deck.get<SamplerDeck>();
@@ -119,7 +123,7 @@ std::set<std::string> used_by(const Deck& deck, const std::string& command) {
 std::string citations(const Deck& deck, const std::string& command) {
   std::string text = fmt::format(
       "% What `weft {}` used, in BibTeX.\n\n"
-      "@software{{weft,\n"
+      "@misc{{weft,\n"
       "  title = {{weft: training and running video and vision models as an MPI batch "
       "application}},\n"
       "  author = {{{{The weft developers}}}},\n"

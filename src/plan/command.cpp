@@ -93,7 +93,10 @@ double wall_seconds(const std::string& text) {
   double days = 0, hours = 0, minutes = 0, seconds = 0, value = 0;
   char unit = 0;
   int used = 0;
-  const auto whole = [&] { return used == static_cast<int>(text.size()); };
+  const auto whole = [&] {
+    return used == static_cast<int>(text.size()) &&
+           text.find_first_not_of("0123456789.dhm:-") == text.npos && text.find(":-") == text.npos;
+  };
   double all = 0;
   if (std::sscanf(text.c_str(), "%lf%c%n", &value, &unit, &used) == 2 && whole())
     all = value * (unit == 'd' ? 86400 : unit == 'h' ? 3600 : unit == 'm' ? 60 : 0);
@@ -375,7 +378,8 @@ struct PlanCommand {
 };
 
 // Collective. Prints the tables on the first rank; 0, or throws Exit::usage for what does not fit.
-int plan(const Deck& deck, PlanCommand command, MPI_Comm world) {
+int plan(Deck deck, PlanCommand command, MPI_Comm world) {
+  if (deck.train.more_steps > 0) deck.train.steps = deck.train.more_steps;  // those of "+N"
   int rank = 0, ranks = 1;
   MPI_Comm_rank(world, &rank);
   MPI_Comm_size(world, &ranks);

@@ -16,6 +16,7 @@
 
 #include "config/deck.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
@@ -97,7 +98,8 @@ NumberRow row_of(const nlohmann::json& object) {
 // The rows of a file by their names, in its order.
 using NumberRows = std::vector<std::pair<std::string, NumberRow>>;
 
-NumberRows steps_of(const fs::path& file) {
+// `whole`: its last line, too, for nobody writes it now.
+NumberRows steps_of(const fs::path& file, bool whole) {
   // A restart repeats steps: the last line of each counts. metrics.jsonl counts from 0, the log
   // from 1.
   const bool from_zero = file.filename() == "metrics.jsonl";
@@ -105,7 +107,7 @@ NumberRows steps_of(const fs::path& file) {
   std::ifstream lines = report_page::open_regular(file);
   for (std::string line; std::getline(lines, line);) {
     const nlohmann::json j = parse_step_line(line);
-    if (j.is_discarded() && is_cut_off(line, lines.eof())) continue;  // it is being written
+    if (j.is_discarded() && !whole && is_cut_off(line, lines.eof())) continue;
     WEFT_CHECK(!j.is_discarded(), Exit::data, "copy it again, or leave the line out",
                "{} has a damaged line: {}", file.string(), printable(line));
     const std::int64_t step = j.at("step").get<std::int64_t>() + (from_zero ? 1 : 0);
@@ -136,8 +138,8 @@ NumberRows table_rows(const fs::path& file) {
   return rows;
 }
 
-NumberRows rows_of(const fs::path& file) {
-  if (file.extension() == ".jsonl") return steps_of(file);
+NumberRows rows_of(const fs::path& file, bool whole) {
+  if (file.extension() == ".jsonl") return steps_of(file, whole);
   if (file.extension() == ".csv") return table_rows(file);
   const nlohmann::json j = try_parse_json(read_text(file));
   WEFT_CHECK(j.is_object(), Exit::data, "copy it again", "{} is damaged", file.string());
@@ -215,7 +217,7 @@ class Comparer {
       else if (is_manifest(file.filename().string()))
         clips(name, found->second.parent_path(), file.parent_path());
       else
-        numbers(name, rows_of(found->second), rows_of(file));
+        numbers(name, rows_of(found->second, false), rows_of(file, true));
     for (const auto& [name, file] : run)
       if (!reference.contains(name)) unknown_.push_back(name);
     WEFT_CHECK(said_.compared > 0, Exit::data, "compare results of the same kind of job",
@@ -264,6 +266,8 @@ class Comparer {
   }
 
   void numbers(const std::string& file, const NumberRows& run, const NumberRows& reference) {
+    WEFT_CHECK(!reference.empty(), Exit::data, "copy it again", "{} is empty",
+               (reference_ / file).string());
     std::map<std::string, const NumberRow*> of_run;
     for (const auto& [name, row] : run) of_run[name] = &row;
     const std::string unit = file.ends_with(".jsonl") ? "step"
@@ -309,8 +313,23 @@ class Comparer {
                             : fmt::format("{} ... {}", names.front(), names.back());
   }
 
-  // Why two clips do not agree, or how far they do: in how many dB and what SSIM, if their files
-  // are read.
+  // Whether the clip's file is what its line says; a manifest outlives files.
+  bool whole(const std::string& manifest, const fs::path& folder, const GalleryClip& clip) {
+    const fs::path path = folder / clip.file;
+    std::string fault;
+    try {
+      if (clip.line.contains("file_xxh3") &&
+          to_hex(hash_of_file(path).hash) != clip.line["file_xxh3"])
+        fault = path.string() + " is damaged or was changed";
+    } catch (const Error& e) {
+      fault = e.what();
+    }
+    if (!fault.empty()) tell(false, fmt::format("{}: {}: {}", manifest, clip.name, fault));
+    return fault.empty();
+  }
+
+  // Why two clips do not agree, or how far they do: in how many dB and what SSIM, where the hashes
+  // of their pixels differ.
   void clips(const std::string& file, const fs::path& run, const fs::path& reference) {
     const Gallery is = report_page::load_gallery(run), was = report_page::load_gallery(reference);
     std::size_t equal = 0, close = 0;
@@ -322,6 +341,7 @@ class Comparer {
         continue;
       }
       ++said_.compared;
+      if (!whole(file, run, *other) || !whole(file, reference, clip)) continue;
       const char* hash = clip.line.contains("pixels") ? "pixels" : "file_xxh3";
       if (clip.line.value(hash, Json()) == other->line.value(hash, Json())) {
         ++equal;

@@ -72,6 +72,8 @@ PlannedRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t batch_
   TrainingWork work = dry_work(task, bucket, batch_size, recompute);
   work.kept = budget;
   task.params().begin_step([](int) {});
+  // As in all micro-batches of a step but the first, whose kernels need no room to add in.
+  for (const auto& p : task.params().all()) p->grad_written = !p->sharded;
   const std::size_t kept = run_parts(work, task.params(), false, [](const TrainingLoss&) {});
   return {arena->need(), kept};
 }

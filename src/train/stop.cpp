@@ -161,7 +161,7 @@ unsigned Requests::look(double longest_step, double save_seconds) {
         margin_seconds_ + std::max(longest_step, 0.0) + std::max(save_seconds, 0.0);
     if (!stopping_ && end_ && end_->at - now < needed)
       stop(fmt::format("{} in {:.0f} s ({}; a step, a save and run.stop_margin take {:.0f} s)",
-                       end_->what, end_->at - now, end_->from, needed));
+                       end_->what, std::max(end_->at - now, 0.0), end_->from, needed));
   }
   return stopping_ ? asked | request::stop : asked;
 }

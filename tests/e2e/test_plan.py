@@ -60,6 +60,7 @@ class Plan(WeftTest):
         self.assertIn(f"jobs of 24.0 h: {jobs['jobs']} for 100000 steps, {jobs['steps']} each (start ", text)
         self.assertEqual(self.plan(deck, *machine, "--wall", "1-00:00:00")[1]["jobs"], jobs)
         self.assertEqual(self.plan(deck, *machine, "--wall", "00:00:01")[1]["jobs"]["jobs"], 0)
+        self.assertIn("\nall 7 steps: ", self.plan(deck, *machine, "train.steps=+7")[0])
         self.assertNotIn("jobs", self.plan(deck, *machine)[1])
         for wrong in ("24", "x", "-1h", "1h2"):
             self.assertIn("24h, 90m, 2d", self.weft("plan", deck, f"--wall={wrong}", ranks=0, expect=USAGE).err)

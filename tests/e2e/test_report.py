@@ -505,6 +505,11 @@ class Against(WeftTest):
         self.assertRegex(self.against("clips", clips).out, r"OK    generated.jsonl: 2 clips (equal to the bit|alike, at the worst PSNR \d+)")
         self.weft("generate", clips / "deck.toml", "generate.output=others", "vae.weights=random:3", ranks=2)
         self.assertRegex(self.against("others", clips, expect=HARDWARE).out, r"FAIL  generated.jsonl: sample_0000-0 is apart: PSNR [\d.]+ dB")
+        os.truncate(self.dir / "clips/sample_0000-0.mp4", 1000)
+        os.remove(self.dir / "clips/sample_0000-1.mp4")
+        job = self.against("clips", clips, expect=HARDWARE)
+        self.assertIn("sample_0000-0: clips/sample_0000-0.mp4 is damaged or was changed\n", job.out)
+        self.assertIn("sample_0000-1: cannot open clips/sample_0000-1.mp4", job.out)
         (self.dir / "a.csv").write_text("path,aes\nx.mp4,5.25\ny.mp4,4.5\n")
         (self.dir / "b.csv").write_text("path,aes\nx.mp4,5.25\ny.mp4,9.0\n")
         self.assertIn("(row 2: 4.5, reference 9)", self.against("a.csv", "b.csv", expect=HARDWARE).out)
@@ -516,7 +521,13 @@ class Against(WeftTest):
         self.refused(self.against(self.REFERENCES / "clips.1", run, expect=None), DATA, "have no results in common")
         self.change("metrics.jsonl", '{"step":1,', '{"step:1,')
         self.refused(self.against("run", self.REFERENCES / "segmentation.1", expect=None), DATA, "metrics.jsonl has a damaged line")
+        # The last line of a run may be on its way; a reference's may not.
+        whole = (self.REFERENCES / "segmentation.1/metrics.jsonl").read_text()
+        for kept, fault in ((whole[:-20], "metrics.jsonl has a damaged line"), ("", "metrics.jsonl is empty")):
+            (self.dir / "run/metrics.jsonl").write_text(kept)
+            self.refused(self.against(self.REFERENCES / "segmentation.1", "run", expect=None), DATA, fault)
         self.refused(self.weft("report", run, run, "--against", run, ranks=0, expect=None), 2, "--against compares one run")
+        self.refused(self.against(run, "", expect=None), 2, "--against: is an empty word")
 
 
 if __name__ == "__main__":

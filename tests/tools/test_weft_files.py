@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import unittest
@@ -189,6 +190,11 @@ class Files(harness.WeftTest):
         self.assertEqual(code, 1)
         self.assertIn(" 1 of ", said)
         self.assertEqual(self.diff("a.h5", "nothing.h5")[0], 2)
+        shutil.copytree("run/step_5", "short")
+        os.truncate("short/shard_0000.bin", 1000)
+        code, said = self.diff("short", "run/step_5")
+        self.assertEqual(code, 2)
+        self.assertIn("shard_0000.bin has 1000 bytes, not ", said)
 
     def test_the_notebook(self):
         """Its cells on a run made here, where matplotlib is; anywhere else they must at least compile. It is kept without outputs."""

@@ -29,7 +29,7 @@ class Difference:
         apart = np.where(same, 0, a - b)
         self.elements += a.size
         self.differ += a.size - int(same.sum())
-        self.largest = max(self.largest, float(np.abs(apart).max(initial=0)))
+        self.largest = float(np.maximum(self.largest, np.abs(apart).max(initial=0)))  # NaN stays
         self.squares += float(np.square(apart).sum())
         self.of_first += float(np.square(np.nan_to_num(a)).sum())
 

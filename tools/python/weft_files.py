@@ -165,6 +165,10 @@ class Checkpoint:
         ema_DECAY."""
         if name in self._cache:
             return self._cache[name]
+        for s in self.manifest["shards"]:
+            file = self.folder / s["file"]
+            if file.stat().st_size != s["bytes"]:
+                raise ValueError(f"{file} has {file.stat().st_size} bytes, not {s['bytes']}: copy it again")
         shards = [np.memmap(self.folder / s["file"], "<f4", "r") for s in self.manifest["shards"]]
         whole, at = np.empty(self.arrays[name], np.float32), [0] * len(shards)
         for entry in self.manifest["arrays"]:
