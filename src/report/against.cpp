@@ -318,8 +318,8 @@ class Comparer {
     const fs::path path = folder / clip.file;
     std::string fault;
     try {
-      if (clip.line.contains("file_xxh3") &&
-          to_hex(hash_of_file(path).hash) != clip.line["file_xxh3"])
+      const Json hash = clip.line.value("file_xxh3", Json());
+      if (!hash.is_null() && Json(to_hex(hash_of_file(path).hash)) != hash)
         fault = path.string() + " is damaged or was changed";
     } catch (const Error& e) {
       fault = e.what();
