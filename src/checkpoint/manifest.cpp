@@ -469,9 +469,10 @@ void check_own_files(const fs::path& run_dir) {
                : kind == S_IFDIR ? "a checkpoint"
                                  : "a file");
   };
-  for (const char* name : {"deck.toml", "run.json", "metrics.jsonl", "metrics.jsonl.tmp",
-                           "validation.jsonl", "validation.jsonl.tmp", "status.json", "matmul.txt",
-                           "trace.json", "trace.json.tmp", "latest", "best", "lock"}) {
+  for (const char* name :
+       {"deck.toml", "run.json", "metrics.jsonl", "metrics.jsonl.tmp", "validation.jsonl",
+        "validation.jsonl.tmp", "status.json", "summary.json", "cite.bib", "matmul.txt",
+        "trace.json", "trace.json.tmp", "latest", "best", "lock"}) {
     const fs::path path = run_dir / name;
     const bool link = name == std::string_view("latest") || name == std::string_view("best");
     if (link && step_of_copy(path)) continue;  // is replaced

@@ -149,10 +149,11 @@ std::string rate_text(double flops) {
                        : fmt::format("{:.4g} GFLOP/s", 1e-9 * flops);
 }
 
-fs::path summary_file(const fs::path& status) {
+// DIR/[STORE.]FILE of a job's DIR/[STORE.]status.json.
+fs::path beside(const fs::path& status, const std::string& file) {
   constexpr std::string_view ending = "status.json";
   std::string name = status.filename().string();
-  name.replace(name.size() - ending.size(), ending.size(), "summary.json");
+  name.replace(name.size() - ending.size(), ending.size(), file);
   return status.parent_path() / name;
 }
 
@@ -268,7 +269,7 @@ std::vector<std::pair<std::string, std::string>> summary_lines(const Json& j) {
 }
 
 Json read_summary(const fs::path& status) {
-  const fs::path file = summary_file(status);
+  const fs::path file = beside(status, "summary.json");
   std::error_code none;
   if (!fs::is_regular_file(file, none) || fs::file_size(file, none) > largest_file) return {};
   const std::string text = content_of(file);
@@ -405,12 +406,15 @@ struct Progress::State {
     const Json summary = summary_json(job.command, *made, wall_parts());
     for (const auto& [label, text] : summary_lines(summary))
       log::write_info(fmt::format("{:<9} {}", label, text));
+    write_beside("summary.json", seal_json(dump_json(summary, 2)) + "\n");
+  }
+
+  void write_beside(const std::string& file, const std::string& text) const {
+    if (job.file.empty() || text.empty()) return;
     try {
-      if (!job.file.empty())
-        replace_file(summary_file(job.file), seal_json(dump_json(summary, 2)) + "\n", Exit::data,
-                     Durable::no);
+      replace_file(beside(job.file, file), text, Exit::data, Durable::no);
     } catch (const Error& e) {
-      log::warn("the summary of the job: {}", e.what());
+      log::warn("{} of the job: {}", file, e.what());
     }
   }
 };
@@ -442,6 +446,7 @@ Progress::Progress(Job job) : state_(std::make_shared<State>()) {
   if (const auto before = read_status(s.job.file); before && s.job.before > 0)
     take_over(*before, s.status);
   s.write();
+  s.write_beside("cite.bib", s.job.cite);
   // An item may take minutes: between items the file shows that the job lives.
   s.beat = std::jthread([state = &s](const std::stop_token& stop) {
     std::mutex mutex;

@@ -100,6 +100,7 @@ class Progress {
     std::string label;  // begins each line; empty: no lines in a log
     std::int64_t total = 0, before = 0;
     int rank = 0, ranks = 1;
+    std::string cite;  // text of the cite.bib beside the status; empty: none
   };
   // One at a time in a process. All ranks may have one, so that whichever fails can say so;
   // only rank 0's reports the job.

@@ -156,7 +156,6 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_ou
   if (trainer.first_rank()) {
     facts.print();
     facts.write(deck.run.dir);
-    write_citations(deck, "train", deck.run.dir);
     metrics.emplace(deck.run.dir, trainer.steps_done());
   }
 
@@ -168,7 +167,7 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, HeldOutLoss* held_ou
   const bool repeats = (before >= deck.train.steps || exhausted()) && known &&
                        known->state == "finished" && known->done == before;
   Progress progress({repeats ? "" : status, "train", "step", "", deck.train.steps, before,
-                     log::rank(), trainer.communicator().size()});
+                     log::rank(), trainer.communicator().size(), citations(deck, "train")});
 
   // 2. Steps, until done or asked to stop.
   begin_part("steps");

@@ -1,11 +1,6 @@
 #include "models/cite.h"
 
-#include <set>
-
-#include "core/error.h"
-#include "core/file.h"
 #include "core/host.h"
-#include "core/log.h"
 #include "models/dbnet/dbnet.h"
 #include "models/flow_sampler.h"
 #include "models/lora.h"
@@ -74,6 +69,16 @@ constexpr Citation all[] = {
      "{SadTalker}: Learning Realistic {3D} Motion Coefficients for Stylized Audio-Driven Single "
      "Image Talking Face Animation",
      "Zhang, Wenxuan and others", "booktitle = {CVPR}, year = {2023}"},
+    {"ssim", "article", "Image Quality Assessment: From Error Visibility to Structural Similarity",
+     "Wang, Zhou and others",
+     "journal = {IEEE Transactions on Image Processing}, volume = {13}, number = {4}, "
+     "year = {2004}"},
+    {"lpips", "inproceedings",
+     "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric",
+     "Zhang, Richard and others", "booktitle = {CVPR}, year = {2018}"},
+    {"clip", "inproceedings",
+     "Learning Transferable Visual Models From Natural Language Supervision",
+     "Radford, Alec and others", "booktitle = {ICML}, year = {2021}"},
 };
 
 std::set<std::string> used_by(const Deck& deck, const std::string& command) {
@@ -84,13 +89,15 @@ std::set<std::string> used_by(const Deck& deck, const std::string& command) {
   };
   const std::string& model = deck.model.name;
   const bool wan = model.starts_with("wan"), clips = wan || model == "stdit3";
+  const bool on_store = command == "train" || command == "evaluate";
+  const bool denoises = clips && (on_store || command == "generate");
   add(model == "stdit3" || model == "vae", "opensora");
   add(wan, "wan");
-  add(clips, "rectified_flow");
-  if (clips) {
+  add(denoises, "rectified_flow");
+  if (denoises || (clips && command == "encode")) {
     const T5Deck& texts =
         wan ? static_cast<const T5Deck&>(deck.get<UmT5Deck>()) : deck.get<T5Deck>();
-    add(command == "train" || !texts.weights.empty(), wan ? "umt5" : "t5");
+    add(on_store || !texts.weights.empty(), wan ? "umt5" : "t5");
   }
   if (clips && command == "generate") {
     const SamplerDeck& sampler =
@@ -100,7 +107,7 @@ std::set<std::string> used_by(const Deck& deck, const std::string& command) {
   }
   const LoraDeck& lora =
       wan ? static_cast<const LoraDeck&>(deck.get<WanLoraDeck>()) : deck.get<LoraDeck>();
-  add(clips && (lora.on() || !lora.adapters.empty()), "lora");
+  add(denoises && (lora.on() || !lora.adapters.empty()), "lora");
   add(command == "train" && deck.parallel.zero > 0, "zero");
   if (model == "segmentation") {
     const SegmentationDeck& s = deck.get<SegmentationDeck>();
@@ -120,7 +127,9 @@ std::set<std::string> used_by(const Deck& deck, const std::string& command) {
   return keys;
 }
 
-std::string citations(const Deck& deck, const std::string& command) {
+}  // namespace
+
+std::string citations(const std::string& command, const std::set<std::string>& used) {
   std::string text = fmt::format(
       "% What `weft {}` used, in BibTeX.\n\n"
       "@misc{{weft,\n"
@@ -129,7 +138,6 @@ std::string citations(const Deck& deck, const std::string& command) {
       "  author = {{{{The weft developers}}}},\n"
       "  note = {{{}}}, year = {{2026}}}}\n",
       command, version_line());
-  const std::set<std::string> used = used_by(deck, command);
   for (const Citation& c : all)
     if (used.contains(c.key))
       text += fmt::format("\n@{}{{{},\n  title = {{{}}},\n  author = {{{}}},\n  {}}}\n", c.kind,
@@ -137,15 +145,8 @@ std::string citations(const Deck& deck, const std::string& command) {
   return text;
 }
 
-}  // namespace
-
-void write_citations(const Deck& deck, const std::string& command,
-                     const std::filesystem::path& folder) {
-  try {
-    replace_file(folder / "cite.bib", citations(deck, command), Exit::data, Durable::no);
-  } catch (const Error& e) {
-    log::warn("{}", e.what());
-  }
+std::string citations(const Deck& deck, const std::string& command) {
+  return citations(command, used_by(deck, command));
 }
 
 }  // namespace weft

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import struct
@@ -264,6 +265,10 @@ class WeftTest(unittest.TestCase):
         found = [json.loads(line) for line in lines]
         self.assertEqual([m["step"] for m in found], list(range(len(found))))
         return found
+
+    def cited(self, file):
+        """The keys of a cite.bib, in order."""
+        return re.findall(r"(?m)^@\w+\{(\w+),", (self.dir / file).read_text())
 
     def summary(self, folder):
         """FOLDER/summary.json: all of the wall time in parts, the time of the items in those of each rank, and speeds of both."""

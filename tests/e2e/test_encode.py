@@ -51,6 +51,7 @@ class Encode(harness.WeftTest):
         self.assertIn("moments (means, log variances) of 3x32x32 footage", said)
         self.assertIn("every hash verified", said)
         self.assertFalse((self.dir / "one.h5.parts").exists())
+        self.assertEqual(self.cited("one.h5.cite.bib"), ["weft", "opensora"])
 
         # Killed in the middle, with a torn line at the end of a manifest: the rest is made, nothing twice.
         parts = self.dir / "two.h5.parts"

@@ -110,6 +110,7 @@ class Measures(EvaluateClips):
         self.table([[0, "a.mkv", "b.mkv", ""], [1, "a.mkv", "a.mkv", ""], [2, "fade.mkv", "", ""], [3, "p.png", "", ""],
                     [4, "a.mkv", "b.mkv", ""], [5, "fade.mkv", "a.mkv", ""]])
         said = self.evaluate()
+        self.assertEqual(self.cited("out/cite.bib"), ["weft", "ssim"])
         rows = self.rows()
         self.assertEqual([r["id"] for r in rows], list("012345"))
         self.assertEqual(list(rows[0])[4:], ["psnr", "ssim", "flicker", "reference_flicker", "motion", "reference_motion",
@@ -181,6 +182,7 @@ class Clip(EvaluateClips):
         self.table(self.media())
         keys = ["clip.weights=clip", "clip.aesthetic=clip/aesthetic.safetensors"]
         self.evaluate(*keys)
+        self.assertEqual(self.cited("out/cite.bib"), ["weft", "clip"])
         rows = self.rows()
         self.assertEqual(list(rows[0])[4:], ["flicker", "motion", "match", "aes", "evaluation_fault"])
         match = [float(r["match"]) if r["match"] else None for r in rows]

@@ -97,8 +97,9 @@ class GoneUnderWay(Folders):
             job = self.begin("39.png", ranks=2)
             if attack == "renamed":
                 (self.dir / "out").rename(self.dir / "elsewhere")
-            else:
-                shutil.rmtree(self.dir / "out", ignore_errors=True)
+            else:  # again while the job, at work, puts files into what is being emptied
+                self.until(job, lambda: shutil.rmtree(self.dir / "out", ignore_errors=True) or
+                           not (self.dir / "out").exists())
             self.release()
             self.assertEqual(job.wait(60), 3, f"{attack}\n{job.err}")
             self.assertIn("is gone: the folder was removed or renamed while the job ran", job.err)
@@ -109,7 +110,7 @@ class GoneUnderWay(Folders):
 class NamesAndLinks(Folders):
     def test_results_that_are_called_like_the_jobs_own_files(self):
         names = ["a.png", "segment.rankings.png", "b.partial.png", "segment.jsonl/c.png", "status.json/d.png",
-                 "segment.rank0.jsonl/e.png", "stop/f.png", "g/status.json/h.png"]
+                 "segment.rank0.jsonl/e.png", "stop/f.png", "g/status.json/h.png", "cite.bib/i.png"]
         self.pictures(names)
         for _ in range(2):
             self.segment()
@@ -117,7 +118,7 @@ class NamesAndLinks(Folders):
             for name in made:
                 self.assertTrue((self.dir / "out" / f"{name}.png").is_file(), name)
             for name in ("a", "segment.rankings", "b.partial", "_segment.jsonl/c", "_status.json/d",
-                         "_segment.rank0.jsonl/e", "_stop/f", "g/status.json/h"):
+                         "_segment.rank0.jsonl/e", "_stop/f", "g/status.json/h", "_cite.bib/i"):
                 self.assertIn(name, made)
 
     def test_files_of_others_stay(self):

@@ -76,6 +76,7 @@ class Tables(Score):
             took = self.summary(f"{ranks}.csv.parts")
             self.assertEqual((took["speed"]["unit"], took["speed"]["items"], took["ranks"]), ("file", 9, ranks))
             self.assertEqual(list(took["parts"]), ["network", "network_waited", "idle", "other"])
+        self.assertEqual(self.cited("one.csv.parts/cite.bib"), ["weft", "resnet", "dbnet"])
         # What was in the table is as it was.
         out = (self.dir / "one.csv").read_bytes().decode()
         found = list(csv.reader(io.StringIO(out, newline="")))

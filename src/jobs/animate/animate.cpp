@@ -22,7 +22,6 @@
 #include "jobs/engine/list_job.h"
 #include "media/resize.h"
 #include "media/writers.h"
-#include "models/cite.h"
 #include "models/sadtalker/face/crop.h"
 #include "models/sadtalker/face/paste.h"
 #include "train/memory_plan.h"
@@ -644,7 +643,6 @@ int animate(const Deck& deck, MPI_Comm world) {
   }
   ListEngine engine(list_settings(deck, "animate", deck.get<AnimateDeck>().output, "part"),
                     items_of(parts, clips, costs, keys), world);
-  if (log::rank() == 0) write_citations(deck, "animate", engine.settings().directory);
   std::int64_t frames = 0;
   for (const AnimateSize& s : sizes) frames += s.frames;
   const std::size_t missing = engine.missing().size();

@@ -121,7 +121,7 @@ ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_C
   progress_ = std::make_unique<Progress>(
       Progress::Job{settings_.status, settings_.command, settings_.item_name, settings_.stem,
                     std::ssize(items_), std::ssize(items_) - std::ssize(missing_) - given_up_,
-                    groups_.rank, groups_.count * groups_.size});
+                    groups_.rank, groups_.count * groups_.size, settings_.cite});
 }
 
 // Each rank reads what rank 0 has written: a folder of the node's own would lose results.

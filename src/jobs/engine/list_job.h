@@ -44,6 +44,7 @@
 #include "core/progress.h"
 #include "jobs/engine/dispatch.h"
 #include "jobs/engine/manifest.h"
+#include "models/cite.h"
 #include "parallel/rank_device.h"
 
 namespace weft {
@@ -87,6 +88,7 @@ struct ListSettings {
   double max_hours = 0;             // run.max_hours
   int group = 1;                    // ranks that make an item together
   std::filesystem::path status{};   // another status file, where `directory` goes with the job
+  std::string cite{};               // text of its cite.bib, beside the status file
   bool replace = replace_asked;     // finished results of another request
   // The lock of `directory`, if the job writes there before the engine; else the engine takes it.
   std::shared_ptr<FolderLock> lock{};
@@ -104,6 +106,7 @@ inline ListSettings list_settings(const Deck& deck, const std::string& command,
   s.key = command + ".output";
   s.stop_margin = deck.run.stop_margin;
   s.max_hours = deck.run.max_hours;
+  s.cite = citations(deck, command);
   return s;
 }
 

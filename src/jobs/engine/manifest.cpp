@@ -319,10 +319,10 @@ void remove_remains(const fs::path& folder, const std::set<std::string>& names) 
 }
 
 bool is_own_name(const std::string& folder, const std::string& stem) {
-  const std::array<std::string, 10> own = {".lock",       ".ranks",        ".work",
-                                           "stop",        "stopped",       "status.json",
-                                           "report.html", stem + ".jsonl", stem + "_report.json",
-                                           "legend.svg"};
+  const std::array<std::string, 12> own = {".lock",        ".ranks",        ".work",
+                                           "stop",         "stopped",       "status.json",
+                                           "summary.json", "cite.bib",      "report.html",
+                                           "legend.svg",   stem + ".jsonl", stem + "_report.json"};
   const auto is = [&](const std::string& name) {
     return folder == name || folder == name + ".tmp";
   };

@@ -363,10 +363,13 @@ int evaluate_clips(const Deck& deck, const ListStart& start, MPI_Comm world) {
   if (log::rank() == 0) check_clip_results(deck, rows);
   ListSettings settings = list_settings(deck, "evaluate", deck.get<EvaluateDeck>().output, "clip");
   settings.stem = "clips";
-  ListEngine engine(settings, clip_items(rows, describe_clip_job(deck, measures), log::rank() == 0),
-                    world);
   std::vector<std::string> names = measures.columns();
   names.pop_back();
+  std::set<std::string> cited(names.begin(), names.end());
+  if (measures.clip()) cited.insert("clip");
+  settings.cite = citations("evaluate", cited);
+  ListEngine engine(settings, clip_items(rows, describe_clip_job(deck, measures), log::rank() == 0),
+                    world);
   log::info("evaluate  {} of {}: {}{}", counted(std::ssize(rows.clips), "clip"), clips_of(deck),
             fmt::join(names, ", "), engine.made_before("evaluated"));
 

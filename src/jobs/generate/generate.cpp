@@ -27,7 +27,6 @@
 #include "jobs/generate/options.h"
 #include "jobs/generate/references.h"
 #include "jobs/generate/texts.h"
-#include "models/cite.h"
 #include "models/flow_sampler.h"
 #include "models/registry.h"
 #include "nn/exchange.h"
@@ -388,7 +387,6 @@ int generate(const Deck& written, MPI_Comm world) {
   if (log::rank() == 0) check_results(deck, job);
   const std::shared_ptr<const Watermark> watermark = open_watermark(deck);
   ListEngine engine(settings, items_of(job), world);
-  if (log::rank() == 0) write_citations(deck, "generate", engine.settings().directory);
   const std::size_t wanted = job.items.size(), missing = engine.missing().size();
   log::info("generate  {} of {} into {}{}", counted(wanted, "clip"),
             counted(std::ssize(job.prompts), "prompt"), output_of(deck).string(),

@@ -30,7 +30,6 @@
 #include "jobs/engine/pictures.h"
 #include "media/image_file.h"
 #include "media/video_reader.h"
-#include "models/cite.h"
 #include "models/segmentation/classes.h"
 #include "models/segmentation/options.h"
 #include "models/segmentation/predictor.h"
@@ -514,7 +513,6 @@ int segment(const Deck& deck, MPI_Comm world) {
   for (const Rgb& colour : palette) job += css_colour(colour);
   ListEngine engine(list_settings(deck, "segment", s.output, "input"), segment_items(inputs, job),
                     world);
-  if (log::rank() == 0) write_citations(deck, "segment", s.output);
   log::info("segment   {} at {} into {}{}", counted(std::ssize(inputs), "input"),
             counted(std::ssize(deck.data.short_sides), "scale"), s.output, engine.made_before());
 
