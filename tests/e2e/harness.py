@@ -6,6 +6,7 @@ The tests read variables that CTest sets: WEFT_BIN (weft), WEFT_PROBE_BIN (weft_
 Every job carries a mark in its environment, so that a test can tell its own processes from all others.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -187,12 +188,13 @@ class Job:
         return found
 
     def kill(self):
-        """SIGKILL to every process of the job, at once."""
-        for pid in self.members():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        """SIGKILL to every process of the job, at once; returns when they have ended, and hold no lock any more."""
+        end = time.monotonic() + 20
+        while (members := self.members()) and time.monotonic() < end:
+            for pid in members:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.002)
 
 
 class WeftTest(unittest.TestCase):

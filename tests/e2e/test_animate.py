@@ -384,10 +384,12 @@ class Restarts(Animate):
         """A rank dies with all parts of a clip in hand: they are made one at a time, and the clip is joined after them."""
         (self.dir / "list.csv").write_text("picture,speech,name\n" + "".join(f"face.png,a.wav,clip{i}\n" for i in range(4)))
         self.animate("one", "animate.input=list.csv")
-        job = self.start("animate", "deck.toml", "animate.output=two", "animate.input=list.csv", ranks=2)
+        job = self.start("animate", "deck.toml", "animate.output=two", "animate.input=list.csv", ranks=2,
+                         shim=f"held_names={self.dir / 'never'}:.0000002.mp4")  # each rank in the middle of a clip
         self.until(job, lambda: len({p.parent for p in (self.dir / "two").glob(".work/*/*.mp4")}) > 1)
         os.kill(job.ranks()[1], signal.SIGKILL)
         job.wait()
+        self.assert_gone(job)
         job = self.animate("two", "animate.input=list.csv", ranks=2)
         self.assertRegex(job.err, "WARN.* in progress when a rank died: .*clip")
         self.assertEqual(self.clips("two"), self.clips("one"))

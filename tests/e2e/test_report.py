@@ -96,11 +96,11 @@ class Page(WeftTest):
 
 class Training(Page):
     def test_status_follows_a_run(self):
-        job = self.start("train", "deck.toml", "run.dir=run", "train.steps=4000", ranks=2)
+        job = self.start("train", "deck.toml", "run.dir=run", "train.steps=1000000", ranks=2)
         self.wait_for_steps(job, "run", 20)
         state = self.status("run")[0]
         self.assertEqual((state["command"], state["state"], state["unit"], state["total"], state["ranks"]),
-                         ("train", "running", "step", 4000, 2))
+                         ("train", "running", "step", 1000000, 2))
         job.process.send_signal(signal.SIGUSR1)
         # MPICH's mpiexec sometimes ends with 0 once it has passed on a signal; the status has weft's own code.
         self.assertIn(job.wait(), (STOPPED,) if open_mpi() else (STOPPED, 0), job.err)

@@ -40,7 +40,7 @@ class Storage(WeftTest):
 
     def test_a_stall_is_a_hang_in_data(self):
         job = self.train_slowly("slow_reads=3600000:9:clips.h5", "run.dir=stalled",
-                                "parallel.hang_timeout=1", expect=HANG)  # ten seconds in data
+                                "parallel.hang_timeout=2", expect=HANG)  # 20 seconds in data
         self.assertRegex(job.err, r"in data( of step \d+)?")
         self.assert_gone(job)
 
@@ -77,7 +77,7 @@ class Storage(WeftTest):
         self.assert_same_run("whole", "run")
 
     def test_a_save_that_is_asked_for_waits_and_happens(self):
-        job = self.train_with_held_save(20, "train.steps=1000000", "train.keep=10", "train.log_every=1000000")
+        job = self.train_with_held_save(20, "train.steps=1000000", "train.keep=100000", "train.log_every=1000000")
         self.wait_for_text(job, "step 40: not saved")
         (self.dir / "run" / "save").touch()
         self.wait_for_text(job, "asked to save")

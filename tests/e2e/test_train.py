@@ -34,7 +34,7 @@ class Smoke(WeftTest):
         self.assertAlmostEqual(work["all"] / (18 * planned), 1, 6)
         self.assertAlmostEqual(work["a_second_a_rank"] * 2 * speed["seconds"] / work["all"], 1, 9)
         self.assertAlmostEqual(work["share_of_limit"] * work["limit_a_rank"] / work["a_second_a_rank"], 1, 9)
-        self.assertEqual(self.cited("run/cite.bib"), ["weft", "opensora", "t5", "rectified_flow"])
+        self.assertEqual(self.cited("run/cite.bib"), ["weft", "opensora", "t5", "rectified_flow", "zero"])
         # The status says the same.
         status = self.weft("status", "run", ranks=0).out
         for line in job.err[job.err.index("speed     "):].splitlines():

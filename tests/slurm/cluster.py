@@ -6,8 +6,10 @@ ends, a second one, which does nothing but wait for that, ends what is left.
 """
 
 import atexit
+import contextlib
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
@@ -27,6 +29,8 @@ AuthType=auth/munge
 # A requeued job starts again once its old credential has run out: 120 s unless told otherwise.
 AuthInfo=socket={dir}/munge.socket,cred_expire=5
 CredType=cred/munge
+# Seconds that an ended job is remembered: tests ask late.
+MinJobAge=86400
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={dir}/state
@@ -58,13 +62,13 @@ PartitionName=spare Nodes={spare} State=UP
 
 
 def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    """Below those that the system gives to whoever asks for any: nobody takes them before they are used."""
+    ports = []
+    for port in random.sample(range(12000, 30000), 10 * count):
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            ports.append(port)
+    return ports[:count]
 
 
 def ours(directory):

@@ -144,8 +144,8 @@ class JobScripts(ScriptTest):
         program = self.site / "program"
         program.write_text("""#!/bin/sh
 for word in "$@"; do case $word in run.dir=*) run=${word#run.dir=} ;; esac; done
-mkdir -p "$run"; echo "$SLURM_JOB_ID $SLURM_JOB_END_TIME" >>"$run/starts"
 trap 'ln -sfn "step_$(wc -l <"$run/starts")" "$run/latest"; exit 75' USR1
+mkdir -p "$run"; echo "$SLURM_JOB_ID $SLURM_JOB_END_TIME" >>"$run/starts"
 while [ ! -e go ]; do sleep 0.1; done
 """)
         program.chmod(0o755)

@@ -3,6 +3,7 @@
     WEFT_BIN=build/weft python3 -B tests/slurm/test_list_jobs.py -v
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -135,12 +136,18 @@ class ListJobs(ListTest):
 
     def test_score_as_an_array_of_which_one_is_queued_again(self):
         (self.site / "deck.toml").write_text(SCORE_DECK)
-        pictures(self.site, 240)
+        pictures(self.site, 600)
         whole = self.sbatch("score", "score.input=meta.csv", "score.output=whole.csv", options=PAIR)
         array = self.sbatch("score", "score.input=meta.csv", "score.output=ocr_%a.csv", "score.shard=%a/2",
                             options=("--array=1-2", *PAIR))
         parts = self.site / "ocr_2.csv.parts"
-        self.until("a picture of the second part", lambda: any(p.stat().st_size for p in parts.glob("score.rank*.jsonl")))
+
+        def begun():
+            with contextlib.suppress(FileNotFoundError):  # they are joined at the end
+                if any(p.stat().st_size for p in parts.glob("score.rank*.jsonl")):
+                    return True
+            return self.cluster.job(f"{array}_2").get("JobState") in ENDED
+        self.until("a picture of the second part", begun)
         self.cluster.run("scancel", "--signal=USR1", f"{array}_2")
         facts = [self.finish(f"{array}_{k}") for k in (1, 2)]
         self.finish(whole)
@@ -152,13 +159,14 @@ class ListJobs(ListTest):
         self.assertEqual("".join(first + second[1:]), (self.site / "whole.csv").read_text())
         counts = {line.rsplit(",", 1)[1] for line in first[1:] + second[1:]}
         self.assertGreater(len(counts), 2, "counts that are alike tell little")
-        self.show(f"array {array}: 240 pictures in two parts, the second stopped by SIGUSR1, exit 75, queued again; both parts joined "
+        self.show(f"array {array}: 600 pictures in two parts, the second stopped by SIGUSR1, exit 75, queued again; both parts joined "
                   f"are the table of job {whole}")
 
     def test_segmentation_stopped_and_queued_again(self):
         (self.site / "deck.toml").write_text(SEGMENTATION_DECK)
-        straight = self.sbatch("segmentation", "run.dir=straight", options=SHAPE)
-        job = self.sbatch("segmentation", "run.dir=stopped", options=SHAPE)
+        longer = ("train.steps=300", "train.checkpoint_every=100")  # the signal comes in time
+        straight = self.sbatch("segmentation", "run.dir=straight", *longer, options=SHAPE)
+        job = self.sbatch("segmentation", "run.dir=stopped", *longer, options=SHAPE)
         self.wait_for_steps(job, "stopped", 5)
         self.cluster.run("scancel", "--signal=USR1", job)
         self.assertEqual(self.finish(job)["Restarts"], "1", self.output())

@@ -135,7 +135,12 @@ TEST_F(PictureJobTest, AStopLeavesTheRest) {
   const auto ask = [&](Counting& work) {
     // Once: a second file, written when the job has taken the first, would stop the next run.
     work.before = [&, asked = false]() mutable {
-      if (rank_ == 0 && !std::exchange(asked, true)) std::ofstream(settings_.directory / "stop");
+      if (!std::exchange(asked, true)) {
+        const fs::path told = settings_.directory / "told";
+        if (rank_ == 0) std::ofstream(settings_.directory / "stop"), std::ofstream(told).flush();
+        // The others have not made all by then, however late rank 0 comes to it.
+        while (!fs::exists(told)) usleep(1000);
+      }
       usleep(50000);
     };
   };
