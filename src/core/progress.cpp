@@ -331,7 +331,7 @@ struct Progress::State {
   std::optional<JobWork> made;
   WorkRate items, work;
   double drawn_at = 0, told_at = 0;
-  bool ended = false, failing = false;
+  bool ended = false, failing = false, advanced = false;
   std::jthread beat;
 
   bool tells() const { return job.rank == 0; }
@@ -472,6 +472,11 @@ void Progress::advance(std::int64_t done, double work, double all, const Values&
   const std::lock_guard lock(s.mutex);
   // What a failed rank left over is made late: its place in the list is an earlier one.
   if (!s.tells() || s.ended || done < s.status.done) return;
+  // The summary of an earlier start is not this one's, whatever becomes of it.
+  if (done > s.status.before && !std::exchange(s.advanced, true) && !s.job.file.empty()) {
+    std::error_code none;
+    fs::remove(beside(s.job.file, "summary.json"), none);
+  }
   const double now = now_seconds();
   s.items.add(now, static_cast<double>(done));
   s.work.add(now, work);

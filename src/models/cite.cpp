@@ -6,6 +6,7 @@
 #include "models/lora.h"
 #include "models/segmentation/options.h"
 #include "models/t5/options.h"
+#include "models/video_vae/options.h"
 #include "models/wan/options.h"
 
 namespace weft {
@@ -81,7 +82,7 @@ constexpr Citation all[] = {
      "Radford, Alec and others", "booktitle = {ICML}, year = {2021}"},
 };
 
-std::set<std::string> used_by(const Deck& deck, const std::string& command) {
+std::set<std::string> used_by(const Deck& deck, const std::string& command, bool texts) {
   if (command == "animate") return {"sadtalker"};  // whatever model.name says
   std::set<std::string> keys;
   const auto add = [&](bool used, const char* key) {
@@ -94,11 +95,14 @@ std::set<std::string> used_by(const Deck& deck, const std::string& command) {
   add(model == "stdit3" || model == "vae", "opensora");
   add(wan, "wan");
   add(denoises, "rectified_flow");
-  if (denoises || (clips && command == "encode")) {
-    const T5Deck& texts =
+  if (denoises || (texts && command == "encode")) {
+    const T5Deck& encoder =
         wan ? static_cast<const T5Deck&>(deck.get<UmT5Deck>()) : deck.get<T5Deck>();
-    add(on_store || !texts.weights.empty(), wan ? "umt5" : "t5");
+    add((clips && on_store) || !encoder.weights.empty(), wan ? "umt5" : "t5");
   }
+  add(command == "reconstruct", "ssim");
+  add(model == "vae" && command == "train" && !deck.get<VaeTrainDeck>().lpips_weights.empty(),
+      "lpips");
   if (clips && command == "generate") {
     const SamplerDeck& sampler =
         wan ? static_cast<const SamplerDeck&>(deck.get<WanSamplerDeck>()) : deck.get<SamplerDeck>();
@@ -145,8 +149,8 @@ std::string citations(const std::string& command, const std::set<std::string>& u
   return text;
 }
 
-std::string citations(const Deck& deck, const std::string& command) {
-  return citations(command, used_by(deck, command));
+std::string citations(const Deck& deck, const std::string& command, bool texts) {
+  return citations(command, used_by(deck, command, texts));
 }
 
 }  // namespace weft

@@ -8,8 +8,9 @@
 
 namespace weft {
 
-// In BibTeX: weft, and the models and methods that `command` uses with this deck.
-std::string citations(const Deck& deck, const std::string& command);
+// In BibTeX: weft, and the models and methods that `command` uses with this deck; `texts`: if it
+// encodes any.
+std::string citations(const Deck& deck, const std::string& command, bool texts = true);
 // Weft, and those of the entries that `used` has the key of.
 std::string citations(const std::string& command, const std::set<std::string>& used);
 

@@ -9,6 +9,7 @@
 #include "core/log.h"
 #include "core/philox.h"
 #include "models/pixels.h"
+#include "ops/dispatch.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"
@@ -87,6 +88,10 @@ void ClipLatents::make(const Bucket& bucket, const Tensor& clip, std::uint64_t s
                        std::uint64_t sample, Tensor& x0) const {
   const Shape stored{bucket.channels, bucket.frames, bucket.height, bucket.width};
   const bool encode = encodes(bucket), draw = posterior_ == Posterior::draw;
+  // A plan reads no weights (load()), but counts what a codec takes that has them.
+  if (encode && ops::planning() && !codec_->params().all().front()->value.defined() &&
+      !codec_->params().all().front()->working.defined())
+    codec_->params().allocate_for_inference(codec_->bf16());
   // 1. Pixels that the model trains on directly, or stored latents: only converted.
   if (bucket.dtype == DType::u8 && !encode) {
     if (clip.defined())

@@ -126,7 +126,11 @@ JobChain job_chain(const Plan& p, const Deck& deck, double wall) {
       p.seconds + (deck.train.checkpoint_every > 0
                        ? p.checkpoint_stall / static_cast<double>(deck.train.checkpoint_every)
                        : 0);
-  c.steps = static_cast<std::int64_t>(std::max(0.0, (wall - c.start - c.end) / step));
+  // After each step a job looks whether the next one, too, would end in time.
+  if (wall >= c.start + c.end)
+    c.steps = 1 + static_cast<std::int64_t>((wall - c.start - c.end) / step);
+  else if (wall >= c.start + p.seconds + p.checkpoint_stall + p.checkpoint_write)
+    c.steps = 1;
   if (c.steps > 0) c.jobs = (deck.train.steps + c.steps - 1) / c.steps;
   return c;
 }

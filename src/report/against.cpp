@@ -59,7 +59,8 @@ std::map<std::string, fs::path> results_of(const fs::path& input) {
   std::error_code failed;
   std::map<std::string, fs::path> files;
   if (fs::is_regular_file(input, failed)) {
-    if (is_result(input.filename().string())) files[input.extension().string()] = input;
+    const std::string name = input.filename().string();  // tables of any name are compared
+    if (is_result(name)) files[name.ends_with(".csv") ? ".csv" : name] = input;
   } else {
     for (fs::recursive_directory_iterator it(input, failed), end; !failed && it != end;
          it.increment(failed))
@@ -116,7 +117,10 @@ NumberRows steps_of(const fs::path& file, bool whole) {
     last[{j.contains("set") ? dump_json(j["set"]) : "", step}] = std::move(row);
   }
   NumberRows rows;
-  for (auto& [key, row] : last) rows.emplace_back(fmt::format("step {}", key.second), row);
+  for (auto& [key, row] : last)
+    rows.emplace_back(fmt::format("step {}{}", key.second,
+                                  key.first.empty() ? "" : " of held-out set " + key.first),
+                      row);
   return rows;
 }
 

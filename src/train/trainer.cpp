@@ -447,7 +447,8 @@ void Trainer::step() {
   m.split.compute = now_seconds() - start - m.split.data_wait - step.blocked_in_compute;
   const double busy = on_cuda() ? ended_.busy : m.split.compute + m.split.data_wait;
   const double data_wait = on_cuda() ? ended_.data_wait : m.split.data_wait;
-  const auto reported = report_->send(look_at_requests(), busy, data_wait, checksum_of(work.mine));
+  const auto reported = report_->send(look_at_requests(now_seconds() - start), busy, data_wait,
+                                      checksum_of(work.mine));
   const bool exchanges_costs = work_->exchanges_after(done_);
   const auto costs_sent = exchanges_costs ? work_->send(*comm_) : 0;
   step.computed = mark();
@@ -538,8 +539,8 @@ double Trainer::take_blocked() {
   return data_parallel_->take_blocked() + in_exchanges - std::exchange(blocked_, in_exchanges);
 }
 
-unsigned Trainer::look_at_requests() {
-  return requests_.look(review_.longest_step() + longest_aside_,
+unsigned Trainer::look_at_requests(double this_step) {
+  return requests_.look(std::max(review_.longest_step(), this_step) + longest_aside_,
                         saves_.stall + checkpoints_->longest_save()) |
          (checkpoints_->writing_for() ? request::saving : 0);
 }

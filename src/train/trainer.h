@@ -139,7 +139,7 @@ class Trainer {
   void compute(const WorkPlan::Work& work, std::size_t most, IssuedStep& step);
   void count_loss(const TrainingLoss& loss);
   double take_blocked();
-  unsigned look_at_requests();
+  unsigned look_at_requests(double this_step);  // its seconds so far
 
   // What is done about a step that has been issued.
   void complete(IssuedStep step);

@@ -250,6 +250,14 @@ TEST_F(ProgressFile, EndsWithASummaryBesideTheStatus) {
   double wall = 0;
   for (const auto& [part, seconds] : j["wall"].items()) wall += seconds.get<double>();
   EXPECT_DOUBLE_EQ(wall, j["wall_seconds"]);
+  {
+    // The next start's, once it makes something: whether it ends or is killed.
+    Progress next(job());
+    next.advance(4, 0, 6);
+    EXPECT_FALSE(read_summary(dir_ / "status.json").is_null());
+    next.advance(5, 1, 6);
+    EXPECT_TRUE(read_summary(dir_ / "status.json").is_null());
+  }
   std::ofstream(dir_ / "summary.json") << R"({"command":"generate","xxh3":"0123456789abcdef"})";
   EXPECT_TRUE(read_summary(dir_ / "status.json").is_null());
 }

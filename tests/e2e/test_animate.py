@@ -180,6 +180,7 @@ class Frames(Animate):
         wanted = self.frames("out", "x")
         self.assertEqual(len(wanted), 5)
         self.assertEqual(self.cited("out/cite.bib"), ["weft", "sadtalker"])
+        self.assertEqual(self.summary("out")["speed"]["items"], 5)
         self.assertRegex(self.one("out", *kept).err, r"(\d+) of \1 parts made before")
         # One that was cut, and one that is gone.
         frame = self.dir / "out/x_frames/000001.png"

@@ -149,6 +149,7 @@ class Encode(harness.WeftTest):
         job = self.weft("encode", "deck.toml", "data.path=clips.h5", "encode.output=latents.h5",
                         "encode.dtype=f32", "t5.weights=t5", "vae.scale=[]", "vae.shift=[]")
         self.assertIn("vae.shift=[", job.err)
+        self.assertEqual(self.cited("latents.h5.cite.bib"), ["weft", "opensora", "t5"])
         said = self.weft("inspect", "latents.h5", ranks=0).out
         shift, scale = ([float(x) for x in re.search(name + r"=\[([^]]*)", job.err)[1].split(",")]
                         for name in ("vae.shift", "vae.scale"))

@@ -55,15 +55,26 @@ class Plan(WeftTest):
         text, plan = self.plan(deck, *machine, "--wall", "24h")
         jobs, step = plan["jobs"], plan["step"]["seconds"]
         self.assertEqual(jobs["wall"], 86400)
-        self.assertAlmostEqual(jobs["steps"] * step / (86400 - jobs["start"] - jobs["end"]), 1, 2)
+        self.assertEqual(jobs["steps"], 1 + int((86400 - jobs["start"] - jobs["end"]) / step))
         self.assertEqual(jobs["jobs"], -(-100000 // jobs["steps"]))
         self.assertIn(f"jobs of 24.0 h: {jobs['jobs']} for 100000 steps, {jobs['steps']} each (start ", text)
         self.assertEqual(self.plan(deck, *machine, "--wall", "1-00:00:00")[1]["jobs"], jobs)
         self.assertEqual(self.plan(deck, *machine, "--wall", "00:00:01")[1]["jobs"]["jobs"], 0)
         self.assertIn("\nall 7 steps: ", self.plan(deck, *machine, "train.steps=+7")[0])
+        # One step fits that the margin for another forbids.
+        wall = int(jobs["end"] - 120 + jobs["start"] + 1)
+        self.assertEqual(self.plan(deck, *machine, "--wall", f"{wall / 60}m")[1]["jobs"]["steps"], 1)
         self.assertNotIn("jobs", self.plan(deck, *machine)[1])
         for wrong in ("24", "x", "-1h", "1h2"):
             self.assertIn("24h, 90m, 2d", self.weft("plan", deck, f"--wall={wrong}", ranks=0, expect=USAGE).err)
+
+    def test_clips_that_are_encoded_on_the_way(self):
+        """The VAE's weights, and what it takes while it encodes, count."""
+        latents, pixels = (self.plan(REPOSITORY / "inputs/train.toml", "--gpus", "2", "--gpu", "h100", "train.batch_size=1",
+                                     "vae.weights=random:1", "data.path=synthetic:clips=64," + clips)[1]["memory"]
+                           for clips in ("frames=5,height=8,width=8,latent=1", "frames=17,height=64,width=64"))
+        self.assertAlmostEqual((pixels["fixed"] - latents["fixed"]) / 787e6, 1, 1)  # of bf16
+        self.assertGreater(pixels["activations"], latents["activations"] + 1e6)
 
     def test_several_ranks_leave_nccl_its_memory(self):
         deck = REPOSITORY / "inputs" / "stage2.toml"

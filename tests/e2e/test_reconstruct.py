@@ -41,6 +41,7 @@ class Reconstruct(WeftTest):
 
     def test_figures_do_not_depend_on_the_ranks(self):
         one, two = self.results(1), self.results(2)
+        self.assertEqual(self.cited("run/reconstructed/cite.bib"), ["weft", "opensora", "ssim"])
         self.assertEqual(one["latent"], two["latent"])
         for a, b in zip(one["clips"], two["clips"]):
             for key in ("output", "frames", "height", "width", "latent_frames", "psnr", "ssim"):

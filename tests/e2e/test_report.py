@@ -499,6 +499,11 @@ class Against(WeftTest):
         job = self.against("reference", "run")
         self.assertIn("only in the run, not compared: 2 steps of metrics.jsonl, evaluation/evaluation.json\n", job.out)
 
+    def test_a_step_that_was_validated_on_two_sets(self):
+        lines = [json.dumps({"step": step, "set": held, "loss": loss}) for step, held, loss in ((2, "a", 3), (4, "a", 2), (4, "b", 5))]
+        (self.dir / "run/validation.jsonl").write_text("\n".join(lines) + "\n")
+        self.assertIn("OK    validation.jsonl loss: 3 steps, all equal\n", self.against("run", "run").out)
+
     def test_clips_and_tables(self):
         clips = self.REFERENCES / "clips.1"
         self.weft("generate", clips / "deck.toml", "generate.output=clips", ranks=2)
@@ -519,6 +524,8 @@ class Against(WeftTest):
         run = self.REFERENCES / "wan.1"
         self.refused(self.against(run, "nothing", expect=None), DATA, "nothing has no results that can be compared")
         self.refused(self.against(self.REFERENCES / "clips.1", run, expect=None), DATA, "have no results in common")
+        self.refused(self.against(run / "metrics.jsonl", self.REFERENCES / "clips.1/generated.jsonl", expect=None), DATA,
+                     "have no results in common")
         self.change("metrics.jsonl", '{"step":1,', '{"step:1,')
         self.refused(self.against("run", self.REFERENCES / "segmentation.1", expect=None), DATA, "metrics.jsonl has a damaged line")
         # The last line of a run may be on its way; a reference's may not.

@@ -57,6 +57,8 @@ class HeldOut(WeftTest):
             with self.subTest(ranks=ranks):
                 found = self.evaluate("deck.toml", "run", *SHARE, *EVERY, ranks=ranks)
                 self.assertEqual((found["loss"], found["buckets"], found["clips"]), (last["loss"], last["buckets"], 5))
+                took = self.summary("run/evaluation")
+                self.assertEqual((took["speed"]["items"], took["ranks"], list(took["parts"])), (5, ranks, ["network", "idle", "other"]))
         shared = self.evaluate("deck.toml", "run", *SHARE, *EVERY, "parallel.sp=2", ranks=2)
         self.assert_close([shared["loss"]], [last["loss"]])
         other = self.evaluate("deck.toml", "run", *SHARE, *EVERY, "evaluate.ema=true")

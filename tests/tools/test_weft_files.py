@@ -190,6 +190,10 @@ class Files(harness.WeftTest):
         self.assertEqual(code, 1)
         self.assertIn(" 1 of ", said)
         self.assertEqual(self.diff("a.h5", "nothing.h5")[0], 2)
+        rows = [mock.Mock(of={"text features": ((3, 2), lambda n=n: map(np.ones, ((n, 2), (3 - n, 2))))}, notes={}) for n in (1, 2)]
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            self.assertEqual(weft_diff.compare(*rows), 1)
+        self.assertIn("text features: 2 of another shape", out.getvalue())
         shutil.copytree("run/step_5", "short")
         os.truncate("short/shard_0000.bin", 1000)
         code, said = self.diff("short", "run/step_5")

@@ -85,10 +85,7 @@ class SegmentMaker {
             const std::function<bool()>& go_on);
 
  private:
-  struct Batch {
-    std::vector<ImageFile> frames;
-    double seconds = 0;
-  };
+  using Batch = std::vector<ImageFile>;
   struct Segment;
 
   AnimateNetworks& networks_;
@@ -123,22 +120,19 @@ struct SegmentMaker::Segment {
   std::int64_t next = 0;  // frame to be written, in the clip
   std::optional<Mp4Writer> writer;
   std::future<Batch> shaping;
-  std::future<double> encoding;
+  std::future<void> encoding;
 
   Batch shape(const std::vector<std::uint8_t>& rendered, std::int64_t count) const {
     Batch batch;
-    const double begin = now_seconds();
     const std::int64_t side = clip.clip().sadtalker.size;
     const std::int64_t bytes = side * side * 3;
     for (std::int64_t i = 0; i < count; ++i)
-      batch.frames.push_back(clip.shaped(
+      batch.push_back(clip.shaped(
           {side, side, {rendered.begin() + i * bytes, rendered.begin() + (i + 1) * bytes}}));
-    batch.seconds = now_seconds() - begin;
     return batch;
   }
 
-  double encode(const std::vector<ImageFile>& frames) {
-    const double begin = now_seconds();
+  void encode(const Batch& frames) {
     for (const ImageFile& f : frames) {
       if (!writer)
         writer.emplace(file.string(), f.height, f.width,
@@ -148,30 +142,36 @@ struct SegmentMaker::Segment {
         write_png((pictures / frame_file(next)).string(), f.height, f.width, f.values);
       ++next;
     }
-    return now_seconds() - begin;
   }
 };
+
+// What the thread brings; adds to `seconds` how long this one waits for it.
+template <class T>
+T awaited(std::future<T>& thread, double& seconds) {
+  const double begin = now_seconds();
+  thread.wait();
+  seconds += now_seconds() - begin;
+  return thread.get();
+}
 
 bool SegmentMaker::make(const ClipInHand& clip, std::int64_t first, std::int64_t count,
                         const fs::path& file, const fs::path& pictures,
                         const std::function<bool()>& go_on) {
   Segment segment{clip, file, pictures, first, {}, {}, {}};
   const auto encoded = [&] {
-    if (segment.encoding.valid()) seconds_.encode += segment.encoding.get();
+    if (segment.encoding.valid()) awaited(segment.encoding, seconds_.encode);
   };
   const auto hand_on = [&](Batch batch) {
-    seconds_.paste += batch.seconds;
     if (is_enhanced(clip.clip())) {
       const double begin = now_seconds();
       const auto scale = static_cast<int>(clip.clip().animate.enhancer_scale);
-      for (ImageFile& frame : batch.frames)
+      for (ImageFile& frame : batch)
         frame = networks_.enhancer().enhance(frame, scale, draws_of(clip.clip()));
       seconds_.enhance += now_seconds() - begin;
     }
     encoded();
-    segment.encoding = std::async(std::launch::async, [&segment, frames = std::move(batch.frames)] {
-      return segment.encode(frames);
-    });
+    segment.encoding = std::async(
+        std::launch::async, [&segment, frames = std::move(batch)] { segment.encode(frames); });
   };
   const std::int64_t together = clip.clip().sadtalker.batch_size;
   for (std::int64_t at = first; at < first + count; at += together) {
@@ -181,13 +181,13 @@ bool SegmentMaker::make(const ClipInHand& clip, std::int64_t first, std::int64_t
     std::vector<std::uint8_t> rendered = clip.render(at, n);
     seconds_.render += now_seconds() - begin;
     Batch before;
-    if (segment.shaping.valid()) before = segment.shaping.get();
+    if (segment.shaping.valid()) before = awaited(segment.shaping, seconds_.paste);
     segment.shaping = std::async(std::launch::async, [&segment, n, rendered = std::move(rendered)] {
       return segment.shape(rendered, n);
     });
     if (at > first) hand_on(std::move(before));
   }
-  hand_on(segment.shaping.get());
+  hand_on(awaited(segment.shaping, seconds_.paste));
   encoded();
   const double begin = now_seconds();
   segment.writer->finish();

@@ -62,7 +62,8 @@ struct PreparedClip {
 // modes, else sadtalker.size wide with the crop's aspect.
 std::array<std::int64_t, 2> frame_size(const PreparedClip& clip, const SadtalkerDeck& deck);
 
-// Seconds of a rank by stage.
+// Seconds of a rank by stage, of the job's own thread: `paste` and `encode` run beside it, and
+// count where it waits for them.
 struct StageSeconds {
   double prepare = 0, speech = 0, render = 0, paste = 0, enhance = 0, encode = 0, join = 0;
 };

@@ -528,6 +528,7 @@ ListSettings settings_of(const Deck& deck, const fs::path& folder) {
   s.stem = "encoded";
   // The folder goes once the store is there.
   s.status = deck.get<EncodeDeck>().output + ".status.json";
+  s.cite = citations(deck, "encode", deck.get<EncodeDeck>().text);
   return s;
 }
 

@@ -8,7 +8,10 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/mpi.h"
+#include "core/progress.h"
 #include "jobs/evaluate/evaluate.h"
+#include "models/cite.h"
 #include "models/lora.h"
 #include "models/registry.h"
 #include "nn/exchange.h"
@@ -79,13 +82,41 @@ int evaluate_held_out(const Deck& deck, const ListStart& start, MPI_Comm world) 
                 : choice.path);
   log::info("weights   {}", weights.describe());
 
+  const auto clips = static_cast<std::int64_t>(set->items().size());
+  if (comm->rank() == 0) make_folders(e.output, Exit::data, "choose another evaluate.output");
+  Progress progress({fs::path(e.output) / "status.json", "evaluate", "clip", "evaluate", clips, 0,
+                     comm->rank(), comm->size(), citations(deck, "evaluate")});
+
   // 2. Clips through the model.
+  begin_part("clips");
   const std::size_t capacity = arena_capacity(deck.memory, start.device);
   const std::size_t planned = set->plan(capacity);
   const auto arena = Arena::reserve(capacity);
   const ArenaScope scope(*arena);
   Validation validation(*set, *comm, {comm->rank() / sp, comm->size() / sp, comm->rank() % sp});
-  const ValidationResult result = validation.run();
+  const double begin = now_seconds();
+  double busy = 0;
+  std::int64_t begun = 0;
+  const ValidationResult result = validation.run(
+      [&] {
+        const std::int64_t done = std::min(clips, begun++ * (comm->size() / sp));
+        progress.advance(done, static_cast<double>(done), static_cast<double>(clips));
+      },
+      [&] { busy = now_seconds() - begin; });
+  JobWork work{"clip", static_cast<double>(clips)};
+  const double own[] = {now_seconds() - begin, busy};
+  begin_part("end");
+  work.on_gpu = on_cuda();
+  work.threads = threads_of_rank();
+  work.hosts = texts_of_ranks(host_name(), world);
+  std::vector<double> all(2 * work.hosts.size()), network, idle;
+  MPI_Allgather(own, 2, MPI_DOUBLE, all.data(), 2, MPI_DOUBLE, world);
+  for (std::size_t r = 0; r < all.size(); r += 2) work.seconds = std::max(work.seconds, all[r]);
+  for (std::size_t r = 1; r < all.size(); r += 2) {
+    network.push_back(all[r]);
+    idle.push_back(work.seconds - all[r]);
+  }
+  work.parts = {{"network", std::move(network)}, {"idle", std::move(idle)}};
   log::info("memory    {} at the peak, {} planned", size_text(static_cast<double>(arena->peak())),
             size_text(static_cast<double>(planned)));
 
@@ -99,7 +130,6 @@ int evaluate_held_out(const Deck& deck, const ListStart& start, MPI_Comm world) 
                 {"data", evaluated_data(deck)},
                 {"build", version_line()}};
   const std::string table = result.text() + "\n";
-  make_folders(e.output, Exit::data, "choose another evaluate.output");
   const auto write = [&](const char* name, const std::string& text) {
     replace_file(fs::path(e.output) / name, text, Exit::data, Durable::no);
   };
@@ -107,6 +137,8 @@ int evaluate_held_out(const Deck& deck, const ListStart& start, MPI_Comm world) 
   write("evaluation.txt", table);
   fmt::print("{}", table);
   log::write_info(fmt::format("results   {}", (fs::path(e.output) / "evaluation.json").string()));
+  progress.set_work(std::move(work));
+  progress.end(0, clips);
   return 0;
 }
 

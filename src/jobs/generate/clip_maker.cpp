@@ -355,7 +355,7 @@ void ClipMaker::begin(const ClipItem& item, InHand& clip) {
 }
 
 void ClipMaker::decode(const ClipItem& item, std::int64_t loop, const Tensor& z, InHand& clip) {
-  const double begin = now_seconds();
+  const double begin = now_seconds(), waited = clip.writer.waited_seconds();
   // A loop begins with the condition frames, which the loop before has already shown.
   const std::int64_t dropped = loop > 0 ? job_.loops.condition_frames : 0;
   // Frames that the next loop goes on from.
@@ -384,7 +384,7 @@ void ClipMaker::decode(const ClipItem& item, std::int64_t loop, const Tensor& z,
                  "frame {} of loop {} is not finite", number + skip + bad, loop);
     });
   });
-  times_.decode += now_seconds() - begin;
+  times_.decode += now_seconds() - begin - (clip.writer.waited_seconds() - waited);
 }
 
 // ---- Memory
