@@ -269,6 +269,7 @@ std::vector<std::pair<std::string, std::string>> summary_lines(const Json& j) {
 }
 
 Json read_summary(const fs::path& status) {
+  if (const auto job = read_status(status); job && job->state == "running") return {};
   const fs::path file = beside(status, "summary.json");
   std::error_code none;
   if (!fs::is_regular_file(file, none) || fs::file_size(file, none) > largest_file) return {};
@@ -331,7 +332,7 @@ struct Progress::State {
   std::optional<JobWork> made;
   WorkRate items, work;
   double drawn_at = 0, told_at = 0;
-  bool ended = false, failing = false, advanced = false;
+  bool ended = false, failing = false;
   std::jthread beat;
 
   bool tells() const { return job.rank == 0; }
@@ -396,9 +397,12 @@ struct Progress::State {
     status.state = code == 0                                 ? "finished"
                    : code == static_cast<int>(Exit::stopped) ? "stopped"
                                                              : "failed";
+    const bool lost = status.state == "failed" && status.done > status.before;
     if (log::is_live()) log::live("");
     lock.unlock();
     write();
+    std::error_code none;  // the summary of an earlier start does not tell of this one
+    if (lost && !job.file.empty()) fs::remove(beside(job.file, "summary.json"), none);
   }
 
   void sum_up() const {
@@ -472,11 +476,6 @@ void Progress::advance(std::int64_t done, double work, double all, const Values&
   const std::lock_guard lock(s.mutex);
   // What a failed rank left over is made late: its place in the list is an earlier one.
   if (!s.tells() || s.ended || done < s.status.done) return;
-  // The summary of an earlier start is not this one's, whatever becomes of it.
-  if (done > s.status.before && !std::exchange(s.advanced, true) && !s.job.file.empty()) {
-    std::error_code none;
-    fs::remove(beside(s.job.file, "summary.json"), none);
-  }
   const double now = now_seconds();
   s.items.add(now, static_cast<double>(done));
   s.work.add(now, work);

@@ -88,7 +88,8 @@ nlohmann::ordered_json summary_json(const std::string& command, const JobWork& w
                                     const std::vector<std::pair<std::string, double>>& wall);
 std::vector<std::pair<std::string, std::string>> summary_lines(
     const nlohmann::ordered_json& summary);
-// Of the job with that status file; null where there is none, or it is damaged.
+// Of the job with that status file, as its last start ended; null where there is none, or it is
+// damaged.
 nlohmann::ordered_json read_summary(const std::filesystem::path& status);
 
 class Progress {

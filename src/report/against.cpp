@@ -117,10 +117,10 @@ NumberRows steps_of(const fs::path& file, bool whole) {
     last[{j.contains("set") ? dump_json(j["set"]) : "", step}] = std::move(row);
   }
   NumberRows rows;
+  const bool several = !last.empty() && last.begin()->first.first != last.rbegin()->first.first;
   for (auto& [key, row] : last)
-    rows.emplace_back(fmt::format("step {}{}", key.second,
-                                  key.first.empty() ? "" : " of held-out set " + key.first),
-                      row);
+    rows.emplace_back(
+        fmt::format("step {}{}", key.second, several ? " of held-out set " + key.first : ""), row);
   return rows;
 }
 

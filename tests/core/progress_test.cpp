@@ -251,12 +251,17 @@ TEST_F(ProgressFile, EndsWithASummaryBesideTheStatus) {
   for (const auto& [part, seconds] : j["wall"].items()) wall += seconds.get<double>();
   EXPECT_DOUBLE_EQ(wall, j["wall_seconds"]);
   {
-    // The next start's, once it makes something: whether it ends or is killed.
+    // A next start that makes nothing leaves it; one that fails on the way has none.
     Progress next(job());
-    next.advance(4, 0, 6);
+    EXPECT_TRUE(read_summary(dir_ / "status.json").is_null()) << "it runs";
+    next.end(0, 4);
     EXPECT_FALSE(read_summary(dir_ / "status.json").is_null());
-    next.advance(5, 1, 6);
-    EXPECT_TRUE(read_summary(dir_ / "status.json").is_null());
+  }
+  {
+    Progress last(job());
+    last.advance(5, 1, 6);
+    note_failure(Error(Exit::data, "clips.h5 is damaged"));
+    EXPECT_FALSE(fs::exists(dir_ / "summary.json"));
   }
   std::ofstream(dir_ / "summary.json") << R"({"command":"generate","xxh3":"0123456789abcdef"})";
   EXPECT_TRUE(read_summary(dir_ / "status.json").is_null());

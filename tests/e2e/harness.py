@@ -166,10 +166,12 @@ class Job:
             for thread in threads_of(entry):
                 try:
                     with open(f"/proc/{entry}/task/{thread}/environ", "rb") as f:
-                        mine = wanted in f.read().split(b"\0")
+                        has = f.read()
                 except OSError:
                     continue  # it ended, or is another user's
-                if mine:
+                if not has:
+                    continue  # it ended: others of its process may not have
+                if wanted in has.split(b"\0"):
                     found.append(int(entry))
                 break
         return found
