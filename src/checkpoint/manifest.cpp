@@ -541,7 +541,7 @@ void clear_remains(const fs::path& run_dir) {
         remains.push_back(it->path());
     } else if (step && name.ends_with(".old")) {
       moved_aside.push_back(*step);
-    } else if (name == "latest.tmp" || name.starts_with(".probe_")) {
+    } else if (name == "latest.tmp" || name == "best.tmp" || name.starts_with(".probe_")) {
       remains.push_back(it->path());
     }
   }
@@ -588,16 +588,10 @@ void withdraw(const fs::path& run_dir, std::int64_t step) {
   remove_tree(now);
 }
 
-// The order matters: the mark must be on disk before `latest` can point at the step.
-void mark_verified(const fs::path& run_dir, std::int64_t step, const std::string& hash) {
-  const fs::path dir = run_dir / step_name(step);
-  replace_file(dir / verified_name, hash + "\n", Exit::checkpoint, Durable::yes);
-  pass("marked");
-  point_link(run_dir, "latest", step);
-  pass("latest");
-}
+namespace {
 
-// A link cannot be changed in place; renaming a new one over it is atomic.
+// Points the link RUN/`name` at a step. A link cannot be changed in place; renaming a new one over
+// it is atomic.
 void point_link(const fs::path& run_dir, const char* name, std::int64_t step) {
   const fs::path link = run_dir / (std::string(name) + ".tmp");
   ::unlink(link.c_str());
@@ -614,6 +608,24 @@ void point_link(const fs::path& run_dir, const char* name, std::int64_t step) {
   }
   rename_file(link, run_dir / name, Exit::checkpoint);
   sync_directory(run_dir, Exit::checkpoint);
+}
+
+}  // namespace
+
+// The order matters: the mark must be on disk before `latest` can point at the step.
+void mark_verified(const fs::path& run_dir, std::int64_t step, const std::string& hash) {
+  const fs::path dir = run_dir / step_name(step);
+  replace_file(dir / verified_name, hash + "\n", Exit::checkpoint, Durable::yes);
+  pass("marked");
+  point_link(run_dir, "latest", step);
+  pass("latest");
+}
+
+void link_best(const fs::path& run_dir, std::int64_t step) {
+  std::error_code ec;
+  if (fs::exists(run_dir / step_name(step) / verified_name, ec) &&
+      fs::read_symlink(run_dir / "best", ec) != step_name(step))
+    point_link(run_dir, "best", step);
 }
 
 void delete_older(const fs::path& run_dir, std::int64_t step, int keep) {

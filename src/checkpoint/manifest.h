@@ -120,11 +120,11 @@ void publish(const fs::path& run_dir, std::int64_t step);
 void withdraw(const fs::path& run_dir, std::int64_t step);
 // Writes the mark `verified` with the manifest's hash, then points `latest` at the step.
 void mark_verified(const fs::path& run_dir, std::int64_t step, const std::string& manifest_hash);
-// Points the link RUN/`name` at a step, in place of where it pointed.
-void point_link(const fs::path& run_dir, const char* name, std::int64_t step);
+// Points RUN/best at the step, unless it does or the step is not there and verified.
+void link_best(const fs::path& run_dir, std::int64_t step);
 // Deletes checkpoints older than the `keep` newest verified ones up to `step`, but for the one that
-// RUN/best names. Those of later
-// steps (left by a run that went back) are not counted and not touched.
+// RUN/best names. Those of later steps (left by a run that went back) are not counted and not
+// touched.
 void delete_older(const fs::path& run_dir, std::int64_t step, int keep);
 
 }  // namespace weft::checkpoint

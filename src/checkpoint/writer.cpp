@@ -266,7 +266,7 @@ void CheckpointWriter::State::write_all() {
   }
   const Outcome tidy = attempt([&] {
     fs::remove_all(temporary());
-    if (best) point_link(run_dir, "best", manifest.info.step);
+    if (best) link_best(run_dir, manifest.info.step);
     delete_older(run_dir, manifest.info.step, keep);
   });
   if (!tidy.ok()) log::warn("older checkpoints stay: {}", tidy.error);

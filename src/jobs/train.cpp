@@ -52,6 +52,8 @@ class HeldOutLoss {
     work_ = std::make_unique<Validation>(*set_, trainer_.communicator(),
                                          Validation::Groups{g.own, g.count, rank % g.ranks});
     if (!trainer_.first_rank()) return;
+    // A job may have died between a save and the link.
+    if (deck_.train.keep_best) checkpoint::link_best(deck_.run.dir, history_.best_step);
     log::info("held out  {}, measured every {}", counted(set_->items().size(), "sample"),
               counted(validation_.every, "step"));
     // The line of a step stands before the checkpoint of that step.
