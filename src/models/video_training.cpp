@@ -88,7 +88,7 @@ void ClipLatents::make(const Bucket& bucket, const Tensor& clip, std::uint64_t s
                        std::uint64_t sample, Tensor& x0) const {
   const Shape stored{bucket.channels, bucket.frames, bucket.height, bucket.width};
   const bool encode = encodes(bucket), draw = posterior_ == Posterior::draw;
-  // A plan reads no weights (load()), but counts what a codec takes that has them.
+  // `weft plan` loads no weights: its dry run needs their places alone.
   if (encode && ops::planning() && !codec_->params().all().front()->value.defined() &&
       !codec_->params().all().front()->working.defined())
     codec_->params().allocate_for_inference(codec_->bf16());
